@@ -89,8 +89,7 @@ names. A flag wins over the environment, the environment over the file. A flag t
 repeated; in the environment its values stand with commas between them, or as a JSON list. Bytes may be given as
 `512MiB` or `2GiB`; `--no-` before its name turns a flag off. A wrong value ends the start with exit code 2 and a line
 that names the flag, the value and what is allowed. `LORA_SERVE_KERNELS`, a variable that is no flag, takes a lower
-level of the CPU's kernels than the processor's best: [numbers and kernels](../how-to/kernels.md) says what it and
-`--dtype` do, [guessed tokens](../how-to/speculation.md) what `--speculate` does."""
+level of the CPU's kernels than the processor's best. See [numbers and kernels](../how-to/kernels.md)."""
 
 
 def vllm_flags_page() -> str:

@@ -30,6 +30,7 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected: little of that is garbage, and looking for it takes a fifth of the time
     settings.load_profile("default" if is_default(config) else "nightly")
 
 
@@ -44,6 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Python's collector need not look at all that was imported each time."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

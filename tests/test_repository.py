@@ -161,10 +161,14 @@ def test_every_flag_in_the_readme_is_a_setting() -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
 
 
-def test_readme_asks_adapters_that_are_bundled() -> None:
-    models = set(re.findall(r'"model": "([\w/-]+)", "temperature"|ask\("([\w/-]+)"', read("README.md")))
-    names = {first or second for first, second in models}
-    assert len(names) == 2
+def test_readme_asks_adapters_that_are_bundled_or_registered_there() -> None:
+    text = read("README.md")
+    models = re.findall(r'"model": "([\w/-]+)", "temperature"|ask\("([\w/-]+)"', text)
+    registered = dict(re.findall(r'"id": "([\w/-]+)", "source": "lora_serve/demo_data/adapters/([\w/-]+)"', text))
+    asked = {first or second for first, second in models}
+    names = {registered.get(name, name) for name in asked}
+    assert len(names) == 3
+    assert "acme/support" in asked.intersection(registered)
     for name in names:
         assert (ROOT / "lora_serve" / "demo_data" / "adapters" / name).is_dir(), name
 

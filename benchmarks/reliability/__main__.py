@@ -2,12 +2,13 @@
 
     python -m benchmarks.reliability [--answers 20000] [--disconnects 5000] [--soak-minutes 10] [--out FILE] [--no-docs]
 
-Every answer is compared with transformers (one adapter merged at a time) and PEFT. Each part runs a server of its own
+Every answer is compared with transformers (one adapter merged at a time) and PEFT; in bfloat16, where rounding may
+choose another token, with the server's own of one request at a time, to the bit. Each part runs a server of its own
 on a tiny random model: the races with 1, 2 and 4 slots for 64 adapters (the engine in the server and in a process of
 its own) while ids are registered and deleted; the storm of clients that hang up at any moment; ten times the requests
-that may wait; and a soak of races and disconnects during which memory, descriptors and threads are read every few
-seconds: their slope is that of a least-squares line through the second half. Exit code 1 if one answer was wrong,
-something stayed behind, or memory grew. The figures go into FILE and, between two marks, into
+that may wait; and a soak of races and disconnects, in float32 and in bfloat16, during which memory, descriptors and
+threads are read every few seconds: their slope is that of a least-squares line through the second half. Exit code 1 if
+one answer was wrong, something stayed behind, or memory grew. The figures go into FILE and, between two marks, into
 docs/explanation/reliability.md.
 """
 
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "races": races(site, options.answers),
             "disconnects": disconnects(site, options.disconnects),
             "overload": overload(site),
-            "soak": soak(site, options.soak_minutes),
+            "soaks": [soak(site, options.soak_minutes, dtype) for dtype in ("float32", "bfloat16")],
         }
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     if not options.no_docs:

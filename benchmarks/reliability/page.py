@@ -15,19 +15,22 @@ MAX_SLOPE = 1.0  # MiB of memory per minute; a leak of 1 KiB per request is seve
 def failures(report: dict[str, Any]) -> list[str]:
     """What must not be; empty: the server withstood it all."""
     found = [f"wrong answers: {part}" for part in report["races"] if part["wrong"]]
-    storm, flood, long = report["disconnects"], report["overload"], report["soak"]
+    storm, flood = report["disconnects"], report["overload"]
     if storm["canary_faults"] or storm["descriptors"][1] > storm["descriptors"][0] + 8:
         found.append(f"disconnects: {storm}")
     if flood["canary_faults"] or set(flood["statuses"]) - {"200", "429", "503"}:
         found.append(f"overload: {flood}")
-    if long["wrong"] or long["memory_slope_mib_per_minute"] > MAX_SLOPE or long["descriptor_slope_per_minute"] > 1:
-        found.append(f"soak: { {name: value for name, value in long.items() if name != 'samples'} }")
+    found += [
+        f"soak: { {name: value for name, value in long.items() if name != 'samples'} }"
+        for long in report["soaks"]
+        if long["wrong"] or long["memory_slope_mib_per_minute"] > MAX_SLOPE or long["descriptor_slope_per_minute"] > 1
+    ]
     return found
 
 
 def table(report: dict[str, Any]) -> str:
     """The figures as Markdown."""
-    storm, flood, long = report["disconnects"], report["overload"], report["soak"]
+    storm, flood = report["disconnects"], report["overload"]
     rows = [
         _row(
             f"{part['answers']} answers (`--engine {part['engine']}`), {NUM_ADAPTERS} adapters on {part['slots']} "
@@ -46,15 +49,17 @@ def table(report: dict[str, Any]) -> str:
     )
     statuses = ", ".join(f"{count} x {status}" for status, count in flood["statuses"].items())
     rows.append(_row(f"{flood['requests']} requests at once where 64 may wait", statuses))
-    (first, last), (fewest, most) = long["memory_mib"], long["threads"]
-    rows.append(
-        _row(
-            f"soak of {long['minutes']:g} minutes: races and hang-ups",
-            f"{long['answers']} answers, {long['wrong']} wrong; memory {first:.0f} to {last:.0f} MiB, slope "
-            f"{long['memory_slope_mib_per_minute']:+.2f} MiB/min; threads {fewest:.0f} to {most:.0f}",
-        )
-    )
+    rows += [_soak_row(long) for long in report["soaks"]]
     return "\n".join(["| what | came of it |", "|---|---|", *rows])
+
+
+def _soak_row(long: dict[str, Any]) -> str:
+    (first, last), (fewest, most) = long["memory_mib"], long["threads"]
+    return _row(
+        f"soak of {long['minutes']:g} minutes in {long['dtype']}: races and hang-ups",
+        f"{long['answers']} answers, {long['wrong']} wrong; memory {first:.0f} to {last:.0f} MiB, slope "
+        f"{long['memory_slope_mib_per_minute']:+.2f} MiB/min; threads {fewest:.0f} to {most:.0f}",
+    )
 
 
 def _row(what: str, came: str) -> str:

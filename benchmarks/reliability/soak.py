@@ -12,17 +12,20 @@ from benchmarks.reliability.races import figures_of
 from benchmarks.reliability.site import ADMIN, Site, usage_of
 from benchmarks.reliability.storms import hang_up
 from lora_serve.commands.server_process import ServerProcess
-from tests.canary.races import Outcome, race
+from tests.canary.races import Field, Outcome, quiet_field, race
 
 SAMPLE_SECONDS = 5.0
 
 
-def soak(site: Site, minutes: float) -> dict[str, Any]:
-    """Races and hang-ups together, while the process is watched."""
-    with site.server("soak", "--max-loras", "4", "--max-cpu-loras", "6", modules=True) as process:
-        samples, outcome = asyncio.run(_soak(site, process, minutes * 60))
+def soak(site: Site, minutes: float, dtype: str) -> dict[str, Any]:
+    """Races and hang-ups together, while the process is watched. In bfloat16 answers must be the bits of quiet ones."""
+    flags = ("--dtype", dtype, "--max-loras", "4", "--max-cpu-loras", "6")
+    with site.server(f"soak-{dtype}", *flags, modules=True) as process:
+        runners = site.runners if dtype == "float32" else asyncio.run(quiet_field(process.url, ADMIN, site.runners))
+        samples, outcome = asyncio.run(_soak(runners, process, minutes * 60))
     half = samples[len(samples) // 2 :]
     return {
+        "dtype": dtype,
         "minutes": minutes,
         **figures_of(outcome),
         "memory_mib": [round(samples[0]["memory"], 1), round(samples[-1]["memory"], 1)],
@@ -34,7 +37,7 @@ def soak(site: Site, minutes: float) -> dict[str, Any]:
     }
 
 
-async def _soak(site: Site, process: ServerProcess, seconds: float) -> tuple[list[dict[str, float]], Outcome]:
+async def _soak(runners: Field, process: ServerProcess, seconds: float) -> tuple[list[dict[str, float]], Outcome]:
     samples: list[dict[str, float]] = []
     total, started = Outcome(), time.monotonic()
 
@@ -52,7 +55,7 @@ async def _soak(site: Site, process: ServerProcess, seconds: float) -> tuple[lis
     beside = [asyncio.create_task(watch()), asyncio.create_task(leave())]
     seed = 100
     while time.monotonic() - started < seconds:
-        _add(total, await race(process.url, ADMIN, site.runners, 1000, seed=seed))
+        _add(total, await race(process.url, ADMIN, runners, 1000, seed=seed))
         seed += 1
     for task in beside:
         task.cancel()

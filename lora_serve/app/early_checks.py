@@ -25,7 +25,7 @@ from lora_serve.tenancy.authentication.admin_key import check_key_file
 def check_start(settings: Settings) -> None:
     """Tries the port, the store's lock and the files, and lets go of them: `launch` takes them in earnest later.
 
-    Raises ConfigError.
+    Raises ConfigError and ModelError.
     """
     _check_extras(settings)
     with bound_socket(settings.host, settings.port) as listener:
@@ -52,6 +52,10 @@ def _check_model(settings: Settings) -> None:
         raise ConfigError(f"--model: {file} cannot be read as JSON: {str(error)[:200]}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"--model: {file} holds no object, so it is not a model's")
+    text = content.get("text_config", content)
+    known = text.get("max_position_embeddings") if isinstance(text, dict) else None
+    if type(known) is int and known > 0:  # else the model's class has the number, or says how it is called
+        settings.model_slice().length(known)
 
 
 def _check_template(settings: Settings) -> None:

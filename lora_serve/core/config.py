@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_serve.core.errors import ModelError
 from lora_serve.core.tenant import Role
 from lora_serve.core.web_origin import Origin
 
@@ -26,6 +27,12 @@ class ModelConfig:
     pooling: str = "auto"  # "auto": as the checkpoint says, or "cls", "mean", "last"
     fuse_layers: bool = True  # replace layers by fused kernels where they prove to compute the same
     cuda_graphs: bool = True  # capture decode steps, on devices that can
+
+    def length(self, known: int) -> int:
+        """Tokens of prompt and answer together, of a model that knows `known` positions. Raises ModelError."""
+        if self.max_model_len is not None and self.max_model_len > known:
+            raise ModelError(f"--max-model-len {self.max_model_len}: this model knows {known} positions at most")
+        return self.max_model_len or known
 
 
 @dataclass(frozen=True, slots=True)

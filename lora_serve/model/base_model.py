@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
 
 from lora_serve.core.config import ModelConfig
-from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.attention import Attention, AttentionSettings, create_attention
 from lora_serve.model.fusion.fuse import fuse
@@ -118,8 +117,6 @@ def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) ->
     module = found.module
     text = module.config.get_text_config()
     limit = int(getattr(text, "max_position_embeddings", 0) or 2048)
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise ModelError(f"--max-model-len {config.max_model_len}: this model knows {limit} positions at most")
     eos = module.generation_config.eos_token_id if module.generation_config is not None else None
     eos = eos if eos is not None else text.eos_token_id
     embedding = module.get_input_embeddings()
@@ -128,7 +125,7 @@ def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) ->
         name=config.model,
         architecture=type(module).__name__,
         vocab_size=int(text.vocab_size),
-        max_model_len=config.max_model_len or limit,
+        max_model_len=config.length(limit),
         eos_token_ids=tuple(token for token in _listed(eos) if 0 <= token < int(text.vocab_size)),
         num_layers=text.num_hidden_layers,
         linears=observation.linears,

@@ -10,7 +10,7 @@ from aiohttp.typedefs import Middleware
 from lora_serve.server.context import add_headers
 from lora_serve.server.guards.access import WRONG_KEYS, guarded
 from lora_serve.server.guards.browser_guard import BrowserGuard
-from lora_serve.server.middleware import answer
+from lora_serve.server.middleware import PROBED, answer
 from lora_serve.server.route import ROUTES
 from lora_serve.server.routes import TABLE
 from lora_serve.server.services import SERVICES, Services
@@ -33,6 +33,7 @@ def build_app(services: Services) -> web.Application:
         around.insert(1, traced(services.traces))
     app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES], app[CONNECTIONS], app[ROUTES] = services, connections, TABLE
+    app[PROBED] = {}
     app[WRONG_KEYS] = WrongKeys(services.config.attempts.wrong_keys)
     app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching, probing))
     app.on_response_prepare.append(add_headers)

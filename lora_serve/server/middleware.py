@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -16,6 +17,7 @@ from lora_serve.server.guards.auditing import audited
 from lora_serve.server.route import ROUTES, Route
 from lora_serve.server.services import SERVICES
 
+PROBED = web.AppKey("probed", dict[str, int])  # the last status that each probe was answered
 access_log = logging.getLogger("lora_serve.access")
 
 
@@ -24,6 +26,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its id, turn errors into answers, and write one line of log."""
     context = request[CONTEXT] = RequestContext()
     status = CLIENT_LEFT
+    route: Route | None = None
     with logged_with(context.log_fields):
         try:
             route = request.app[ROUTES].find(request)
@@ -34,7 +37,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             status = response.status
             return response
         finally:
-            _log(request, context, status)
+            _log(request, context, route, status)
 
 
 async def _respond(
@@ -55,9 +58,18 @@ async def _respond(
         return refused.response(None if form is None else form(refused, context.request_id))
 
 
-def _log(request: web.Request, context: RequestContext, status: int) -> None:
+def _is_repeated(request: web.Request, route: Route | None, status: int) -> bool:
+    """True for a probe that was answered the same before; a server's first probe finds it well, or it is news."""
+    if route is None or not route.is_probe:
+        return False
+    probed = request.app[PROBED]
+    before, probed[route.path] = probed.get(route.path, HTTPStatus.OK), status
+    return status == before
+
+
+def _log(request: web.Request, context: RequestContext, route: Route | None, status: int) -> None:
     """No query string, no body, no header: they may hold what is not ours to keep."""
-    is_quiet = context.is_noise or (request.path in request.app[ROUTES].probe_paths and status < 400)
+    is_quiet = _is_repeated(request, route, status) or context.is_noise
     milliseconds = (time.monotonic() - context.started) * 1000
     path = request.rel_url.raw_path  # percent-encoded, so no line break can get in
     access_log.log(

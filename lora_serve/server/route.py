@@ -54,7 +54,7 @@ class Route:
     event: type[BaseModel] | None = None  # the schema of one event of a stream
     tasks: tuple[Task, ...] = ()  # of the served model; empty: any
     refusal: Refusal | None = None  # the form of its errors; None: OpenAI's
-    is_probe: bool = False  # called every few seconds: logged only if refused, never traced
+    is_probe: bool = False  # called every few seconds: logged only if its status changes, never traced
 
     @property
     def schemas(self) -> tuple[type[BaseModel], ...]:

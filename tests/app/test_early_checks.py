@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from lora_serve.app.early_checks import check_start
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings
+from lora_serve.model.base_model import load_model
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,46 @@ def test_missing_package_is_named_with_its_extra(
     settings = Settings(model=str(tmp_path), store=tmp_path / "store", port=0, **flags)
     with pytest.raises(ConfigError, match=rf"--{next(iter(flags)).replace('_', '-')}.*'lora-serve\[{extra}\]'"):
         check_start(settings)
+
+
+DEMO = Path(__file__).parents[2] / "lora_serve/demo_data/model"
+
+
+def test_more_positions_than_the_model_has_are_refused_in_the_words_of_the_load(tmp_path: Path) -> None:
+    known = json.loads((DEMO / "config.json").read_text())["max_position_embeddings"]
+    settings = Settings(model=str(DEMO), store=tmp_path / "store", port=0, max_model_len=known + 1)
+    with pytest.raises(ModelError) as late:
+        load_model(settings.model_slice())
+    with pytest.raises(ModelError) as early:
+        check_start(settings)
+    assert str(early.value) == str(late.value)
+    assert f"--max-model-len {known + 1}: this model knows {known} positions" in str(early.value)
+    check_start(settings.model_copy(update={"max_model_len": known}))
+
+
+@pytest.mark.parametrize(
+    ("config", "is_refused"),
+    [
+        ({"max_position_embeddings": 64}, True),
+        ({"text_config": {"max_position_embeddings": 64}, "max_position_embeddings": 512}, True),
+        ({"text_config": {"max_position_embeddings": 512}, "max_position_embeddings": 64}, False),
+        ({"text_config": {}, "max_position_embeddings": 64}, False),
+        ({"text_config": None, "max_position_embeddings": 64}, False),
+        ({"n_positions": 64}, False),
+        ({"max_position_embeddings": None}, False),
+        ({"max_position_embeddings": 0}, False),
+        ({"max_position_embeddings": "64"}, False),
+        ({"max_position_embeddings": True}, False),
+    ],
+)
+def test_positions_are_only_held_against_a_number_that_the_file_has_for_the_text(
+    config: dict[str, object], is_refused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = Settings(model=str(tmp_path), store=tmp_path / "store", port=0, max_model_len=100)
+    refused = False
+    try:
+        check_start(settings)
+    except ModelError:
+        refused = True
+    assert refused == is_refused

@@ -102,15 +102,13 @@ def test_model_that_asks_for_more_than_a_lean_load_gives_is_loaded_the_ordinary_
 SERVED_BESIDE = ("lora_serve.app.serving", "lora_serve.server.app", "lora_serve.server.routes", "prometheus_client")
 BEFORE_THE_LOAD = """
 import json, sys
-import lora_serve.app.launch, lora_serve.engine_host.hosts.{engine}
+import lora_serve.app.launch, lora_serve.engine_host.hosts.process, lora_serve.engine_host.hosts.thread
 print(json.dumps(sorted(sys.modules)))
 """
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
-def test_web_floor_is_not_imported_before_the_model_begins_to_load(engine: str) -> None:
-    script = BEFORE_THE_LOAD.format(engine=engine)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+def test_web_floor_is_not_imported_before_the_model_begins_to_load() -> None:
+    done = subprocess.run([sys.executable, "-c", BEFORE_THE_LOAD], capture_output=True, text=True, check=True)
     assert set(json.loads(done.stdout)).isdisjoint(SERVED_BESIDE)
     assert all(importlib.util.find_spec(name) for name in SERVED_BESIDE)
 
@@ -162,21 +160,25 @@ import sys
 from pathlib import Path
 from lora_serve.core.settings import Settings
 from lora_serve.model.build import build_model
-settings = Settings(model=sys.argv[1], dtype="bfloat16", max_model_len=64, kv_cache_memory=2**20)
-parts = build_model(settings.model_slice(), settings.engine_slice(), 1)
-print(parts.spec.dtype, ".safetensors" in Path("/proc/self/maps").read_text())
+for model in sys.argv[1:]:
+    settings = Settings(model=model, dtype="bfloat16", max_model_len=64, kv_cache_memory=2**20)
+    parts = build_model(settings.model_slice(), settings.engine_slice(), 1)
+    print(parts.spec.dtype, ".safetensors" in Path("/proc/self/maps").read_text())
 """
 
 
-@pytest.mark.parametrize("ties", [False, True])
-def test_weights_in_panels_leave_no_file_in_memory(ties: bool, tmp_path: Path) -> None:
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
-        tie_word_embeddings=ties,
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
-    done = subprocess.run([sys.executable, "-c", PACKS, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["bfloat16", "False"], done.stderr
+def test_weights_in_panels_leave_no_file_in_memory(tmp_path: Path) -> None:
+    folders = {ties: tmp_path / f"{ties}" for ties in (False, True)}
+    for ties, folder in folders.items():
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
+            tie_word_embeddings=ties,
+        )  # fmt: skip
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    done = subprocess.run(
+        [sys.executable, "-c", PACKS, *map(str, folders.values())], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["bfloat16", "False"] * 2, done.stderr
 
 
 def test_server_with_its_engine_on_a_thread_reads_the_tokenizer_once(

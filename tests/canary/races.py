@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import torch
@@ -27,7 +28,7 @@ PROMPTS = tuple(tuple(random.Random(number).randint(10, 250) for _ in range(5 + 
 NUM_CHURNING = 6  # ids whose content changes all the time
 NOT_NOW = (404, 409, 503)  # of an id that comes and goes
 
-Truth = tuple[tuple[int, ...], torch.Tensor]  # tokens, their log-probabilities
+Truth = tuple[tuple[int, ...], torch.Tensor]  # tokens, their log-probabilities; or those that a server showed
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Field:
 
     folders: Mapping[str, Path]  # by id
     truths: Mapping[str, Sequence[Truth]]  # by digest ("base": of the base), one per prompt
+    near: float = NEAR  # the greatest mean |difference| of log-probabilities
 
     @property
     def names(self) -> list[str]:
@@ -74,6 +76,27 @@ def _truth(plain: torch.nn.Module, folder: Path | None, prompt: Sequence[int]) -
     return tuple(ids[len(prompt) :]), torch.stack(logprobs)
 
 
+async def quiet_field(url: str, admin: Mapping[str, str], runners: Field) -> Field:
+    """The same adapters with the server's own answers, one request at a time: in a race they are the same bits."""
+    outcome, truths = Outcome(), dict[str, list[Truth]]()
+    async with aiohttp.ClientSession(url, headers=admin) as session:
+        for name, folder in runners.folders.items():
+            await _register(session, admin, name, folder, outcome)
+        assert outcome.wrong == []
+        for name in (BASE, *runners.folders):
+            for number in range(len(PROMPTS)):
+                async with session.post("/v1/completions", json=_question(name, number)) as response:
+                    assert response.status == 200, await response.text()
+                    truths.setdefault(response.headers["X-Adapter-Digest"], []).append(await _shown(response))
+    return Field(runners.folders, truths, near=0.0)
+
+
+def same_tokens(one: Field, other: Field) -> float:
+    """The share of answers with the same tokens in both."""
+    pairs = [pair for digest, truths in one.truths.items() for pair in zip(truths, other.truths[digest], strict=True)]
+    return sum(mine[0] == theirs[0] for mine, theirs in pairs) / len(pairs)
+
+
 async def race(
     url: str, admin: Mapping[str, str], runners: Field, num_answers: int, seed: int = 0, num_users: int = 12
 ) -> Outcome:
@@ -105,11 +128,7 @@ async def _use(
     names = runners.names
     while outcome.num_answers < num_answers or not outcome.num_deletions:
         name, number = generator.choice(names), generator.randrange(len(PROMPTS))
-        body = {
-            "model": name, "prompt": PROMPTS[number], "max_tokens": NEW_TOKENS, "temperature": 0, "logprobs": 0,
-            "ignore_eos": True, "return_tokens_as_token_ids": True,
-        }  # fmt: skip
-        async with session.post("/v1/completions", json=body) as response:
+        async with session.post("/v1/completions", json=_question(name, number)) as response:
             if name.startswith("churn/") and response.status in NOT_NOW:
                 outcome.num_gone += 1
                 continue
@@ -119,16 +138,29 @@ async def _use(
             outcome.wrong.append(f"{name}, prompt {number}: {fault}")
 
 
+def _question(name: str, number: int) -> dict[str, Any]:
+    return {
+        "model": name, "prompt": PROMPTS[number], "max_tokens": NEW_TOKENS, "temperature": 0, "logprobs": 0,
+        "ignore_eos": True, "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+
+
 async def _fault(response: aiohttp.ClientResponse, runners: Field, number: int) -> str:
     if response.status != 200:
         return f"status {response.status}: {(await response.text())[:200]}"
-    shown = (await response.json())["choices"][0]["logprobs"]
     tokens, logprobs = runners.truths[response.headers["X-Adapter-Digest"]][number]
-    found = tuple(int(token.removeprefix("token_id:")) for token in shown["tokens"])
+    found, shown = await _shown(response)
     if found != tokens:
         return f"{found} instead of {tokens}"
-    distance = (torch.tensor(shown["token_logprobs"]) - logprobs).abs().mean().item()
-    return "" if distance < NEAR else f"log-probabilities are off by {distance:.4f}"
+    distance = (shown - logprobs).abs().mean().item()
+    return "" if distance <= runners.near else f"log-probabilities are off by {distance:.2g}"
+
+
+async def _shown(response: aiohttp.ClientResponse) -> Truth:
+    shown = (await response.json())["choices"][0]["logprobs"]
+    return tuple(int(token.removeprefix("token_id:")) for token in shown["tokens"]), torch.tensor(
+        shown["token_logprobs"]
+    )
 
 
 async def _churn(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lora_serve.engine.policies as package
@@ -22,6 +22,7 @@ from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.sequence import Sequence
 from tests.engine.policies.traffic import STEP, policy_of, timed_world, waiting
 from tests.engine.world import World, adapter
+from tests.tiers import num_examples
 
 FOLDER = Path(str(package.__file__)).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "base"))
@@ -196,6 +197,7 @@ class Idle(Watched):
 
 
 @every_policy
+@settings(max_examples=num_examples() // 2)
 @given(st.data())
 def test_batch_is_never_smaller_than_it_could_be(name: str, data: st.DataObject) -> None:
     world, clock = timed_world(
@@ -230,6 +232,7 @@ def test_batch_is_never_smaller_than_it_could_be(name: str, data: st.DataObject)
 
 
 @every_policy
+@settings(max_examples=num_examples() // 2)
 @given(st.data())
 def test_nobody_starves_however_much_others_are_preferred(name: str, data: st.DataObject) -> None:
     """One of the lowest class, without a deadline, of an account of no weight, for an adapter that is not here, and a

@@ -20,7 +20,9 @@ DOCUMENTS = sorted(
     ]
 )
 FILES = [
-    str(file) for folder in ("lora_serve", "tests", "scripts", "benchmarks") for file in (ROOT / folder).rglob("*.*")
+    str(file)
+    for folder in ("lora_serve", "tests", "scripts", "benchmarks", "deploy")
+    for file in (ROOT / folder).rglob("*.*")
 ]
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 
@@ -111,7 +113,17 @@ def test_files_that_are_named_exist(document: str) -> None:
         assert any(file.endswith(f"/{name}") for file in FILES), f"{document} names {name}"
 
 
-OTHERS = {"--build", "--appendonly", "--maxmemory-policy", "--daemonize"}  # docker's, redis-server's
+# docker's, redis-server's, systemctl's, kubectl's, helm's
+OTHERS = {
+    "--build",
+    "--appendonly",
+    "--maxmemory-policy",
+    "--daemonize",
+    "--now",
+    "--from-literal",
+    "--cascade",
+    "--set",
+}
 
 
 def test_flags_that_are_named_exist() -> None:

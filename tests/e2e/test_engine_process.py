@@ -191,6 +191,7 @@ def test_while_there_is_no_engine_the_server_says_when_to_come_again(hosted: Ser
     until_replaced(hosted, old)
 
 
+@pytest.mark.nightly  # by day: tests/engine_host/test_supervisor.py
 def test_a_hung_engine_is_killed_and_replaced(site: Site) -> None:
     arguments = flags(site, "hung-store", "--engine-step-timeout", "1")
     with ServerProcess(arguments, site.root / "hung-log") as process:

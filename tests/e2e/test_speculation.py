@@ -17,7 +17,6 @@ import lora_serve
 from lora_serve.core.memory import ActivationModel
 from lora_serve.core.request import InferenceRequest, TokenGrammar
 from lora_serve.core.stats import EngineStats
-from lora_serve.engine.speculation import drafter
 from lora_serve.engine.speculation.drafter import Drafter
 from lora_serve.model.attention import varlen
 from lora_serve.model.memory.setup import ActivationProbe
@@ -97,7 +96,7 @@ def told(monkeypatch: pytest.MonkeyPatch, answers: Sequence[list[int]], wrong: i
         known = self._tokens
         following = next((tokens[len(known) :] for tokens in answers if tokens[: len(known)] == known), [])
         guesses = [token if (len(known) + i) % 7 else wrong for i, token in enumerate(following[:most])]
-        self._candidates, self._draft = [], [drafter._Candidate(token, 0) for token in guesses]
+        self.guesses, self._draft = [], [(token, 0) for token in guesses]
         return [1.0] * len(guesses)
 
     monkeypatch.setattr(Drafter, "draft", draft)

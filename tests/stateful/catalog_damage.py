@@ -10,6 +10,8 @@ from pathlib import Path
 import redis
 
 NAME = "catalog.sqlite3"
+NAMES_OF_COMMITS = ("lora_serve:registry:heads", "lora_serve:registry:changes")
+POSITION = "lora_serve:registry:position"
 Dumps = dict[bytes, bytes]
 
 
@@ -17,6 +19,7 @@ class SqliteDamage:
     """Of the catalog in a store folder that nobody has open."""
 
     kinds = ("none", "removed", "emptied", "truncated", "zeroed", "older", "write_ahead_log")
+    hides_the_fork = False
 
     def __init__(self, store: Path, draw: random.Random) -> None:
         self._store = store
@@ -73,6 +76,9 @@ class RedisDamage:
         self._draw = draw
         self._redis = redis.Redis.from_url(url)
         self._older: Dumps | None = None
+        self._nameless_epoch = b""  # that of a registry whose commits' names since the older state are all gone
+        # Of the last damage: nothing tells whether the Redis that is back is an older state or went on from elsewhere.
+        self.hides_the_fork = False
 
     def close(self) -> None:
         self._redis.close()
@@ -80,8 +86,10 @@ class RedisDamage:
     def remember(self) -> None:
         keys = list(self._redis.scan_iter())
         self._older = {key: text for key in keys if (text := self._redis.dump(key)) is not None}
+        self._nameless_epoch = b""
 
     def do(self, kind: str) -> bool:
+        epoch, self.hides_the_fork = self._epoch(), False
         if kind == "none":
             return False
         if kind == "flushed":
@@ -94,10 +102,19 @@ class RedisDamage:
                 self._redis.restore(key, 0, text)
         else:
             self._remove_some(kind)
-        if self._draw.random() < 0.5:
+        keeps_mirror = self._draw.random() >= 0.5
+        if not keeps_mirror:
             for path in self._store.glob("mirror.sqlite3*"):
                 path.unlink()
+        if kind == "set_back":
+            self.hides_the_fork = keeps_mirror and epoch != b"" and epoch == self._nameless_epoch
+            self._nameless_epoch = b""
+        elif not keeps_mirror and not self._redis.exists(*NAMES_OF_COMMITS):
+            self._nameless_epoch = self._epoch()
         return True
+
+    def _epoch(self) -> bytes:
+        return self._redis.hget(POSITION, "epoch") or b""
 
     def _remove_some(self, kind: str) -> None:
         mine = {

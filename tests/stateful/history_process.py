@@ -16,15 +16,19 @@ from typing import Any
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary
+from lora_serve.adapters.catalog.journals import redis as journals_redis
 from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.redis_connection import connect
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import open_storage
+from lora_serve.adapters.stores import redis as stores_redis
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, ConfigError, ConflictError, InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from tests.adapters.registration.registering_process import Verifier, spec_from
 
+PATIENCE = 120.0  # seconds for an answer of Redis: on a busy machine it is late, and never away
 STATUSES = {AdapterNotFoundError: 404, ConflictError: 409, InvalidRequestError: 400}
 
 
@@ -131,7 +135,13 @@ def live(spec: ModelSpec, folders: Sequence[str], order: dict[str, Any]) -> None
         print("refused " + str(error).replace("\n", " "), flush=True)
 
 
+def wait_for_redis() -> None:
+    for module in (journals_redis, stores_redis):
+        module.connect = lambda url, _: connect(url, PATIENCE)  # type: ignore[attr-defined]
+
+
 def main(spec: str, *folders: str) -> None:
+    wait_for_redis()
     for line in sys.stdin:
         if (child := os.fork()) == 0:
             live(spec_from(spec), folders, json.loads(line))

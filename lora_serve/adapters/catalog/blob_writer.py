@@ -177,7 +177,7 @@ def _is_older(text: str, snapshot: Snapshot) -> bool:
     return record is None or record.position.epoch != own.epoch or record.position.generation <= own.generation
 
 
-def _difference(before: Snapshot, state: CatalogState, keys: Iterable[str] | None) -> _Work:
+def _difference(before: Snapshot, state: CatalogState, keys: Collection[str] | None) -> _Work:
     """The work that brings the records from `before` to `state`. `keys` of the changed records; None: unknown."""
     work, after = _Work(), state.snapshot
     for name in _changed(before, after, keys):
@@ -190,16 +190,19 @@ def _difference(before: Snapshot, state: CatalogState, keys: Iterable[str] | Non
     return work
 
 
-def _changed(before: Snapshot, after: Snapshot, keys: Iterable[str] | None) -> set[str]:
-    """The ids whose entries or aliases may have changed."""
+def _changed(before: Snapshot, after: Snapshot, keys: Collection[str] | None) -> Collection[str]:
+    """The ids whose entries or aliases may have changed. One that loses an alias comes after the one that gets it: if
+    the writer is killed between the two, some record still tells of the alias.
+    """
     if before.entries is after.entries and before.aliases is after.aliases:
-        return set()
+        return ()
     if keys is None:
         return {*before.entries, *after.entries}
-    names = {key.removeprefix(ADAPTER) for key in keys if key.startswith(ADAPTER)}
-    for alias in (key.removeprefix(ALIAS) for key in keys if key.startswith(ALIAS)):
-        names |= {table[alias].partition("@")[0] for table in (before.aliases, after.aliases) if alias in table}
-    return names
+    names = [key.removeprefix(ADAPTER) for key in keys if key.startswith(ADAPTER)]
+    aliases = [key.removeprefix(ALIAS) for key in keys if key.startswith(ALIAS)]
+    for table in (after.aliases, before.aliases):
+        names += [table[alias].partition("@")[0] for alias in aliases if alias in table]
+    return dict.fromkeys(names)
 
 
 def _digests(entry: CatalogEntry | None) -> frozenset[str]:

@@ -68,7 +68,7 @@ _IGNORED = (
     _ignored("--enable-lora", _ALWAYS, _SWITCH),
     _ignored("--uvicorn-log-level", _LOGS),
     _ignored("--disable-uvicorn-access-log", _LOGS, _SWITCH),
-    _ignored("--disable-access-log-for-endpoints", "probes are logged only if they are refused"),
+    _ignored("--disable-access-log-for-endpoints", "probes are logged only if their status changes"),
     _ignored("--disable-log-requests", "no prompt is ever logged", _SWITCH),
     _ignored("--enable-log-requests", "no prompt is ever logged", _SWITCH),
     _ignored("--enable-log-outputs", "no answer is ever logged", _SWITCH),

@@ -15,6 +15,7 @@ from lora_serve.engine.scheduling.continuation import Ends
 from lora_serve.engine.scheduling.step_rows import StepRows
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.speculation.acceptance import AcceptanceByOwner
+from lora_serve.engine.speculation.allowance import SHARE
 from lora_serve.engine.speculation.drafter import Drafter
 from lora_serve.engine.speculation.gain import DraftedStep, Gain, GainByRows
 from lora_serve.engine.speculation.habits import HabitsByOwner, Owner
@@ -36,8 +37,10 @@ class _Candidate:
 
     def count(self, price: float) -> int:
         """The guesses that are worth their time at `price` tokens a second."""
-        least = price * self.seconds
-        return next((i for i, rate in enumerate(self.rates) if rate <= least), len(self.rates))
+        least, count = price * self.seconds, len(self.rates)
+        while count and self.rates[count - 1] <= least:
+            count -= 1
+        return count
 
 
 class Drafting:
@@ -62,6 +65,9 @@ class Drafting:
         self._plain_seconds = 0.0  # that the present step would take without its drafts
         self._promise = 0.0  # of its drafts: the logarithm of the gain in tokens per second
         self._num_accepted = 0  # guesses of the present step
+        self._row_seconds = 0.0  # that a token of one row takes, when guesses were last looked for
+        self._guess_seconds = 0.0  # for one more token to be checked
+        self._row_share = 0.0  # of a row's seconds, what a row may take for guesses
         self._acceptance = AcceptanceByOwner()
         self._habits = HabitsByOwner()
         self._num_drafts = 0
@@ -95,23 +101,30 @@ class Drafting:
             return []
         if not self._is_auto:
             return self._chosen(running, rows)
-        self._gain = gain = self._gains.of({_owner(sequence)[0] for sequence in running}, len(running))
-        if not gain.may_look():
+        scopes = {sequence.request.cache_scope or sequence.request.tenant for sequence in running}
+        self._gain = gain = self._gains.of(scopes, len(running))
+        if not gain.begin_step():
             return []
         found = self._chosen(running, rows)
-        return found if gain.may_run(self._promise if found else None) else []
+        return found if found and gain.may_run(self._promise) else []
 
     def _chosen(self, running: Iterable[Sequence], rows: StepRows) -> list[tuple[Sequence, tuple[int, ...]]]:
+        if self._is_auto and not any(s.drafter is None or s.drafter.allowance.seconds > 0 for s in running):
+            return []  # most steps of text that cannot be guessed end here
         decoding = [sequence for sequence in running if _continues(sequence, rows)]
-        awake = [(s, drafter) for s in decoding if not (drafter := s.drafter or self._begin(s)).rests]
-        if not awake:
+        drafters = [(sequence, sequence.drafter or self._begin(sequence)) for sequence in decoding]
+        looking = [found for found in drafters if not self._is_auto or found[1].allowance.seconds > 0]
+        if not looking:
             return []
         num_kv = sum(len(sequence.token_ids) for sequence in decoding)
         load = StepLoad(len(decoding), len(decoding), rows.load.num_adapters, num_kv, num_kv)
         seconds = self._plain_seconds = self._cost.seconds(load)
+        self._row_seconds = seconds / len(decoding)
+        self._row_share = SHARE * self._row_seconds
         price = len(decoding) / seconds if self._is_auto else 0.0
-        candidates = self._candidates(awake, price, rows.budget)
-        price = self._best_price(candidates, len(decoding), seconds) if self._is_auto else price
+        candidates = self._candidates(looking, price, rows.budget)
+        if self._is_auto and candidates:
+            price = self._best_price(candidates, len(decoding), seconds)
         counted = ((candidate, candidate.count(price)) for candidate in candidates)
         return [(candidate.sequence, candidate.drafter.take(count)) for candidate, count in counted if count]
 
@@ -120,8 +133,11 @@ class Drafting:
         drafter = sequence.drafter
         if drafter is None:
             return
-        drafter.learn(num_before, is_last=is_last)
+        drafter.allowance.seconds += self._row_share
+        if drafter.guesses or is_last:
+            drafter.learn(num_before, is_last=is_last)
         if num_drafted:
+            drafter.allowance.earn(num_accepted * self._row_seconds - num_drafted * self._guess_seconds)
             self._num_drafts += 1
             self._num_accepted += num_accepted
             self._num_drafted += num_drafted
@@ -165,16 +181,19 @@ class Drafting:
             self._mode,
         )
 
-    def _candidates(self, awake: list[tuple[Sequence, Drafter]], price: float, budget: int) -> list[_Candidate]:
+    def _candidates(self, looking: list[tuple[Sequence, Drafter]], price: float, budget: int) -> list[_Candidate]:
         found, to_read = [], _READ_PER_STEP
         each = self._cost.coefficients
         per_token, per_pair = 1e-9 + each["draft_token"] + each["kv_token"], each["attended_pair"]
-        for sequence, drafter in awake:
+        self._guess_seconds = per_token
+        for sequence, drafter in looking:
             num_known = len(sequence.token_ids)
             left = min(sequence.num_steps_left, self._ends.max_model_len - num_known) - 1
             to_read -= drafter.read(min(to_read, _READ_PER_ROW))
             seconds = per_token + per_pair * num_known
             rates = drafter.draft(min(self._most, left, budget), price * seconds)
+            if self._is_auto:
+                drafter.allowance.pay_look(len(rates), len(looking))
             if rates:
                 found.append(_Candidate(sequence, drafter, seconds, rates))
         return found

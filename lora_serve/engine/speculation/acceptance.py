@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from lora_serve.engine.speculation.allowance import Allowance
 from lora_serve.engine.speculation.habits import LONGEST_STREAK, Owner
 from lora_serve.engine.speculation.lookup import LONGEST_MATCH
 
@@ -20,8 +21,6 @@ NUM_KINDS = LONGEST_MATCH + 2 * (LONGEST_STREAK + 1)
 _FORGETTING = 0.02  # weight of the newest guess, once there were enough
 _FIRST_WEIGHT = 3.0  # guesses that the first rates count as
 _MAX_OWNERS = 4096
-_FRUITLESS = 128  # times in a row that nothing was worth running, after which one answer in 8 is learned from
-_LEARN_EVERY = 8
 
 
 def kind_of_match(num_matched: int) -> int:
@@ -35,20 +34,17 @@ def kind_of_habit(num_tokens: int, streak: int) -> int:
 
 
 class Acceptance:
-    """The rates of one owner's guesses. Also a guess that was not run is compared with the token that came."""
+    """The rates of one owner's guesses, and the time that is left for them.
+
+    Also a guess that was not run is compared with the token that came.
+    """
 
     def __init__(self) -> None:
         self.rates = [*_FIRST_LOOKUPS, *_FIRST_HABITS, *_FIRST_HABITS]
         self._num_seen = [_FIRST_WEIGHT] * NUM_KINDS
         self.num_drafted = 0  # tokens that were run
         self.num_accepted = 0
-        self._num_answers = 0
-        self.num_fruitless = 0  # times in a row, over all rows, that no guess was worth running
-
-    def wants_answer(self) -> bool:
-        """True if habits should be learned from the next answer: of free text, there are none to be learned."""
-        self._num_answers += 1
-        return self.num_fruitless < _FRUITLESS or self._num_answers % _LEARN_EVERY == 0
+        self.allowance = Allowance()
 
     def note(self, kind: int, *, is_right: bool) -> None:
         """Learns from one guess."""

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 from lora_serve.engine.speculation.acceptance import Acceptance, kind_of_habit, kind_of_match
 from lora_serve.engine.speculation.habits import Habits
 from lora_serve.engine.speculation.lookup import LONGEST_MATCH, PromptLookup
 
-_PATIENCE = 4  # steps without a draft, after which some are passed over
-_PATIENCE_WITH_ALL = 32  # likewise over all rows of an adapter, for each step of rest
-_LONGEST_REST = 8  # steps
 _BATCH = 8  # tokens that habits are learned from at a time
 
-
-class _Candidate(NamedTuple):
-    token: int
-    kind: int
-    position: int = 0  # in the sequence, of a guess by look-up; 0: by habit
+Guess = tuple[int, int]  # a token and its kind
 
 
 class Drafter:
     """Guesses for one sequence. `token_ids` is its own list of prompt and output, which grows at its end only."""
 
     __slots__ = (
-        "_candidates", "_draft", "_ends", "_habits", "_lookup", "_num_fruitless", "_num_learned", "_resumes_at",
-        "_teaches", "_tokens",
-        "acceptance",
+        "_draft", "_ends", "_habits", "_lookup", "_num_learned", "_teaches", "_tokens", "acceptance", "allowance",
+        "guesses",
     )  # fmt: skip
 
     def __init__(
@@ -44,17 +35,11 @@ class Drafter:
         self._lookup = PromptLookup(token_ids)
         self._habits = habits
         self.acceptance = acceptance
-        self._candidates: list[_Candidate] = []  # for the next token
-        self._draft: list[_Candidate] = []  # as far as it was worked out
+        self.guesses: list[Guess] = []  # for the next token, of any kind
+        self._draft: list[Guess] = []  # the best for it and those after it
         self._num_learned = max(3, num_prompt)  # of the tokens, those that habits were learned from
-        self._num_fruitless = 0
-        self._teaches = acceptance.wants_answer()
-        self._resumes_at = len(token_ids) + min(_LONGEST_REST, acceptance.num_fruitless // _PATIENCE_WITH_ALL)
-
-    @property
-    def rests(self) -> bool:
-        """True if this step is passed over: a text that nothing can be guessed of should cost nothing."""
-        return len(self._tokens) < self._resumes_at
+        self.allowance = acceptance.allowance
+        self._teaches = self.allowance.seconds > 0
 
     def read(self, most: int) -> int:
         """Takes new tokens into the index, `most` at most; returns their number."""
@@ -67,87 +52,65 @@ class Drafter:
 
         Ends before a token whose probability is not above `least_rate`.
         """
-        self._draft = []
-        found = self._work_out(most, least_rate)
-        shared = self.acceptance
-        self._num_fruitless = 0 if found else self._num_fruitless + 1
-        shared.num_fruitless = 0 if found else shared.num_fruitless + 1
-        rest = max(self._num_fruitless - _PATIENCE, shared.num_fruitless // _PATIENCE_WITH_ALL)
-        self._resumes_at = len(self._tokens) + 1 + min(_LONGEST_REST, rest)
+        self.guesses, self._draft = [], []
+        found: list[float] = []
+        if len(self._tokens) >= 3:
+            self._work_out(found, most, least_rate)
         return found
 
-    def _work_out(self, most: int, least_rate: float) -> list[float]:
-        candidates = self._candidates = self._first()
-        if not candidates:
-            return []
+    def _work_out(self, found: list[float], most: int, least_rate: float) -> None:
         rates, probability = self.acceptance.rates, 1.0
-        found: list[float] = []
-        tail = tuple(self._tokens[-3:])
-        while candidates and len(found) < most:
-            best = max(candidates, key=lambda candidate: rates[candidate.kind])
-            probability *= rates[best.kind]
-            if probability <= least_rate or best.token in self._ends:
+        drafted: list[int] = []
+        one, two, three = self._tokens[-3:]
+        position, num_matched = self._lookup.guess() or (0, 0)
+        while len(found) < most:
+            following = self._habits_after(one, two, three)
+            copied = self._lookup.token_at(position, drafted) if position else None
+            if copied is not None:
+                following.append((copied, kind_of_match(num_matched)))
+            if not drafted:
+                self.guesses = following
+            if not following:
+                break
+            token, kind = best = max(following, key=lambda guess: rates[guess[1]])
+            probability *= rates[kind]
+            if probability <= least_rate or token in self._ends:
                 break
             found.append(probability)
             self._draft.append(best)
-            if len(found) < most:
-                tail = (*tail, best.token)[-3:]
-                candidates = self._next(best, tail)
-        return found
+            drafted.append(token)
+            one, two, three = two, three, token
+            if token == copied:
+                position, num_matched = position + 1, min(num_matched + 1, LONGEST_MATCH)
+            else:
+                position, num_matched = self._lookup.after(two, three), 2
 
     def take(self, count: int) -> tuple[int, ...]:
         """The first tokens of the draft that was worked out."""
         del self._draft[count:]
-        return tuple(candidate.token for candidate in self._draft)
+        return tuple(token for token, _ in self._draft)
 
     def learn(self, num_before: int, *, is_last: bool) -> None:
-        """Compares the tokens that came after the first `num_before` with the guesses, if there are any."""
-        if not self._candidates and not is_last:
-            return
-        tokens, num_known = self._tokens, len(self._tokens)
-        if self._candidates and num_known > num_before:
-            came = tokens[num_before]
-            for candidate in self._candidates:
-                if candidate.token in self._ends:
-                    continue  # it would not have been drafted
-                self.acceptance.note(candidate.kind, is_right=candidate.token == came)
-            for place, candidate in enumerate(self._draft[1 : num_known - num_before], num_before + 1):
-                self.acceptance.note(candidate.kind, is_right=candidate.token == tokens[place])
-            self._candidates, self._draft = [], []
+        """Compares the tokens that came after the first `num_before` with the guesses, if there were any."""
+        tokens, num_known, note = self._tokens, len(self._tokens), self.acceptance.note
+        if self.guesses and num_known > num_before:
+            for token, kind in self.guesses:
+                if token not in self._ends:  # which would not have been drafted
+                    note(kind, is_right=token == tokens[num_before])
+            for place, (token, kind) in enumerate(self._draft[1 : num_known - num_before], num_before + 1):
+                note(kind, is_right=token == tokens[place])
+            self.guesses, self._draft = [], []
         if self._teaches and (is_last or num_known >= self._num_learned + _BATCH):
+            self.allowance.pay_lesson(num_known - self._num_learned)
             for place in range(self._num_learned, num_known):
                 self._habits.learn(tokens[place - 3], tokens[place - 2], tokens[place - 1], tokens[place])
             self._num_learned = num_known
 
-    def _first(self) -> list[_Candidate]:
-        tokens = self._tokens
-        if len(tokens) < 3:
-            return []
-        one, two, three = tokens[-3:]
-        found = self._by_habit(one, two, three)
-        guess = self._lookup.guess()
-        if guess is not None:
-            position, num_matched = guess
-            found.append(_Candidate(tokens[position], kind_of_match(num_matched), position))
-        return found
-
-    def _next(self, last: _Candidate, tail: tuple[int, ...]) -> list[_Candidate]:
-        """Candidates behind a draft that ends with `last`."""
-        one, two, three = tail
-        found = self._by_habit(one, two, three)
-        if last.position:
-            drafted = [candidate.token for candidate in self._draft]
-            kind = min(last.kind + 1, kind_of_match(LONGEST_MATCH))
-            found.append(_Candidate(self._lookup.token_at(last.position + 1, drafted), kind, last.position + 1))
-        elif position := self._lookup.after(two, three):
-            found.append(_Candidate(self._tokens[position], kind_of_match(2), position))
-        return found
-
-    def _by_habit(self, one: int, two: int, three: int) -> list[_Candidate]:
+    def _habits_after(self, one: int, two: int, three: int) -> list[Guess]:
         after_three, after_two = self._habits.after(one, two, three)
         if after_two is None:
             return []
-        found = [_Candidate(after_two[0], kind_of_habit(2, after_two[1]))]
+        found = [(after_two[0], kind_of_habit(2, after_two[1]))]
         if after_three is not None:
-            found.append(_Candidate(after_three[0], kind_of_habit(3, after_three[1])))
+            found.append((after_three[0], kind_of_habit(3, after_three[1])))
         return found

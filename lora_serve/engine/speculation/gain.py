@@ -21,10 +21,7 @@ _PLAIN_LOSS, _PLAIN_DOUBTS = 0.1, 2.0  # as a logarithm, and in standard errors
 _LONGEST_TRIAL = 32  # steps with drafts, after which a gain that is still not sure is none
 _CONTROL_EVERY = 32  # steps, while drafts pay
 _FIRST_REST, _LONGEST_REST = 128, 2048  # steps after a trial that failed
-_LOOK_EVERY = 16  # steps of such a rest, whether drafts promise more
 _LEAST_HURDLE = 0.2  # logarithm of the gain promised; and by how much it rises each time that was not kept either
-_PATIENCE = 8  # steps that no draft was found for, until some are passed over
-_EACH_DOUBLING, _NUM_DOUBLINGS = 4, 5  # further such steps that double those, up to 32
 _MAX_GAINS = 4096
 _NORMAL = 1.4826 * 1.2533  # times the median deviation, over the root of the number: the standard error of a median
 
@@ -61,43 +58,26 @@ class Gain:
         self._next_rest = _FIRST_REST
         self._hurdle = 0.0  # promises above it end that rest
         self._num_early = 0  # such ends since drafts paid, or the rest was over
-        self._num_passed_over = 0  # steps that look for no drafts, as none were found
-        self._num_fruitless = 0
 
-    def may_look(self) -> bool:
-        """True if this step should look for drafts; asked once a step."""
-        self.is_control = False
+    def begin_step(self) -> bool:
+        """False if this step goes without drafts, as a control. Asked once a step."""
         if self._rest > 0:
             self._rest -= 1
             if self._rest == 0:
                 self._num_early = 0
-            if self._rest % _LOOK_EVERY:
-                return False
-        elif self._num_passed_over > 0:
-            self._num_passed_over -= 1
-            return False
+            self.is_control = False
         else:
             self._turn += 1
             is_due = self._turn % _CONTROL_EVERY == 0 if self._is_sure else self._is_plain_next
             self.is_control = is_due and bool(self._drafted)
         return not self.is_control
 
-    def may_run(self, promise: float | None) -> bool:
-        """True if drafts that promise so much may be run; None: none were found. Asked after each look."""
-        if promise is None:
-            self._pass_over()
-            return False
-        self._num_fruitless //= 2
+    def may_run(self, promise: float) -> bool:
+        """True if drafts that promise so much may be run; such as promise much end the rest after a failed trial."""
         if self._rest > 0 and promise > self._hurdle:
             self._rest = 0
             self._num_early += 1
         return self._rest == 0
-
-    def _pass_over(self) -> None:
-        """A look costs time, too: where nothing is found, they become rare."""
-        self._num_fruitless = min(self._num_fruitless + 1, _PATIENCE + _EACH_DOUBLING * _NUM_DOUBLINGS)
-        doublings = (self._num_fruitless - _PATIENCE) // _EACH_DOUBLING
-        self._num_passed_over = 0 if doublings < 0 else 1 << doublings
 
     def observe_plain(self, expected_seconds: float, seconds: float) -> None:
         """Takes in a step that went without drafts to be compared."""
@@ -149,7 +129,7 @@ class Gain:
 class GainByRows:
     """The gains in steps of 1 row, 2, 3 to 4, 5 to 8, ... of one tenant, each by itself, or of several together.
 
-    So the texts of a tenant decide nothing in steps that it has no rows in.
+    So the texts of a tenant decide nothing in steps of another alone. Steps of several share one verdict.
     """
 
     def __init__(self) -> None:

@@ -234,13 +234,11 @@ def spec_of(
     text = module.config.get_text_config()
     known = num_positions - layout.first_position if num_positions else getattr(text, "max_position_embeddings", 0)
     limit = int(min(known or 2048, plan.max_length or known or 2048))
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise ModelError(f"--max-model-len {config.max_model_len}: this model knows {limit} positions at most")
     return ModelSpec(
         name=config.model,
         architecture=type(module).__name__,
         vocab_size=int(text.vocab_size),
-        max_model_len=config.max_model_len or limit,
+        max_model_len=config.length(limit),
         eos_token_ids=(),
         num_layers=text.num_hidden_layers,
         linears=observation.linears,

@@ -13,6 +13,7 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from lora_serve.core.errors import DeviceMemoryError
+from lora_serve.model.system.container_memory import free_in_container
 
 R = TypeVar("R")
 _WORDS_OF_CPU = ("can't allocate memory", "DefaultCPUAllocator", "not enough memory")
@@ -26,7 +27,9 @@ def total_memory(device: torch.device) -> int:
 def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return _available_memory() or int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    machine = _available_memory() or int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    container = free_in_container()
+    return machine if container is None else min(machine, container)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -46,6 +46,7 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
         stats = None
     catalog, is_writable = services.catalog, services.store_problem is None
     others = (
+        _gauge("lora_serve_waiting_tokens", "Prompt tokens that wait.", services.client.gate.num_tokens),
         _gauge(
             "lora_serve_registry_generation",
             "Commits of the adapter registry known here.",

@@ -171,6 +171,36 @@ def test_what_is_registered_on_either_branch_is_there_and_the_living_ones_route_
     assert entry.default.digest == digest("c")
 
 
+def test_route_outlives_the_loss_of_the_names_of_commits_before_redis_is_set_back(
+    catalog: OpenCatalog, client: redis.Redis
+) -> None:
+    one = catalog("a")
+    one.add("x", version("0"))
+    old = Backup(client)
+    one.add("x", version("a"))
+    client.delete("t:registry:heads")
+    for lose in (lambda: None, old.restore):
+        lose()
+        one.ledger._away_since = 1.0  # as after any loss of the connection
+        one.refresh()
+    assert one.entry("x").default.digest == digest("a")
+
+
+def test_route_outlives_the_loss_of_that_hash_and_of_the_copy_in_one_blow(
+    catalog: OpenCatalog, client: redis.Redis, tmp_path: Path
+) -> None:
+    with closing(catalog("a")) as one:
+        one.add("x", version("0"))
+        old = Backup(client)
+        one.add("x", version("a"))
+    client.delete("t:registry:heads")
+    for path in (tmp_path / "a").glob("mirror.sqlite3*"):
+        path.unlink()
+    catalog("a").close()
+    old.restore()
+    assert catalog("a").entry("x").default.digest == digest("a")
+
+
 def test_records_that_vanish_without_a_commit_are_given_back(catalog: OpenCatalog, client: redis.Redis) -> None:
     one = catalog("a")
     one.add("x", version("a"))

@@ -255,6 +255,30 @@ def assert_newest_records_say_what_the_catalog_does(catalog: Catalog, store: Pat
         assert newest.aliases == catalog.snapshot.aliases_of(name)
 
 
+@pytest.mark.parametrize(("target", "later"), [("acme/x", "y"), ("y", "acme/x")])
+def test_alias_that_was_being_moved_is_there_after_a_rebuild(
+    filled: AdapterConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, later: str
+) -> None:
+    """Killed after the first of its records is in place; then an older catalog is put back."""
+    older = tmp_path / "older"
+    shutil.copyfile(filled.store / CATALOG, older)
+
+    def flush(path: Path) -> None:
+        if path.parent.name == "blobs":
+            raise KeyboardInterrupt
+
+    with open_registry(registries.at(filled.store), is_source=False) as place:
+        place.catalog.set_alias("other", target)
+        with monkeypatch.context() as patched:
+            patched.setattr(record_files, "flush", flush)
+            with pytest.raises(KeyboardInterrupt):
+                place.catalog.set_alias("other", later)
+    lose(filled.store)
+    shutil.copyfile(older, filled.store / CATALOG)
+    plan = rebuild_folder(filled.store, [], False, lambda done, total: None).plan
+    assert plan.aliases.get("other") in (target, later)
+
+
 def test_deleted_id_leaves_no_record_beside_what_others_name(filled: AdapterConfig) -> None:
     """`y` has the same content as the first version of `acme/x`."""
     with open_registry(registries.at(filled.store), is_source=False) as place:

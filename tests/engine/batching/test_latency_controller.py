@@ -15,9 +15,11 @@ from lora_serve.core.messages import Tune
 from lora_serve.engine.batching.latency_controller import LatencyController, RecentTimes, Running, StepLimits, reason_of
 from lora_serve.engine.batching.step_cost import StepCost
 from tests.engine.timed_world import Arrival, FastOutputs, p95
+from tests.tiers import by_tier
 
-PHASES = ((0.0, 1.0), (40.0, 2.0), (80.0, 1.0))  # from when on, times the rate
-END = 120.0
+PHASE = by_tier(25.0, 40.0)
+PHASES = ((0.0, 1.0), (PHASE, 2.0), (2 * PHASE, 1.0))  # from when on, times the rate
+END = 3 * PHASE
 SETTLING = 5.0  # seconds after a change of the load that are not counted
 
 
@@ -72,6 +74,7 @@ def by_phase(house: FastOutputs, kind: str) -> list[float]:
 # -- under a load that doubles and halves ----------------------------------------------------------------------
 
 
+@pytest.mark.search
 def test_inter_token_target_is_kept_where_fixed_chunks_miss_it_or_miss_the_first_token() -> None:
     target, load = 0.040, doubling(4.5, 160, 24)
     large = by_phase(play(load, max_num_batched_tokens=1024, prompt_stretch=0), "itl")
@@ -103,6 +106,7 @@ def test_inter_token_time_rests_at_the_target_when_there_is_more_to_do_than_it_a
     assert p95(gaps) == pytest.approx(target, rel=0.1)
 
 
+@pytest.mark.search
 def test_first_token_target_is_kept_by_the_window_where_fixed_windows_miss_it_or_take_more_steps() -> None:
     target, load = 0.200, doubling(25.0, 24, 1)
     long = play(load, batch_wait_ms=180)
@@ -114,6 +118,7 @@ def test_first_token_target_is_kept_by_the_window_where_fixed_windows_miss_it_or
     assert len(adaptive.batches) < 0.5 * len(none.batches)
 
 
+@pytest.mark.search
 def test_both_targets_are_kept_together() -> None:
     house = play(doubling(4.0, 160, 24), batch_wait_ms=100, latency_target_ms=600, inter_token_target_ms=45)
     assert all(value <= 0.66 for value in by_phase(house, "ttft")), by_phase(house, "ttft")

@@ -151,6 +151,24 @@ def test_answers_of_one_tenant_leave_no_guess_for_another() -> None:
         assert (found > 8) == (request_id == "b"), request_id
 
 
+@pytest.mark.parametrize("uses", [(), adapter("a")], ids=["base model", "shared adapter"])
+def test_texts_leave_no_guess_in_another_scope_or_under_another_digest(uses: Any) -> None:
+    """Another tenant's, or a tenant's that was made again under its old name; the adapter's next version."""
+    world = World(next_token=lambda key, tokens: (tokens[-1] * 7 + 11) % 1999, speculate="8")
+    scopes = ({"tenant": "one"}, {"tenant": "two"}, {"tenant": "one", "cache_scope": "one since 7"}, {"tenant": "one"})
+    drafted = []
+    for number, scope in enumerate(scopes):
+        before = world.engine.stats().speculation.num_drafted
+        world.add(f"r{number}", [5], uses, max_tokens=16, **scope)
+        world.run()
+        drafted.append(world.engine.stats().speculation.num_drafted - before)
+    assert drafted[:3] == [0, 0, 0]
+    assert drafted[3] > 8
+    world.add("next", [5], adapter("a-2"), max_tokens=16, tenant="one")
+    world.run()
+    assert world.engine.stats().speculation.num_drafted == sum(drafted)
+
+
 def drafts_of_two(others: Callable[[World], None]) -> list[tuple[int, int]]:
     """Where the drafts of a tenant's rows stand and how long they are, after another tenant's requests."""
     world = World(next_token=cycle, num_blocks=400, max_model_len=400, clock=VirtualClock(), speculate="auto")

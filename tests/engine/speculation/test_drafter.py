@@ -7,6 +7,7 @@ import random
 import pytest
 
 from lora_serve.engine.speculation.acceptance import Acceptance, AcceptanceByOwner
+from lora_serve.engine.speculation.allowance import SHARE, Allowance
 from lora_serve.engine.speculation.drafter import Drafter
 from lora_serve.engine.speculation.habits import Habits, HabitsByOwner
 
@@ -79,6 +80,22 @@ def test_rates_are_learned_from_guesses_that_were_not_run() -> None:
         found.learn(len(tokens) - 1, is_last=False)
     found.read(10)
     assert len(found.draft(8, 0.4)) > 2
+
+
+def test_looks_take_no_more_than_was_paid_in() -> None:
+    one = Allowance()
+    num_looks, num_steps, seconds = 0, 20_000, 2e-3
+    for _ in range(num_steps):
+        one.seconds += SHARE * seconds
+        if one.seconds > 0:
+            one.pay_look(0, 1)
+            num_looks += 1
+    assert 1.1 > num_looks * 28e-6 / (0.002 * num_steps * seconds + 1e-3) > 0.9
+    one.earn(-1.0)
+    assert one.seconds > -1e-3, "one step that took long empties no account"
+    one.earn(1.0)
+    one.pay_look(0, 1)
+    assert one.seconds < 2e-3, "nothing is saved up for later"
 
 
 def test_tables_are_bounded() -> None:

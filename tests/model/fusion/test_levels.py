@@ -23,6 +23,7 @@ from tests.model.fusion.test_row_alone import (
 )
 from tests.model.native.conftest import QUICK, flags_of
 from tests.oracle import save_tiny_model
+from tests.tiers import by_tier
 
 _LOWEST = levels.available()[:2][-1].flags  # with fused multiply-adds, AVX2's on x86
 # By the order of the sums of bfloat16 products: those of an AVX2 processor, in vectors of its own and in longer ones.
@@ -68,13 +69,15 @@ def rows_of_bfloat16(folders: tuple[Path, dict[str, Path]]) -> list[object]:
     return [numbers(answer) for i, answer in enumerate(answers) if NAMES[i % len(NAMES)] != "a"]
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("order", PORTABLE)
 def test_portable_kernels_give_the_bits_of_the_processors_own_instructions(
     order: str, folders: tuple[Path, dict[str, Path]], builds: Path
 ) -> None:
     own = [level.flags for level in levels.available() if level.multiplies_bfloat16 and level.bfloat16_order == order]
+    portable = by_tier(PORTABLE[order][: None if not own else 1], PORTABLE[order])
     found = {}
-    for flags in (*PORTABLE[order], *own):
+    for flags in (*portable, *own):
         with kernels(builds, flags):
             found[" ".join(flags)] = rows_of_bfloat16(folders)
     first, *others = found.values()

@@ -27,6 +27,7 @@ from tests.model.compiled_once import COMPILE
 from tests.model.native.conftest import flags_of
 from tests.model.tiny import filled_cache
 from tests.oracle import save_adapter, save_tiny_model
+from tests.tiers import mostly_nightly
 
 CPU = torch.device("cpu")
 QUICK = ("-O0", "-fPIC", "-fopenmp", "-Wno-psabi")
@@ -139,7 +140,10 @@ def without(function: str) -> Callable[[Level, str], tuple[str, ...]]:
     return flags_of((*QUICK, f"-D{function}=another_{function}"))
 
 
-@pytest.mark.parametrize("kept", [slice(3000), slice(0), slice(-1), slice(1, None)])
+PARTS = [slice(3000), slice(0), slice(-1), slice(1, None)]
+
+
+@pytest.mark.parametrize("kept", mostly_nightly(PARTS, slice(3000), slice(-1)))
 def test_part_of_a_file_is_not_loaded_but_compiled_again_over_it(
     empty_cache: Path, kept: slice, caplog: pytest.LogCaptureFixture
 ) -> None:

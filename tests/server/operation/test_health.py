@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -42,6 +43,37 @@ async def test_starting_server_is_alive_but_lets_nobody_in(http: aiohttp.ClientS
         assert (answer.status, (await answer.json())["error"]["code"]) == (503, "not_ready")
         assert answer.headers["Retry-After"]
     assert house.engine.requests == []
+
+
+async def test_probe_is_logged_when_its_status_changes_and_at_no_other_time(
+    http: aiohttp.ClientSession, house: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    lifecycle = house.services.lifecycle
+    with caplog.at_level(logging.INFO, "lora_serve.access"):
+        for state in (ServerState.READY, ServerState.STARTING, ServerState.READY, ServerState.FAILED):
+            lifecycle.state = state
+            for path in ("/ready", "/health", "/ready/", "/health", "/ready", "/metrics"):
+                await status_of(http, path)
+    lines: list[Any] = [record for record in caplog.records if record.name == "lora_serve.access"]
+    assert [(line.path, line.status) for line in lines] == [
+        ("/ready", 503),
+        ("/ready", 200),
+        ("/ready", 503),
+        ("/health", 503),
+    ]
+
+
+async def test_other_refusals_are_logged_each_time(
+    http: aiohttp.ClientSession, house: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.services.lifecycle.state = ServerState.STARTING
+    with caplog.at_level(logging.INFO, "lora_serve.access"):
+        for _ in range(3):
+            async with http.post("/v1/completions", json={"prompt": "x"}) as answer:
+                assert answer.status == 503
+            async with http.delete("/ready") as answer:
+                assert answer.status == 405
+    assert len([record for record in caplog.records if record.name == "lora_serve.access"]) == 6
 
 
 async def test_draining_server_lets_nobody_in_and_those_inside_finish(

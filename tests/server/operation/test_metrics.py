@@ -117,6 +117,20 @@ async def test_running_and_waiting_adapters_are_one_sample(http: aiohttp.ClientS
     assert samples[0].value > 1.7e9
 
 
+async def test_prompt_tokens_that_wait_are_shown(http: aiohttp.ClientSession, house: Any) -> None:
+    house.engine.script = lambda request: MockReply(gate=asyncio.Event())
+    task = asyncio.create_task(complete(http))
+    async with asyncio.timeout(60):
+        while not house.engine.requests:
+            await asyncio.sleep(0.005)
+    assert (await scrape(http))["lora_serve_waiting_tokens"][0].value == 3
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    async with asyncio.timeout(60):
+        while (await scrape(http))["lora_serve_waiting_tokens"][0].value:
+            await asyncio.sleep(0.005)
+
+
 async def test_dead_engine_takes_only_its_own_figures_away(http: aiohttp.ClientSession, house: Any) -> None:
     async def dead() -> EngineStats:
         raise NotReadyError("dead")
@@ -125,6 +139,7 @@ async def test_dead_engine_takes_only_its_own_figures_away(http: aiohttp.ClientS
     found = await scrape(http)
     assert "vllm:prompt_tokens_total" in found
     assert "vllm:num_requests_running" not in found
+    assert "lora_serve_waiting_tokens" in found
 
 
 def test_engine_figures_are_translated() -> None:

@@ -29,13 +29,15 @@ class Mirror(SqliteJournal):
         with self._db.transaction():
             known = self._position()
             before = dict(self._db.execute("SELECT key, text FROM records"))
-            is_in_line = page.heads.get(known.head) == known.generation
+            # Where Redis lost the names of its commits, the very position known here still tells.
+            is_in_line = page.position == known or page.heads.get(known.head) == known.generation
             changed = _differing(before, page.records) if is_in_line else before.keys() | page.records.keys()
             self._db.execute("DELETE FROM records")
             self._write(page.position, page.records)
             self._note_changed(page, changed)
             self._db.execute("DELETE FROM changes WHERE generation > ?", (page.position.generation,))
-            self._db.execute("DELETE FROM heads")
+            if not is_in_line:  # else what led here led there
+                self._db.execute("DELETE FROM heads")
             self._take(page)
         self._truncate()
 

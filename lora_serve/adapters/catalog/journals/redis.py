@@ -5,7 +5,8 @@ per commit, whose id is its generation and whose field `keys` is a JSON list of 
 the names of commits -> generation. A commit is WATCH, MULTI, EXEC on the position, so it is atomic without a script.
 
 Position and records are the state; changes and heads tell followers how it came about. Foreign data in the latter two
-is dropped and costs followers a reload of all records. An unreadable position is made anew over the same records.
+is dropped and costs followers a reload of all records. Names that heads lost are read from changes. An unreadable
+position is made anew over the same records.
 """
 
 from __future__ import annotations
@@ -62,9 +63,13 @@ class RedisJournal:
             pipe = self._redis.pipeline(transaction=True)
             for key in (self._position_key, self._records_key, self._heads_key):
                 pipe.hgetall(key)
-            position, records, heads = pipe.execute()
+            pipe.xlen(self._changes_key)
+            found, records, names, num_changes = pipe.execute()
             texts = {_text(key): _text(value) for key, value in records.items()}
-            return Page(_position(position), texts, _generations(heads))
+            position, heads = _position(found), _generations(names)
+            if len(heads) < num_changes:  # the hash of names was lost
+                heads = {**self._heads_by_changes(position), **heads}
+            return Page(position, texts, heads)
 
     def since(self, position: Position) -> Page | None:
         with self._readable_errors():
@@ -143,6 +148,22 @@ class RedisJournal:
         texts = self._redis.hmget(self._records_key, keys) if keys else []
         heads = {commit.head: commit.generation for commit in commits if commit.head}
         return Page(now, {key: text and _text(text) for key, text in zip(keys, texts, strict=True)}, heads)
+
+    def _heads_by_changes(self, position: Position) -> dict[str, int]:
+        """The names that the list of changes has of the commits that led to `position`."""
+        heads, generation = {}, position.generation
+        try:
+            entries = self._redis.xrange(self._changes_key, max=str(generation))
+            commits = [_Commit.of(entry, fields, position) for entry, fields in entries]
+        except _NotOursError:
+            return {}
+        for commit in reversed(commits):
+            if commit.generation != generation:
+                break
+            heads[commit.head] = generation
+            generation = commit.before
+        heads.pop("", None)
+        return heads if position.head in heads else {}
 
     def _write(self, pipe: Any, position: Position, changes: Mapping[str, str | None]) -> None:
         kept = {key: text for key, text in changes.items() if text is not None}

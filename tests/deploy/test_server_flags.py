@@ -1,0 +1,165 @@
+"""The server understands what the chart tells it: flags, settings, variables, paths, the uid, the drain."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import lora_serve
+from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS
+from lora_serve.core.settings import Settings, load_settings
+from tests.deploy.rendering import CHART, DEPLOY, NAMES, ROOT, Rendered
+
+# What the chart sets itself; the rest may stand in `settings`.
+OWN = {
+    "admin_key", "api_key", "redis_url", "config", "model", "served_model_name", "host", "port", "store", "engine",
+    "shutdown_timeout", "ssl_certfile", "ssl_keyfile",
+}  # fmt: skip
+SECRETS = {
+    "LORA_SERVE_ADMIN_KEY": "a-long-enough-secret",
+    "LORA_SERVE_API_KEY": "another-long-secret",
+    "LORA_SERVE_REDIS_URL": "rediss://user:word@redis.example.org:6380/0",
+}
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No setting of the machine that runs the tests."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"LORA_SERVE_{name.upper()}", raising=False)
+    return monkeypatch
+
+
+def settings_of(rendering: Rendered, environment: pytest.MonkeyPatch, folder: Path) -> Settings:
+    """What the server reads in the pod; files of this machine stand for those that are mounted there."""
+    for name in ("config.json", "tls.crt", "tls.key"):
+        (folder / name).write_text("{}")
+    for name, value in rendering.environment().items():
+        if name.startswith("LORA_SERVE_"):
+            environment.setenv(name, value if isinstance(value, str) else SECRETS[name])
+    serve, *arguments = rendering.server()["args"]
+    assert serve == "serve"
+    return load_settings([re.sub(r"^/(model|tls)\b", str(folder), argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_server_understands_its_flags_and_variables(
+    renderings: dict[str, Rendered], name: str, environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = settings_of(renderings[name], environment, tmp_path)
+    container = renderings[name].server()
+    assert (settings.host, settings.port) == ("0.0.0.0", container["ports"][0]["containerPort"])
+    assert (settings.redis_url is None) == (name == "alone")
+    assert settings.admin_key == SECRETS["LORA_SERVE_ADMIN_KEY"]
+    known = {f"LORA_SERVE_{field.upper()}" for field in Settings.model_fields}
+    assert {variable for variable in renderings[name].environment() if variable.startswith("LORA_")} <= known
+
+
+def test_values_of_settings_arrive_as_they_were_given(
+    renderings: dict[str, Rendered], environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = settings_of(renderings["settings"], environment, tmp_path)
+    assert found.max_upload_size == 4_000_000_000
+    assert (found.speculate, found.enable_prefix_caching, found.fuse_layers) == ("off", False, True)
+    assert found.tenant_weight == (("acme", 2.0), ("lumen", 1.0))
+    assert found.adapter_tenant_floor == 0.25
+    assert found.adapter_host_memory == 4 * 2**30
+
+
+def test_more_flags_win_over_settings_and_tls_is_on(
+    renderings: dict[str, Rendered], environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = settings_of(renderings["tls"], environment, tmp_path)
+    assert found.max_loras == 7
+    assert (found.ssl_certfile, found.ssl_keyfile) == (tmp_path / "tls.crt", tmp_path / "tls.key")
+    container = renderings["tls"].server()
+    assert {container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")} == {
+        "HTTPS"
+    }
+
+
+def test_schema_names_every_setting_of_the_server() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    named = set(schema["properties"]["settings"]["propertyNames"]["enum"])
+    wanted = set(Settings.model_fields) - OWN
+    assert (wanted - named, named - wanted) == (set(), set()), "values.schema.json lacks the first and has the second"
+    assert set(Settings.model_fields) >= OWN
+
+
+def test_probes_ask_routes_that_the_server_has(renderings: dict[str, Rendered]) -> None:
+    openapi = (ROOT / "docs" / "reference" / "http.md").read_text()
+    container = renderings["plain"].server()
+    paths = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
+    assert paths == {"startup": "/health", "liveness": "/health", "readiness": "/ready"}
+    for path in {*paths.values(), renderings["cpu"].of("ServiceMonitor")["spec"]["endpoints"][0]["path"]}:
+        assert f"GET {path}" in openapi
+
+
+def test_pod_lives_until_the_server_has_drained_and_ended(renderings: dict[str, Rendered]) -> None:
+    """preStop, --shutdown-timeout, and what shutdown.py takes at most after that."""
+    for rendering in renderings.values():
+        container, pod = rendering.server(), rendering.pod()
+        drain = float(container["args"][container["args"].index("--shutdown-timeout") + 1])
+        sleep = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert pod["terminationGracePeriodSeconds"] >= sleep + drain + ENDING_SECONDS + EXIT_SECONDS
+        readiness = container["readinessProbe"]
+        assert sleep >= readiness["periodSeconds"] * readiness["failureThreshold"]
+
+
+def test_start_may_take_many_times_what_was_measured(renderings: dict[str, Rendered]) -> None:
+    page = (ROOT / "docs" / "explanation" / "performance.md").read_text()
+    measured = [
+        float(found)
+        for found in re.findall(r"^\| (?:a new store|the store of a server).*\| ([\d.]+) s \|$", page, re.M)
+    ]
+    probe = renderings["plain"].server()["startupProbe"]
+    assert len(measured) >= 2
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 40 * max(measured)
+
+
+def test_user_is_the_images(renderings: dict[str, Rendered]) -> None:
+    for dockerfile in ("Dockerfile", "Dockerfile.cuda"):
+        (uid,) = re.findall(r"--uid (\d+)", (ROOT / "docker" / dockerfile).read_text())
+        assert renderings["plain"].pod()["securityContext"]["runAsUser"] == int(uid)
+
+
+def test_writable_folders_are_mounted(renderings: dict[str, Rendered]) -> None:
+    """Everything else of the root is read-only."""
+    for rendering in renderings.values():
+        mounts = {item["mountPath"]: item for item in rendering.server()["volumeMounts"]}
+        assert {"/data", "/tmp", "/cache"} <= set(mounts)
+        volumes = {item["name"] for item in rendering.pod()["volumes"]} | {"store"}
+        assert {item["name"] for item in mounts.values()} <= volumes
+        found = rendering.environment()
+        for variable in ("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "HF_HOME"):
+            assert found[variable].startswith(("/cache", "/data"))
+
+
+def test_versions_are_the_packages() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == lora_serve.__version__
+
+
+def test_compose_and_chart_run_redis_alike(renderings: dict[str, Rendered]) -> None:
+    compose: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]["redis"]
+    pod = renderings["trial"].of("StatefulSet", "-redis")["spec"]["template"]["spec"]
+    (redis,) = pod["containers"]
+    assert redis["image"] == compose["image"]
+    assert redis["args"][:4] == compose["command"][1:]
+    context = pod["securityContext"]
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == compose["user"]
+
+
+def test_commands_of_the_notes_are_the_programs(renderings: dict[str, Rendered]) -> None:
+    from lora_serve.cli import main
+
+    text = renderings["trial"].notes + (DEPLOY.parent / "docs" / "deploy.md").read_text()
+    for words in sorted(set(re.findall(r"lora-serve ((?:tenants|keys|adapters|registry) [a-z]+)", text))):
+        with pytest.raises(SystemExit) as ended:
+            main([*words.split(), "--help"])
+        assert ended.value.code == 0, words
