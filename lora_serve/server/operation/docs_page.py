@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import html
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -9,14 +11,20 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.server.operation.openapi import document_of
-from lora_serve.server.route import ROUTES
+from lora_serve.server.route import ROUTES, RouteTable
 
 
 async def get_docs(request: web.Request) -> web.StreamResponse:
     """The OpenAPI document as a page to read."""
-    response = web.Response(text=page_of(document_of(request.app[ROUTES])), content_type="text/html")
+    page = await asyncio.to_thread(_page_of_routes, request.app[ROUTES])
+    response = web.Response(text=page, content_type="text/html")
     response.headers["Content-Security-Policy"] = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
     return response
+
+
+@functools.cache
+def _page_of_routes(table: RouteTable) -> str:
+    return page_of(document_of(table))
 
 
 def page_of(document: Mapping[str, Any]) -> str:

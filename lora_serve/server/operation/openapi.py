@@ -1,8 +1,14 @@
-"""GET /openapi.json, made of the table of routes and of the schemas that check their bodies and queries."""
+"""GET /openapi.json, made of the table of routes and of the schemas that check their bodies and queries.
+
+Making it takes a tenth of a second: that is done once, and on a thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -38,7 +44,12 @@ _ERROR = {
 
 async def get_openapi(request: web.Request) -> web.StreamResponse:
     """The OpenAPI document of every route."""
-    return web.json_response(document_of(request.app[ROUTES]))
+    return web.json_response(text=await asyncio.to_thread(_text_of, request.app[ROUTES]))
+
+
+@functools.cache
+def _text_of(table: RouteTable) -> str:
+    return json.dumps(document_of(table))
 
 
 def document_of(table: RouteTable) -> dict[str, Any]:

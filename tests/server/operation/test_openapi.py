@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from types import ModuleType
 from typing import Any
 
 import aiohttp
@@ -10,9 +12,10 @@ import pytest
 
 from lora_serve.core.request import Task
 from lora_serve.server.app import build_app
+from lora_serve.server.operation import docs_page, openapi
 from lora_serve.server.operation.docs_page import page_of
 from lora_serve.server.operation.openapi import document_of
-from lora_serve.server.route import JSON, OtherBody
+from lora_serve.server.route import JSON, OtherBody, RouteTable
 from lora_serve.server.routes import TABLE
 from lora_serve.server.schemas.fields import Fields
 from lora_serve.server.schemas.generation import CompletionFields
@@ -29,6 +32,27 @@ async def test_document_names_every_route(http: aiohttp.ClientSession, services:
         assert route.resource is not None
         operation = document["paths"][route.resource.canonical.rstrip("/")][route.method.lower()]
         assert operation["responses"]
+
+
+@pytest.mark.parametrize(("path", "module"), [("/openapi.json", openapi), ("/docs", docs_page)])
+async def test_document_is_made_once_and_not_by_the_event_loop(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, path: str, module: ModuleType
+) -> None:
+    makers: list[threading.Thread] = []
+
+    def noting(table: RouteTable) -> dict[str, Any]:
+        makers.append(threading.current_thread())
+        return document_of(table)
+
+    monkeypatch.setattr(module, "document_of", noting)
+    for cached in (openapi._text_of, docs_page._page_of_routes):
+        cached.cache_clear()
+    texts = set()
+    for _ in range(3):
+        async with http.get(path) as answer:
+            texts.add(await answer.text())
+    assert len(texts) == len(makers) == 1
+    assert makers[0] is not threading.current_thread()
 
 
 def test_body_of_a_call_is_the_schema_that_checks_it() -> None:

@@ -63,11 +63,11 @@ class RedisJournal:
             pipe = self._redis.pipeline(transaction=True)
             for key in (self._position_key, self._records_key, self._heads_key):
                 pipe.hgetall(key)
-            pipe.xlen(self._changes_key)
-            found, records, names, num_changes = pipe.execute()
+            pipe.xrange(self._changes_key, count=1)
+            found, records, names, oldest = pipe.execute()
             texts = {_text(key): _text(value) for key, value in records.items()}
             position, heads = _position(found), _generations(names)
-            if len(heads) < num_changes:  # the hash of names was lost
+            if any(_text(fields.get(b"head", b"")) not in {"", *heads} for _, fields in oldest):  # that hash was lost
                 heads = {**self._heads_by_changes(position), **heads}
             return Page(position, texts, heads)
 
