@@ -12,6 +12,7 @@ Report = dict[str, Any]
 OURS, ALONE = "lora_serve", "itself alone"
 PEERS = {  # as a reader knows them
     "llama_cpp-f16": "llama.cpp (f16)",
+    "llama_cpp-bf16": "llama.cpp (bf16)",
     "vllm-lora-off-float32": "vLLM without LoRA (float32)",
     "vllm-lora-off-bfloat16": "vLLM without LoRA (bfloat16)",
     "vllm-float32": "vLLM (float32)",

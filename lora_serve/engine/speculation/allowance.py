@@ -10,7 +10,7 @@ as rare as the share pays for: often where steps are long, seldom where they are
 from __future__ import annotations
 
 SHARE = 1 / 500  # of a row's time in a step
-_FIRST, _MOST = 1e-3, 2e-3  # seconds in an account
+_FIRST, _MOST = 1e-2, 2e-2  # seconds in an account
 _LOOK, _ROW, _GUESS, _LESSON = 2e-5, 8e-6, 1e-6, 1e-6  # seconds, about: for a step's look, one row, one token of either
 
 

@@ -90,12 +90,12 @@ def test_looks_take_no_more_than_was_paid_in() -> None:
         if one.seconds > 0:
             one.pay_look(0, 1)
             num_looks += 1
-    assert 1.1 > num_looks * 28e-6 / (0.002 * num_steps * seconds + 1e-3) > 0.9
+    assert 1.1 > num_looks * 28e-6 / (0.002 * num_steps * seconds + 1e-2) > 0.9  # 10 ms is what an account begins with
     one.earn(-1.0)
     assert one.seconds > -1e-3, "one step that took long empties no account"
     one.earn(1.0)
     one.pay_look(0, 1)
-    assert one.seconds < 2e-3, "nothing is saved up for later"
+    assert one.seconds < 2e-2, "little is saved up for later"
 
 
 def test_tables_are_bounded() -> None:
