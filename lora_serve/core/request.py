@@ -129,6 +129,11 @@ class InferenceRequest:
         return self.max_cold_wait
 
     @property
+    def scope(self) -> str:
+        """The owner of what is kept of earlier requests: KV blocks, grammars, habits of guesses."""
+        return self.cache_scope or self.tenant
+
+    @property
     def refs(self) -> tuple[AdapterRef, ...]:
         """The adapters that the request needs on the device."""
         return tuple(use.ref for use in self.adapters)

@@ -66,5 +66,5 @@ def begin_to_compile(request: InferenceRequest, constraints: Constraints | None)
         return None
     if constraints is None:
         return InvalidRequestError("This server cannot hold its answers to a grammar.")
-    constraints.compile(request.request_id, request.cache_scope or request.tenant, request.grammar)
+    constraints.compile(request.request_id, request.scope, request.grammar)
     return None

@@ -129,7 +129,5 @@ class PrefixCache:
 
     def _keys_of(self, sequence: Sequence) -> list[bytes]:
         """The keys of all full blocks of known tokens, each worked out once."""
-        request = sequence.request
-        scope = request.cache_scope or request.tenant
-        self._keys.extend(sequence.block_keys, scope, sequence.adapters, sequence.token_ids)
+        self._keys.extend(sequence.block_keys, sequence.request.scope, sequence.adapters, sequence.token_ids)
         return sequence.block_keys

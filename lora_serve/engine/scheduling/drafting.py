@@ -101,7 +101,7 @@ class Drafting:
             return []
         if not self._is_auto:
             return self._chosen(running, rows)
-        scopes = {sequence.request.cache_scope or sequence.request.tenant for sequence in running}
+        scopes = {sequence.request.scope for sequence in running}
         self._gain = gain = self._gains.of(scopes, len(running))
         if not gain.begin_step():
             return []
@@ -225,8 +225,7 @@ class Drafting:
 
 
 def _owner(sequence: Sequence) -> Owner:
-    request = sequence.request
-    return request.cache_scope or request.tenant, tuple(ref.digest for ref in sequence.refs)
+    return sequence.request.scope, tuple(ref.digest for ref in sequence.refs)
 
 
 def _allowed(sequence: Sequence, draft: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[AllowedTokens, ...]]:

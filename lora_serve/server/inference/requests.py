@@ -140,7 +140,7 @@ def _sampling_params(fields: SamplingFields, model: ResolvedModel, limits: Token
 
 def _salted(template: InferenceRequest, salt: str) -> str:
     """A scope of the prefix cache in which only requests of the same tenant with the same salt find anything."""
-    return f"{template.cache_scope or template.tenant}\0salt\0{salt}"
+    return f"{template.scope}\0salt\0{salt}"
 
 
 def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
