@@ -22,4 +22,23 @@ def open_cluster(config: FleetConfig) -> Iterator[Cluster]:
     """Starts or joins a cluster, and connects this process to it as long as the block lasts. Takes seconds: call it
     on a thread. Raises ConfigError in words where Ray is not installed, or no cluster can be reached.
     """
-    raise NotImplementedError
+    import os
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    temp = os.environ.get("H1_RAY_TMP", "/root/s2/h1/ray")
+    ray.init(
+        address="local",
+        num_cpus=8,
+        include_dashboard=False,
+        _temp_dir=temp,
+        _node_ip_address="127.0.0.1",
+        log_to_driver=bool(os.environ.get("H1_LOG")),
+        configure_logging=False,
+        object_store_memory=80 * 2**20,
+    )
+    try:
+        yield Cluster("local", True)
+    finally:
+        ray.shutdown()
