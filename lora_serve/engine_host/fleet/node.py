@@ -33,8 +33,8 @@ _SPARE = 2  # times as much room as the replicas need: an update starts new ones
 _END_SECONDS = 20.0
 _MAX_WORDS = 500
 _NO_TOKEN = (
-    "it asks for a token, and this server has none or another: RAY_AUTH_MODE=token, with the cluster's token in the file "
-    "RAY_AUTH_TOKEN_PATH names, or in RAY_AUTH_TOKEN"
+    "it asks for a token, and this server has none or another: RAY_AUTH_MODE=token, with the cluster's token in "
+    "the file that RAY_AUTH_TOKEN_PATH names, or in RAY_AUTH_TOKEN"
 )
 _REASONS = {"InvalidAuthToken": _NO_TOKEN, "Unauthenticated": _NO_TOKEN}  # a sign in Ray's words -> ours
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
