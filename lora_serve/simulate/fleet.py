@@ -14,7 +14,7 @@ from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import CapacityError
-from lora_serve.core.messages import ErrorEvent, Event, PromptEvent, StepEvent
+from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, PromptEvent, StepEvent
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
@@ -30,6 +30,7 @@ from lora_serve.simulate.runner import SimulatedLoader, SimulatedRunner, Timelin
 from lora_serve.simulate.workload import Arrival
 
 _REPORT_EVERY = 1.0  # seconds
+_UNKNOWN_OUTPUT = 256  # tokens: no gateway knows how long an answer will be
 _PREFIX_KEY = b"simulation"
 
 
@@ -228,8 +229,8 @@ class Fleet:
         if arrival.index == self._num_warm:
             self._warm_loads = self._loads()
         request = arrival.request()
-        known = routed(request, self._key)
         gateway = self._gateways[arrival.index % len(self._gateways)]
+        known = routed(request, self._key, gateway.view.expected_output(_UNKNOWN_OUTPUT))
         replica = self._by_name[gateway.choose(known)]
         self._under_way[request.request_id] = (gateway, known)
         self.num_sent[replica.index] += 1
@@ -245,7 +246,8 @@ class Fleet:
                 replica.roots.add(known.roots)
                 gateway.view.answering(replica.name, known)
             if self.recorder.take(event, now):
-                gateway.view.ended(replica.name, known)
+                num_output = self.recorder.outcomes[-1].num_output if isinstance(event, FinishEvent) else None
+                gateway.view.ended(replica.name, known, num_output)
                 del self._under_way[event.request_id]
         meter = self.recorder.meters[replica.index]
         if meter.is_due(now):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from hypothesis import strategies as st
@@ -28,35 +29,26 @@ def request(number: int = 0, *digests: str, **fields: Any) -> RoutedRequest:
     return RoutedRequest(f"r{number}", digests, **{"num_prompt": 100, **fields})
 
 
-def digest_sets(min_size: int = 0) -> st.SearchStrategy[tuple[str, ...]]:
-    sets = st.lists(st.sampled_from(DIGESTS), min_size=min_size, max_size=2, unique=True)
-    return sets.map(lambda digests: tuple(sorted(digests)))
-
-
 def requests() -> st.SearchStrategy[RoutedRequest]:
-    return st.builds(
-        RoutedRequest,
-        st.uuids().map(str),
-        digest_sets(),
-        st.integers(1, 8000),
-        st.integers(0, 2000),
-        st.lists(st.integers(0, 9), max_size=4).map(tuple),
-    )
+    return st.integers(0, 2**32).map(lambda seed: made_up(random.Random(seed)))
+
+
+def made_up(chance: random.Random) -> RoutedRequest:
+    digests = tuple(sorted(chance.sample(DIGESTS, chance.randrange(3))))
+    roots = tuple(chance.randrange(10) for _ in range(chance.randrange(5)))
+    return RoutedRequest(f"{chance.getrandbits(64):x}", digests, chance.randint(1, 8000), chance.randrange(2000), roots)
 
 
 @st.composite
 def fleets(draw: st.DrawFn, min_size: int = 1) -> FleetView:
     """Any fleet: replicas with and without reports, with requests of this gateway under way."""
-    names = draw(
-        st.lists(st.text("abcdef0123456789", min_size=4, max_size=8), min_size=min_size, max_size=8, unique=True)
-    )
-    view = view_of(*names)
-    digests = st.lists(st.sampled_from(DIGESTS), max_size=4, unique=True).map(tuple)
-    for name in names:
-        for sent in draw(st.lists(requests(), max_size=3)):
-            view.sent(name, sent)
-        if draw(st.booleans()):
-            tiers = [draw(digests) for _ in range(3)]
-            counts = [draw(st.integers(0, 9)) for _ in range(3)]
-            view.update(ReplicaReport(name, 1.0, *tiers, 4, counts[0], counts[1], 1000 * counts[2]))
+    chance = random.Random(draw(st.integers(0, 2**32)))
+    view = view_of(*(f"{chance.getrandbits(32):08x}" for _ in range(draw(st.integers(min_size, 8)))))
+    for state in view.replicas:
+        for _ in range(chance.randrange(4)):
+            view.sent(state.replica, made_up(chance))
+        if chance.random() < 0.5:
+            tiers = [tuple(chance.sample(DIGESTS, chance.randrange(5))) for _ in range(3)]
+            num_running, num_waiting = chance.randrange(10), chance.randrange(10)
+            view.update(ReplicaReport(state.replica, 1.0, *tiers, 4, num_running, num_waiting, chance.randrange(9000)))
     return view

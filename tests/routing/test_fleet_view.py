@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_serve.core.config import BatchLimits
 from lora_serve.core.replica_report import ReplicaReport, report_of
-from lora_serve.core.stats import EngineStats, SlotInfo
+from lora_serve.core.stats import BatcherStats, EngineStats, SlotInfo, TierStats
 from lora_serve.routing.replica_state import ReplicaState, Tier
 from tests.routing.fleets import report, request, requests, view_of
 
@@ -110,3 +113,22 @@ def test_report_is_the_engines_figures_and_crosses_as_messagepack() -> None:
     assert (made.max_loras, made.num_running, made.num_waiting) == (4, 2, 3)
     assert (made.waiting_tokens, made.running_tokens, made.num_blocks, made.num_free_blocks) == (700, 90, 100, 40)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=ReplicaReport) == made
+
+
+def test_load_is_told_in_tokens_of_its_time() -> None:
+    tiers = {"host": TierStats(0, 4, 4, 0, 2.0, None, 0)}
+    batcher = BatcherStats(BatchLimits(4, 64), 4, 64, 0.0, cost={"token": 0.001})
+    stats = EngineStats(0, 0, (), (), 4, 100, 40, 16, 0, (), (), (), tiers=tiers, batcher=batcher)
+    assert report_of("a", 5.0, stats).load_tokens == 500
+    assert report_of("a", 5.0, replace(stats, tiers={"host": TierStats(0, 0, 0, 0, 0.0, None, 0)})).load_tokens == 0
+    assert report_of("a", 5.0, replace(stats, batcher=None)).load_tokens == 0
+
+
+def test_answers_are_expected_to_be_as_long_as_the_last_ones() -> None:
+    view = view_of("a")
+    assert view.expected_output(500) == 500
+    for number in range(300):
+        view.ended("a", request(number), 40 if number else 400)
+    assert (view.expected_output(500), view.expected_output(10)) == (41, 10)
+    view.ended("a", request(0))  # its client left: it says nothing of answers
+    assert view.expected_output(500) == 41

@@ -16,7 +16,7 @@ from lora_serve.routing.routed_request import RoutedRequest
 from lora_serve.routing.routers import base
 
 BOUND = 1.25  # of the mean load
-SLACK = 2048  # tokens that a replica may have beyond the mean, so that a fleet with little to do does not spread
+_LOAD_TOKENS = 2048  # where no report tells what a load of an adapter costs
 
 
 class Router(base.Router):
@@ -37,6 +37,13 @@ class Router(base.Router):
 
 
 def bound(request: RoutedRequest, replicas: Sequence[ReplicaState]) -> float:
-    """Tokens that a replica may have before it gets the request."""
-    mean = (sum(state.load for state in replicas) + request.num_tokens) / max(1, len(replicas))
-    return max(BOUND * mean, mean + SLACK)
+    """Tokens that a replica may have before it gets the request.
+
+    Beyond the mean at least what a load elsewhere would cost, or one more such request: so a fleet with little to do
+    does not spread its adapters.
+    """
+    num_tokens = max(1, request.num_tokens)
+    mean = (sum(state.load for state in replicas) + num_tokens) / max(1, len(replicas))
+    costs = [state.report.load_tokens for state in replicas if state.report is not None and state.report.load_tokens]
+    slack = sum(costs) / len(costs) if costs else _LOAD_TOKENS
+    return max(BOUND * mean, mean + max(slack, num_tokens))
