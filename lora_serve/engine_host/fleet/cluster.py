@@ -68,7 +68,7 @@ def open_cluster(config: FleetConfig) -> Iterator[Cluster]:
 
 def check_installed() -> None:
     """Raises ConfigError in words if there is no Ray here. Imports nothing of it."""
-    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.serve") is None:
+    if not all(importlib.util.find_spec(name) for name in ("ray", "starlette")):  # the second comes with ray[serve]
         raise ConfigError("--engine ray needs the package ray: pip install 'lora-serve[ray]'")
 
 
