@@ -13,10 +13,10 @@ import pytest
 from hypothesis import settings
 
 from tests import engine_choice
-from tests.engine_choice import engine_host
+from tests.engine_choice import engine_host, ray_cluster
 from tests.tiers import is_default, is_search
 
-__all__ = ["engine_host"]
+__all__ = ["engine_host", "ray_cluster"]
 
 pytest.register_assert_rewrite("tests.canary.watch", "tests.faults.injecting", "tests.hostile.sending")
 

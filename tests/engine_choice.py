@@ -12,12 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from lora_serve.commands.server_process import ServerProcess
 from lora_serve.core.extensions import names_in
 
+if TYPE_CHECKING:
+    from tests.ray_cluster import RayCluster
+
+RAY_PATIENCE = 600.0  # seconds of a test: a fleet takes longer to start
 PATIENCE = 300.0  # seconds until a server is ready
 DESELECTED = pytest.StashKey[Counter[str]]()
 
@@ -63,7 +68,18 @@ def hosted_by(name: str) -> EngineHost:
 @pytest.fixture(scope="session")
 def engine_host(request: pytest.FixtureRequest) -> EngineHost:
     name = request.config.getoption("engine") or getattr(request, "param", "thread")
-    return hosted_by(name)
+    if name != "ray":
+        return hosted_by(name)
+    cluster, replicas = request.getfixturevalue("ray_cluster"), request.config.getoption("replicas")
+    return EngineHost(name, lambda: cluster.fleet(replicas))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayCluster]:
+    from tests.ray_cluster import running_cluster
+
+    with running_cluster() as cluster:
+        yield cluster
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -90,6 +106,9 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[DESELECTED] = Counter(reason for reason in reasons if reason)
     config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
     items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+    if name == "ray":
+        for item in items:
+            item.add_marker(pytest.mark.timeout(RAY_PATIENCE), append=False)
 
 
 def _reason_against(item: pytest.Item, name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -90,6 +91,32 @@ async def test_new_version_and_rollback_reach_both_and_running_streams_end_as_th
     async with http.post(f"{pair.other.url}/admin/adapters/{name}/rollback") as answer:
         assert answer.status == 200
     assert await served(http, pair.one.url, name, first, 2) == old_text
+
+
+async def test_pin_on_one_holds_on_both_within_two_seconds_until_the_other_takes_it_back(
+    pair: Pair, http: aiohttp.ClientSession
+) -> None:
+    name = "acme/pinned"
+    digest = await register(http, pair.one.url, name, fresh(pair))
+    await served(http, pair.other.url, name, digest, 2)
+    for url, verb in ((pair.one.url, "pin"), (pair.other.url, "unpin")):
+        async with http.post(f"{url}/admin/adapters/{name}/{verb}") as answer:
+            assert answer.status == 200, await answer.text()
+        deadline = time.monotonic() + 2
+        while [await pins(http, process.url, name, digest) for process in (pair.one, pair.other)] != [
+            verb == "pin"
+        ] * 2:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+
+async def pins(http: aiohttp.ClientSession, url: str, name: str, digest: str) -> bool | None:
+    """What the card says of the pin; None while the engine does something else."""
+    async with http.get(f"{url}/admin/adapters/{name}") as answer:
+        is_pinned = bool((await answer.json())["pinned"])
+    async with http.get(f"{url}/admin/engine") as answer:
+        slots = (await answer.json())["slots"]
+    return is_pinned if is_pinned == any(slot["digest"] == digest and slot["pinned"] for slot in slots) else None
 
 
 async def test_canary_split_is_the_same_on_every_replica(pair: Pair, http: aiohttp.ClientSession) -> None:
