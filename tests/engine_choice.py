@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,20 +67,24 @@ def hosted_by(name: str) -> EngineHost:
 
 
 @pytest.fixture(scope="session")
-def engine_host(request: pytest.FixtureRequest) -> EngineHost:
-    name = request.config.getoption("engine") or getattr(request, "param", "thread")
-    if name != "ray":
-        return hosted_by(name)
-    cluster, replicas = request.getfixturevalue("ray_cluster"), request.config.getoption("replicas")
-    return EngineHost(name, lambda: cluster.fleet(replicas))
+def ray_cluster() -> Iterator[Callable[[], RayCluster]]:
+    """It starts with the first call."""
+    with ExitStack() as stack:
+
+        @cache
+        def started() -> RayCluster:
+            from tests.ray_cluster import running_cluster
+
+            return stack.enter_context(running_cluster())
+
+        yield started
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[RayCluster]:
-    from tests.ray_cluster import running_cluster
-
-    with running_cluster() as cluster:
-        yield cluster
+def engine_host(request: pytest.FixtureRequest, ray_cluster: Callable[[], RayCluster]) -> EngineHost:
+    name = request.config.getoption("engine") or getattr(request, "param", "thread")
+    replicas = request.config.getoption("replicas")
+    return EngineHost(name, lambda: ray_cluster().fleet(replicas)) if name == "ray" else hosted_by(name)
 
 
 def add_options(parser: pytest.Parser) -> None:

@@ -77,7 +77,7 @@ def site(files: Site, engine_host: EngineHost) -> Site:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Callable[[Site], ServerProcess]]:
+def servers(ray_cluster: object) -> Iterator[Callable[[Site], ServerProcess]]:
     """One server with all adapters for each host, started for whoever asks first; tests may kill its engine."""
     started = dict[str, ServerProcess]()
     with ExitStack() as stack:
