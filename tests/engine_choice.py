@@ -33,10 +33,12 @@ Fleet = Callable[[], AbstractContextManager[list[str]]]
 
 @dataclass(frozen=True)
 class EngineHost:
-    """A value of --engine. `fleet` gives the flags of servers that share engines where these may be shared."""
+    """A value of --engine. `fleet` gives the flags of servers, which share the engines where these can be shared."""
 
     name: str
     fleet: Fleet
+    num_engines: int = 1  # of a server
+    is_shared: bool = False  # by servers of one fleet
 
     @contextmanager
     def serving(
@@ -84,7 +86,7 @@ def ray_cluster() -> Iterator[Callable[[], RayCluster]]:
 def engine_host(request: pytest.FixtureRequest, ray_cluster: Callable[[], RayCluster]) -> EngineHost:
     name = request.config.getoption("engine") or getattr(request, "param", "thread")
     replicas = request.config.getoption("replicas")
-    return EngineHost(name, lambda: ray_cluster().fleet(replicas)) if name == "ray" else hosted_by(name)
+    return EngineHost(name, lambda: ray_cluster().fleet(replicas), replicas, True) if name == "ray" else hosted_by(name)
 
 
 def add_options(parser: pytest.Parser) -> None:
