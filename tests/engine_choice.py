@@ -122,8 +122,9 @@ def _reason_against(item: pytest.Item, name: str) -> str | None:
     if "engine_host" not in getattr(item, "fixturenames", ()):
         return "as they are without --engine"
     for marker in item.iter_markers("engines"):
-        if "alone" in marker.kwargs and name not in marker.args:
-            return f"for {' and '.join(marker.args)} alone: {marker.kwargs['alone']}"
+        known = *marker.args, *marker.kwargs.get("nightly", ())
+        if "alone" in marker.kwargs and name not in known:
+            return f"for {' and '.join(known)} alone: {marker.kwargs['alone']}"
     return None
 
 

@@ -60,7 +60,7 @@ def hang_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     return (tmp_path / "mark").touch
 
 
-@pytest.mark.engines("process", nightly=["thread"])
+@pytest.mark.engines("process", nightly=["thread"], alone="the engine's file system is made to hang")
 def test_load_that_hangs_holds_up_no_end(site: Site, hang_loads: Callable[[], None]) -> None:
     module = f"acme/a={site.adapters['acme/a']}"
     with site.serving("load", "--shutdown-timeout", "1", "--lora-modules", module) as process:

@@ -8,11 +8,13 @@ from ray.serve.schema import ApplicationStatus
 
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.app import application
+from lora_serve.engine_host.fleet.output import take_words_of
 from lora_serve.engine_host.hosts.process import configure_of
 
 
 def deploy(settings: Settings) -> None:
     """Starts the application, or updates it if it runs with other settings; does not wait for replicas."""
+    take_words_of("ray.serve")
     fleet = settings.fleet_slice()
     serve.start(proxy_location=ProxyLocation.Disabled)
     app = application(configure_of(settings), fleet, settings.warmup, settings.shutdown_timeout)
