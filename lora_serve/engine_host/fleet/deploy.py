@@ -8,10 +8,12 @@ from ray.serve.schema import ApplicationStatus
 
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.app import application
+from lora_serve.engine_host.fleet.output import take_words_of
 
 
 def deploy(settings: Settings) -> None:
     """Starts the application, or updates it if it runs with other settings; does not wait for replicas."""
+    take_words_of("ray.serve")
     fleet = settings.fleet_slice()
     serve.start(proxy_location=ProxyLocation.Disabled)
     target = serve.RunTarget(application(settings), name=fleet.name, route_prefix=None)
