@@ -1,0 +1,113 @@
+{{/* Ray's own: its token, and nothing sent to its makers. */}}
+{{- define "lora-serve.rayEnv" -}}
+- name: RAY_USAGE_STATS_ENABLED
+  value: "0"
+{{- end -}}
+
+{{- define "lora-serve.tokenEnv" -}}
+- name: RAY_AUTH_MODE
+  value: token
+- name: RAY_AUTH_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.secret.name }}
+      key: auth_token
+{{- end -}}
+
+{{/* Ray's objects are small here: frames of events. */}}
+{{- define "lora-serve.rayStart" -}}
+object-store-memory: "268435456"
+{{- end -}}
+
+{{- define "lora-serve.sharedMemory" -}}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: 512Mi
+{{- end -}}
+
+{{/* KubeRay's own would ask Serve's proxy too, which is off, by wget, which the image lacks. */}}
+{{- define "lora-serve.rayletProbes" -}}
+startupProbe:
+  httpGet: { path: /api/healthz, port: 52365 }
+  periodSeconds: 2
+  timeoutSeconds: 5
+  failureThreshold: 60
+livenessProbe:
+  httpGet: { path: /api/healthz, port: 52365 }
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 12
+readinessProbe:
+  httpGet: { path: /api/healthz, port: 52365 }
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 3
+{{- end -}}
+
+{{/* The raylet beside a gateway: a sidecar of Kubernetes, ready before the server begins and ended after it. */}}
+{{- define "lora-serve.raylet" -}}
+- name: raylet
+  image: {{ include "lora-serve.image" . | quote }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  restartPolicy: Always
+  command: [ray, start]
+  args:
+    - --address={{ include "lora-serve.fullname" . }}-head-svc:6379
+    - --num-cpus=0
+    - --num-gpus=0
+    - --object-store-memory=268435456
+    - --block
+  env:
+    {{- include "lora-serve.rayEnv" . | nindent 4 }}
+    {{- include "lora-serve.tokenEnv" . | nindent 4 }}
+    - name: RAY_gcs_rpc_server_reconnect_timeout_s # as KubeRay has it for engines: a head may be away for so long
+      value: "600"
+    - name: HOME
+      value: /tmp
+  startupProbe:
+    httpGet: { path: /api/healthz, port: 52365 }
+    periodSeconds: 2
+    timeoutSeconds: 5
+    failureThreshold: 60
+  livenessProbe:
+    httpGet: { path: /api/healthz, port: 52365 }
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 12
+  resources:
+    {{- toYaml .Values.fleet.rayletResources | nindent 4 }}
+  securityContext:
+    {{- include "lora-serve.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+    - name: tmp
+      mountPath: /tmp
+    - name: shm
+      mountPath: /dev/shm
+{{- end -}}
+
+{{/* Whole cores of an engine: what the limit has, one at least. */}}
+{{- define "lora-serve.cores" -}}
+{{- $cpu := .Values.resources.limits.cpu | toString -}}
+{{- if hasSuffix "m" $cpu -}}
+{{- max 1 (div (trimSuffix "m" $cpu | int) 1000) -}}
+{{- else -}}
+{{- max 1 (floor $cpu | int) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Settings of the engines by name, as `build` takes them. Secrets are not among them: the Redis' URL is in the environment. */}}
+{{- define "lora-serve.engineSettings" -}}
+{{- $grows := eq .Values.autoscaling.mode "ray" -}}
+{{- $own := dict "engine" "ray" "fleet_name" (include "lora-serve.fullname" .) "model" (include "lora-serve.model" .) -}}
+{{- $_ := set $own "served_model_name" .Values.model.name -}}
+{{- $_ := set $own "store" "/data/store" -}}
+{{- $_ := set $own "shutdown_timeout" .Values.drain.requestSeconds -}}
+{{- $_ := set $own "cpus_per_replica" (include "lora-serve.cores" . | int) -}}
+{{- $_ := set $own "num_gpus" (get .Values.resources.limits "nvidia.com/gpu" | default 0 | int) -}}
+{{- $_ := set $own "replicas" (ternary "auto" .Values.replicas $grows) -}}
+{{- if $grows }}{{ $_ := set $own "max_replicas" .Values.autoscaling.maxReplicas }}{{ end -}}
+{{- range $key, $value := merge $own .Values.settings }}
+{{ $key }}: {{ toJson $value }}
+{{- end }}
+{{- end -}}
