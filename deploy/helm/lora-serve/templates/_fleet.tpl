@@ -1,4 +1,4 @@
-{{/* Ray's own: its token, and nothing sent to its makers. */}}
+{{/* Nothing is sent to Ray's makers. */}}
 {{- define "lora-serve.rayEnv" -}}
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
@@ -96,10 +96,11 @@ readinessProbe:
 {{- end -}}
 {{- end -}}
 
-{{/* Settings of the engines by name, as `build` takes them. Secrets are not among them: the Redis' URL is in the environment. */}}
+{{/* Settings of the engines by name, as `build` takes them. Ray shows them: the Redis' URL is in the
+environment, and traces are the gateways'. */}}
 {{- define "lora-serve.engineSettings" -}}
 {{- $grows := eq .Values.autoscaling.mode "ray" -}}
-{{- $own := dict "engine" "ray" "fleet_name" (include "lora-serve.fullname" .) "model" (include "lora-serve.model" .) -}}
+{{- $own := dict "fleet_name" (include "lora-serve.fullname" .) "model" (include "lora-serve.model" .) -}}
 {{- $_ := set $own "served_model_name" .Values.model.name -}}
 {{- $_ := set $own "store" "/data/store" -}}
 {{- $_ := set $own "shutdown_timeout" .Values.drain.requestSeconds -}}
@@ -107,7 +108,7 @@ readinessProbe:
 {{- $_ := set $own "num_gpus" (get .Values.resources.limits "nvidia.com/gpu" | default 0 | int) -}}
 {{- $_ := set $own "replicas" (ternary "auto" .Values.replicas $grows) -}}
 {{- if $grows }}{{ $_ := set $own "max_replicas" .Values.autoscaling.maxReplicas }}{{ end -}}
-{{- range $key, $value := merge $own .Values.settings }}
+{{- range $key, $value := merge $own (omit .Values.settings "otlp_traces_endpoint") }}
 {{ $key }}: {{ toJson $value }}
 {{- end }}
 {{- end -}}

@@ -1,0 +1,195 @@
+"""A RayService that Ray itself understands, whose engines fit their pods and are set up as their gateways are."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lora_serve.core.settings import Settings
+from lora_serve.engine_host.fleet.arguments import settings_of
+from tests.deploy.pod_settings import settings_of_pod
+from tests.deploy.rendering import Rendered
+
+FLEETS = ("ray", "fleet")
+
+
+def cluster(rendering: Rendered) -> dict[str, Any]:
+    found: dict[str, Any] = rendering.of("RayService")["spec"]["rayClusterConfig"]
+    return found
+
+
+def engines(rendering: Rendered) -> dict[str, Any]:
+    (group,) = cluster(rendering)["workerGroupSpecs"]
+    return dict(group)
+
+
+def application(rendering: Rendered) -> dict[str, Any]:
+    (found,) = yaml.safe_load(rendering.of("RayService")["spec"]["serveConfigV2"])["applications"]
+    return dict(found)
+
+
+def raylet(rendering: Rendered) -> dict[str, Any]:
+    return dict(rendering.pod()["initContainers"][-1])
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_serve_takes_the_application(renderings: dict[str, Rendered], name: str) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        from ray.serve.schema import ServeDeploySchema
+
+        given = yaml.safe_load(renderings[name].of("RayService")["spec"]["serveConfigV2"])
+        read = ServeDeploySchema.model_validate(given)
+    assert read.proxy_location == "Disabled"
+    assert read.applications[0].route_prefix is None
+    assert read.applications[0].import_path == "lora_serve.engine_host.fleet.app:build"
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_engines_are_set_up_as_their_gateways_are(
+    renderings: dict[str, Rendered], name: str, environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gateway = settings_of_pod(renderings[name], environment, tmp_path)
+    arguments = application(renderings[name])["args"]
+    engine = settings_of(arguments | {"model": gateway.model})
+    assert engine.model_slice() == gateway.model_slice()
+    assert engine.engine_slice() == gateway.engine_slice()
+    assert engine.adapter_slice() == replace(gateway.adapter_slice(), redis_url=None)
+    assert gateway.redis_url is not None
+    assert engine.fleet_name == gateway.fleet_name == application(renderings[name])["name"]
+    assert (gateway.engine, gateway.ray_address) == ("ray", "auto")
+    (container,) = engines(renderings[name])["template"]["spec"]["containers"]
+    folders = {item["mountPath"] for item in container["volumeMounts"]}
+    assert {arguments["model"], "/data", "/tmp", "/cache", "/dev/shm"} <= folders
+    assert arguments["store"].startswith("/data/")
+
+
+def test_engines_are_as_many_as_was_said(renderings: dict[str, Rendered]) -> None:
+    grows, fixed = (settings_of(application(renderings[name])["args"]).fleet_slice() for name in FLEETS)
+    assert (grows.replicas, grows.max_replicas) == (None, 8)
+    assert (fixed.replicas, fixed.max_replicas) == (3, 3)
+    assert [renderings[name].of("StatefulSet")["spec"]["replicas"] for name in FLEETS] == [3, 2]
+
+
+@pytest.mark.parametrize(("name", "cores", "gpus"), [("ray", 8, 1), ("fleet", 2, 0)])
+def test_one_engine_fits_a_pod(renderings: dict[str, Rendered], name: str, cores: int, gpus: int) -> None:
+    """By what Ray's autoscaler makes of the cluster: it adds a pod for each engine that finds no room."""
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr as read
+
+    found = read({"metadata": {"name": "x", "namespace": "ai"}, "spec": cluster(renderings[name])})
+    types = found["available_node_types"]
+    (group,) = (kind for label, kind in types.items() if label != found["head_node_type"])
+    assert types[found["head_node_type"]]["resources"]["CPU"] == 0
+    assert (group["resources"]["CPU"], group["resources"].get("GPU", 0)) == (cores, gpus)
+    assert group["min_workers"] == 1
+    fleet = settings_of(application(renderings[name])["args"]).fleet_slice()
+    assert (fleet.num_cpus, fleet.num_gpus) == (cores, gpus)
+    assert group["max_workers"] >= fleet.max_replicas
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_ray_start_knows_its_options(renderings: dict[str, Rendered], name: str) -> None:
+    from ray.scripts.scripts import start
+
+    container = raylet(renderings[name])
+    assert container["command"] == ["ray", "start"]
+    for arguments in (
+        container["args"],
+        *([f"--{key}={value}" for key, value in group["rayStartParams"].items()]
+          for group in (cluster(renderings[name])["headGroupSpec"], engines(renderings[name]))),
+    ):  # fmt: skip
+        start.make_context("start", list(arguments))
+    read = start.make_context("start", list(container["args"])).params
+    assert (read["address"], read["num_cpus"], read["num_gpus"]) == ("lora-serve-head-svc:6379", 0, 0)
+    assert read["block"]
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_gateway_begins_after_its_raylet_and_finds_it(renderings: dict[str, Rendered], name: str) -> None:
+    pod, beside, server = renderings[name].pod(), raylet(renderings[name]), renderings[name].server()
+    assert beside["restartPolicy"] == "Always"  # with a startup probe: Kubernetes' sidecar
+    assert beside["startupProbe"]["httpGet"]["path"] == "/api/healthz"
+    assert pod["shareProcessNamespace"] is True
+    mounts = [{item["mountPath"]: item["name"] for item in container["volumeMounts"]} for container in (beside, server)]
+    assert mounts[0]["/tmp"] == mounts[1]["/tmp"]
+    assert {"tmp", "shm"} <= {item["name"] for item in pod["volumes"]}
+    token = {"secretKeyRef": {"name": renderings[name].environment()["LORA_SERVE_ADMIN_KEY"]["secretKeyRef"]["name"],
+                              "key": "auth_token"}}  # fmt: skip
+    for container in (beside, server):
+        variables = {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
+        assert variables["RAY_AUTH_MODE"] == "token"
+        assert variables["RAY_AUTH_TOKEN"] == token
+    assert cluster(renderings[name])["authOptions"] == {"mode": "token", "secretName": token["secretKeyRef"]["name"]}
+
+
+def test_probes_ask_what_ray_answers_without_a_token(renderings: dict[str, Rendered]) -> None:
+    from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
+
+    for group in (cluster(renderings["fleet"])["headGroupSpec"], engines(renderings["fleet"])):
+        container = group["template"]["spec"]["containers"][0]
+        for kind in ("startup", "liveness", "readiness"):
+            assert container[f"{kind}Probe"]["httpGet"]["path"] in PUBLIC_EXACT_PATHS
+
+
+def test_versions_of_ray_are_the_images(renderings: dict[str, Rendered]) -> None:
+    assert cluster(renderings["fleet"])["rayVersion"] == importlib.metadata.version("ray")
+
+
+def test_pods_of_ray_end_after_what_runs_on_them(renderings: dict[str, Rendered]) -> None:
+    for name in FLEETS:
+        pod = engines(renderings[name])["template"]["spec"]
+        gateway = renderings[name].server()
+        drain = int(gateway["args"][gateway["args"].index("--shutdown-timeout") + 1])
+        sleep = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert sleep >= drain + gateway["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert pod["terminationGracePeriodSeconds"] > sleep
+        assert renderings[name].of("StatefulSet")["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_nothing_secret_is_among_what_ray_shows(renderings: dict[str, Rendered]) -> None:
+    for name in FLEETS:
+        assert not re.search("redis|key|token|password", renderings[name].of("RayService")["spec"]["serveConfigV2"])
+        names = [item["name"] for item in engines(renderings[name])["template"]["spec"]["containers"][0]["env"]]
+        own = {f"LORA_SERVE_{field.upper()}" for field in Settings.model_fields}
+        assert set(names) & own == {"LORA_SERVE_REDIS_URL"}
+
+
+def test_nodes_of_ray_talk_to_each_other_and_to_nobody_else(renderings: dict[str, Rendered]) -> None:
+    rendering = renderings["fleet"]
+    labels = [template["metadata"]["labels"] for template in rendering.templates()]
+    assert sorted(item["app.kubernetes.io/component"] for item in labels) == ["engine", "head", "redis", "server"]
+    policy = rendering.of("NetworkPolicy", "-ray")["spec"]
+    components = {"key": "app.kubernetes.io/component", "operator": "In"}
+    assert policy["podSelector"]["matchExpressions"] == [components | {"values": ["head", "engine"]}]
+    nodes, operator = policy["ingress"]
+    (peer,) = nodes["from"]
+    assert peer["podSelector"]["matchExpressions"] == [components | {"values": ["server", "head", "engine"]}]
+    assert "namespaceSelector" not in peer
+    assert operator["ports"] == [{"port": 8265}]
+    assert rendering.of("NetworkPolicy")["spec"]["ingress"][1] == nodes
+    engines_of_redis = rendering.of("NetworkPolicy", "-redis")["spec"]["ingress"][0]["from"][1]["podSelector"]
+    assert engines_of_redis["matchExpressions"] == [components | {"values": ["head", "engine"]}]
+    assert rendering.of("PodDisruptionBudget", "-engines")["spec"]["selector"]["matchLabels"].items() <= next(
+        item.items() for item in labels if item["app.kubernetes.io/component"] == "engine"
+    )
+
+
+def test_head_keeps_its_state_in_redis(renderings: dict[str, Rendered]) -> None:
+    found = {name: cluster(renderings[name])["gcsFaultToleranceOptions"] for name in FLEETS}
+    assert found["fleet"]["redisAddress"] == "lora-serve-redis:6379"
+    assert found["ray"]["redisAddress"] == "redis.example.org:6379"
+    assert found["ray"]["redisPassword"]["valueFrom"]["secretKeyRef"]["optional"] is True
+
+
+def test_notes_tell_of_the_token(renderings: dict[str, Rendered]) -> None:
+    for name in FLEETS:
+        assert "--from-literal=auth_token=" in renderings[name].notes
+    assert "3 gateways, 1 to 8 engines" in renderings["ray"].notes
+    assert "2 gateways, 3 engines" in renderings["fleet"].notes
+    assert "auth_token" not in renderings["trial"].notes
