@@ -4,7 +4,10 @@
   value: "0"
 {{- end -}}
 
-{{- define "lora-serve.tokenEnv" -}}
+{{/* A gateway's; to the pods of Ray KubeRay gives the like. */}}
+{{- define "lora-serve.gatewayEnv" -}}
+- name: RAY_gcs_rpc_server_reconnect_timeout_s # seconds that a head may be away
+  value: "600"
 - name: RAY_AUTH_MODE
   value: token
 - name: RAY_AUTH_TOKEN
@@ -43,47 +46,6 @@ readinessProbe:
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 3
-{{- end -}}
-
-{{/* The raylet beside a gateway: a sidecar of Kubernetes, ready before the server begins and ended after it. */}}
-{{- define "lora-serve.raylet" -}}
-- name: raylet
-  image: {{ include "lora-serve.image" . | quote }}
-  imagePullPolicy: {{ .Values.image.pullPolicy }}
-  restartPolicy: Always
-  command: [ray, start]
-  args:
-    - --address={{ include "lora-serve.fullname" . }}-head-svc:6379
-    - --num-cpus=0
-    - --num-gpus=0
-    - --object-store-memory=268435456
-    - --block
-  env:
-    {{- include "lora-serve.rayEnv" . | nindent 4 }}
-    {{- include "lora-serve.tokenEnv" . | nindent 4 }}
-    - name: RAY_gcs_rpc_server_reconnect_timeout_s # as KubeRay has it for engines: a head may be away for so long
-      value: "600"
-    - name: HOME
-      value: /tmp
-  startupProbe:
-    httpGet: { path: /api/healthz, port: 52365 }
-    periodSeconds: 2
-    timeoutSeconds: 5
-    failureThreshold: 60
-  livenessProbe:
-    httpGet: { path: /api/healthz, port: 52365 }
-    periodSeconds: 10
-    timeoutSeconds: 5
-    failureThreshold: 12
-  resources:
-    {{- toYaml .Values.fleet.rayletResources | nindent 4 }}
-  securityContext:
-    {{- include "lora-serve.containerSecurity" . | nindent 4 }}
-  volumeMounts:
-    - name: tmp
-      mountPath: /tmp
-    - name: shm
-      mountPath: /dev/shm
 {{- end -}}
 
 {{/* Whole cores of an engine: what the limit has, one at least. */}}
