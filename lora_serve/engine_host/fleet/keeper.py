@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     child.terminate()
     with suppress(subprocess.TimeoutExpired):
         child.wait(_GRACE_SECONDS)
-    end_session()
+    end_session(os.getsid(0))
     shutil.rmtree(folder, ignore_errors=True)
     return 0
 
@@ -60,10 +60,10 @@ def _tell_end(child: subprocess.Popen[bytes], folder: Path) -> None:
         (folder / ENDED).write_text(str(code))
 
 
-def end_session() -> None:
-    """Kills every other process of this process's session, until there is none."""
+def end_session(session: int) -> None:
+    """Kills every process of a session but this one, until there is none."""
     for _ in range(_MAX_SWEEPS):
-        others = list(_others())
+        others = list(_others(session))
         if not others:
             return
         for pid in others:
@@ -72,16 +72,15 @@ def end_session() -> None:
         time.sleep(0.05)
 
 
-def _others() -> Iterator[int]:
-    """The processes of this session that have not ended yet."""
-    own = os.getsid(0)
+def _others(session: int) -> Iterator[int]:
+    """The processes that have not ended yet."""
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError, ValueError, IndexError):
             # After the name in parentheses: state, parent, process group, session.
-            state, _, _, session = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:4]
-            if int(session) == own and state not in ("Z", "X"):
+            state, _, _, theirs = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(theirs) == session and state not in ("Z", "X"):
                 yield int(entry.name)
 
 
