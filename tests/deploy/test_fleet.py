@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import yaml
 
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.arguments import settings_of
+from lora_serve.engine_host.hosts.process import configure_of
 from tests.deploy.pod_settings import settings_of_pod
 from tests.deploy.rendering import Rendered
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
 FLEETS = ("ray", "fleet")
 
 
@@ -37,11 +39,9 @@ def application(rendering: Rendered) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", FLEETS)
 def test_serve_takes_the_application(renderings: dict[str, Rendered], name: str) -> None:
-    with warnings.catch_warnings(action="ignore"):
-        from ray.serve.schema import ServeDeploySchema
+    from ray.serve.schema import ServeDeploySchema
 
-        given = yaml.safe_load(renderings[name].of("RayService")["spec"]["serveConfigV2"])
-        read = ServeDeploySchema.model_validate(given)
+    read = ServeDeploySchema.model_validate(yaml.safe_load(renderings[name].of("RayService")["spec"]["serveConfigV2"]))
     assert read.proxy_location == "Disabled"
     assert read.applications[0].route_prefix is None
     assert read.applications[0].import_path == "lora_serve.engine_host.fleet.app:build"
@@ -51,12 +51,12 @@ def test_serve_takes_the_application(renderings: dict[str, Rendered], name: str)
 def test_engines_are_set_up_as_their_gateways_are(
     renderings: dict[str, Rendered], name: str, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    environment.setenv("LORA_SERVE_LOG_FORMAT", "text")  # an image may say so
     gateway = settings_of_pod(renderings[name], environment, tmp_path)
     arguments = application(renderings[name])["args"]
     engine = settings_of(arguments | {"model": gateway.model})
-    assert engine.model_slice() == gateway.model_slice()
-    assert engine.engine_slice() == gateway.engine_slice()
-    assert engine.adapter_slice() == replace(gateway.adapter_slice(), redis_url=None)
+    assert configure_of(engine) == configure_of(gateway)
+    assert engine.fleet_slice() == replace(gateway.fleet_slice(), address=None)
     assert gateway.redis_url is not None
     assert engine.fleet_name == gateway.fleet_name == application(renderings[name])["name"]
     assert (gateway.engine, gateway.ray_address) == ("ray", "lora-serve-head-svc:6379")
@@ -138,6 +138,22 @@ def test_nothing_secret_is_among_what_ray_shows(renderings: dict[str, Rendered])
         names = [item["name"] for item in engines(renderings[name])["template"]["spec"]["containers"][0]["env"]]
         own = {f"LORA_SERVE_{field.upper()}" for field in Settings.model_fields}
         assert set(names) & own == {"LORA_SERVE_REDIS_URL"}
+
+
+def test_application_is_built_of_its_arguments(renderings: dict[str, Rendered]) -> None:
+    """By Serve's own rules for a function that an import path names; as a gateway would start it."""
+    from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as built
+
+    from lora_serve.engine_host.fleet import app
+
+    given = application(renderings["fleet"])
+    module, _, name = given["import_path"].partition(":")
+    deployment = built(getattr(importlib.import_module(module), name), given["args"])._bound_deployment
+    assert deployment.num_replicas == 3
+    assert (deployment.ray_actor_options["num_cpus"], deployment.ray_actor_options["num_gpus"]) == (2, 0)
+    settings = settings_of(given["args"])
+    same = app.application(configure_of(settings), settings.fleet_slice(), settings.warmup, settings.shutdown_timeout)
+    assert deployment.version == same._bound_deployment.version
 
 
 def test_nodes_of_ray_talk_to_each_other_and_to_nobody_else(renderings: dict[str, Rendered]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Any
 
 from ray import serve
 from ray.serve.config import RequestRouterConfig
@@ -12,11 +13,19 @@ from lora_serve import __version__
 from lora_serve.client.wire import body_of
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.messages import Configure
+from lora_serve.engine_host.fleet.arguments import settings_of
 from lora_serve.engine_host.fleet.replica import EngineReplica
+from lora_serve.engine_host.hosts.process import configure_of
 
 _UNBOUNDED = 2**31 - 1  # requests of one replica as Serve counts them: the queues are the engine's own
 _ROUTER = "lora_serve.client.ray.request_router:NamedReplicaRouter"
 _ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}  # a frame crosses one thread less
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application of a RayService, whose arguments are settings by name. Raises ConfigError."""
+    settings = settings_of(args)
+    return application(configure_of(settings), settings.fleet_slice(), settings.warmup, settings.shutdown_timeout)
 
 
 def application(configure: Configure, fleet: FleetConfig, warmup: str, drain: float) -> serve.Application:

@@ -58,19 +58,26 @@ readinessProbe:
 {{- end -}}
 {{- end -}}
 
-{{/* Settings of the engines by name, as `build` takes them. Ray shows them: the Redis' URL is in the
-environment, and traces are the gateways'. */}}
+{{/* Settings that gateways and engines must have alike: an application of other ones is another one. */}}
+{{- define "lora-serve.fleetSettings" -}}
+{{- $gpus := get .Values.resources.limits "nvidia.com/gpu" | default 0 | int -}}
+{{- $own := dict "cpus_per_replica" (include "lora-serve.cores" . | int) "num_gpus" $gpus "replicas" .Values.replicas -}}
+{{- if eq .Values.autoscaling.mode "ray" -}}
+{{- $_ := set $own "replicas" "auto" -}}
+{{- $_ := set $own "max_replicas" .Values.autoscaling.maxReplicas -}}
+{{- end -}}
+{{- $image := dict "log_format" "json" "device" (ternary "cuda" "cpu" (gt $gpus 0)) -}}
+{{- merge $own .Values.settings $image | toJson -}}
+{{- end -}}
+
+{{/* Settings of the engines by name, as `build` takes them. Ray shows them: the Redis' URL is in the environment, and
+traces are the gateways'. */}}
 {{- define "lora-serve.engineSettings" -}}
-{{- $grows := eq .Values.autoscaling.mode "ray" -}}
 {{- $own := dict "fleet_name" (include "lora-serve.fullname" .) "model" (include "lora-serve.model" .) -}}
 {{- $_ := set $own "served_model_name" .Values.model.name -}}
 {{- $_ := set $own "store" "/data/store" -}}
 {{- $_ := set $own "shutdown_timeout" .Values.drain.requestSeconds -}}
-{{- $_ := set $own "cpus_per_replica" (include "lora-serve.cores" . | int) -}}
-{{- $_ := set $own "num_gpus" (get .Values.resources.limits "nvidia.com/gpu" | default 0 | int) -}}
-{{- $_ := set $own "replicas" (ternary "auto" .Values.replicas $grows) -}}
-{{- if $grows }}{{ $_ := set $own "max_replicas" .Values.autoscaling.maxReplicas }}{{ end -}}
-{{- range $key, $value := merge $own (omit .Values.settings "otlp_traces_endpoint") }}
+{{- range $key, $value := merge $own (omit (include "lora-serve.fleetSettings" . | fromJson) "otlp_traces_endpoint") }}
 {{ $key }}: {{ toJson $value }}
 {{- end }}
 {{- end -}}
