@@ -14,7 +14,7 @@ from lora_serve.engine_host.hosts.process import configure_of
 
 def deploy(settings: Settings) -> None:
     """Starts the application, or updates it if it runs with other settings; does not wait for replicas. One that a
-    configuration of Serve declares, as KubeRay's does, stays as it is: several gateways with older settings may join it.
+    configuration of Serve declares, as KubeRay does, stays as it is: gateways with older settings may join it.
     """
     fleet = settings.fleet_slice()
     serve.start(proxy_location=ProxyLocation.Disabled)

@@ -1,4 +1,4 @@
-"""An application that a configuration of Serve declares, as KubeRay declares it: gateways join it and change nothing."""
+"""An application that a configuration of Serve declares, as KubeRay does: gateways join it and change nothing."""
 
 from __future__ import annotations
 
