@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from lora_serve.core.settings import Settings
+from lora_serve.engine_host.configure import configure_of
 from lora_serve.engine_host.fleet.arguments import settings_of
-from lora_serve.engine_host.hosts.process import configure_of
 from tests.deploy.pod_settings import settings_of_pod
 from tests.deploy.rendering import Rendered
 
@@ -151,8 +151,7 @@ def test_application_is_built_of_its_arguments(renderings: dict[str, Rendered]) 
     deployment = built(getattr(importlib.import_module(module), name), given["args"])._bound_deployment
     assert deployment.num_replicas == 3
     assert (deployment.ray_actor_options["num_cpus"], deployment.ray_actor_options["num_gpus"]) == (2, 0)
-    settings = settings_of(given["args"])
-    same = app.application(configure_of(settings), settings.fleet_slice(), settings.warmup, settings.shutdown_timeout)
+    same = app.application(settings_of(given["args"]))
     assert deployment.version == same._bound_deployment.version
 
 

@@ -9,7 +9,6 @@ from ray.serve.schema import APIType, ApplicationStatus
 
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.app import application
-from lora_serve.engine_host.hosts.process import configure_of
 
 
 def deploy(settings: Settings) -> None:
@@ -20,8 +19,7 @@ def deploy(settings: Settings) -> None:
     serve.start(proxy_location=ProxyLocation.Disabled)
     if _is_declared(fleet.name):
         return
-    app = application(configure_of(settings), fleet, settings.warmup, settings.shutdown_timeout)
-    target = serve.RunTarget(app, name=fleet.name, route_prefix=None)
+    target = serve.RunTarget(application(settings), name=fleet.name, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
 
 
