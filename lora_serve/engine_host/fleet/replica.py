@@ -10,8 +10,7 @@ import ray
 from ray import serve
 
 from lora_serve.client.wire import to_engine
-from lora_serve.core.messages import Configure
-from lora_serve.core.messages import FromEngine
+from lora_serve.core.messages import Configure, FromEngine
 from lora_serve.engine_host.fleet.ports import listen_as_the_node
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 
