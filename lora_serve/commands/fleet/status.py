@@ -13,9 +13,8 @@ from lora_serve.commands.output import plain, seconds_text
 from lora_serve.commands.verb import Call, Verb
 
 _MAX_NAMES = 3  # of adapters in a line
-_COLUMNS = ("replica", "node", "state", "age", "requests", "running", "waiting", "waiting tokens", "KV", "slots", "host",
-            "loads", "adapters")  # fmt: skip
-_RIGHT = _COLUMNS[3:-1]
+_COUNTS = ("age", "requests", "running", "waiting", "waiting tokens", "KV", "slots", "host", "loads")
+_COLUMNS = ("replica", "node", "state", *_COUNTS, "adapters")
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +38,7 @@ async def show_status(call: Call) -> None:
 
 
 def _replicas(cards: list[dict[str, Any]]) -> Table:
-    table = _table(_COLUMNS, _RIGHT)
+    table = _table(_COLUMNS, _COUNTS)
     for card in cards:
         table.add_row(*map(plain, _cells(card)))
     return table
