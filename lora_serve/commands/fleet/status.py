@@ -10,11 +10,17 @@ from rich.table import Table
 
 from lora_serve.commands.flags import adapter_id
 from lora_serve.commands.output import plain, seconds_text
-from lora_serve.commands.verb import Call, Verb
+from lora_serve.commands.verb import Call, Verb, run_alone
 
 _MAX_NAMES = 3  # of adapters in a line
 _COUNTS = ("age", "requests", "running", "waiting", "waiting tokens", "KV", "slots", "host", "loads")
 _COLUMNS = ("replica", "node", "state", *_COUNTS, "adapters")
+
+
+def run(arguments: list[str]) -> int:
+    """Runs the subcommand; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
+    summary = "Show the engines behind a running server: state, load, the adapters that each holds."
+    return run_alone(Verb("lora-serve fleet status", summary, (), _flags, show_status), arguments)
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -95,14 +101,3 @@ def _table(columns: tuple[str, ...], right: tuple[str, ...]) -> Table:
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left")
     return table
-
-
-VERBS = (
-    Verb(
-        "status",
-        "Show the engines behind a server: state, load, the adapters that each holds.",
-        ("status", "status --adapter acme/support", "status --json"),
-        _flags,
-        show_status,
-    ),
-)
