@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import QueueFullError, TenantQueueFullError
 from lora_serve.core.request import InferenceRequest
+from lora_serve.engine.wait_forecast import WaitForecast
 
 _MEMORY = 5.0  # seconds of waiting after which an observation weighs 1/e
 _UNKNOWN = 1.0  # seconds, while no request has left the queue yet
@@ -92,6 +93,7 @@ class QueueGate:
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}  # by request id
         self._all = WaitingLine(clock())
+        self.forecast: WaitForecast | None = None  # None: nobody asks for it
         self._lines: dict[str, WaitingLine] = {}  # by account and WaitingLimit, only those with waiting requests
 
     @property
@@ -105,6 +107,15 @@ class QueueGate:
     def check(self) -> None:
         """Raises QueueFullError if not even the smallest request may enter: cheap, called before a body is read."""
         self._check_all(1, 1, self._clock())
+
+    def predicted_wait(self, requests: Sequence[InferenceRequest]) -> float:
+        """The seconds until these requests would start, if they came now; infinity if they would be refused."""
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        if any(_excess(self._all, len(requests), num_tokens, self._limits.max_requests, self._limits.max_tokens)):
+            return math.inf
+        if self.forecast is None or self._all.num_requests == 0:
+            return 0.0
+        return self.forecast.seconds(self._all.num_requests + 1, self._all.num_tokens, self._clock())
 
     def enter(
         self,
@@ -133,6 +144,8 @@ class QueueGate:
         for request in fresh:
             names, num_tokens = (_account(request), *(limit.name for limit in lines)), len(request.prompt_token_ids)
             self._waiting[request.request_id] = _Waiting(names, num_tokens, on_start)
+            if self.forecast is not None and self._all.num_requests == 0:
+                self.forecast.begin(now)
             self._all.add(num_tokens, now)
             for name in names:
                 self._lines.setdefault(name, WaitingLine(now)).add(num_tokens, now)
@@ -151,6 +164,8 @@ class QueueGate:
             return
         now = self._clock()
         self._all.remove(waiting.num_tokens, now)
+        if self.forecast is not None:
+            self.forecast.left(waiting.num_tokens, now)
         for name in waiting.lines:
             line = self._lines[name]
             line.remove(waiting.num_tokens, now)
