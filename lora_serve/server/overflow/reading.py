@@ -9,6 +9,7 @@ import binascii
 import math
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import msgspec
 from aiohttp import ClientResponse
@@ -31,7 +32,7 @@ class _Choice(msgspec.Struct):
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class _Vector(msgspec.Struct):
