@@ -16,7 +16,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class OverflowSettings(SettingsGroup):
-    """Neighbours, when they are asked, and under which names."""
+    """Neighbours that compute what would wait here for long."""
 
     overflow: Texts = Field(
         (),
