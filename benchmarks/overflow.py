@@ -5,9 +5,9 @@
 Two servers on the demo model, a thread each; the first runs --rows rows at once, its neighbour --neighbour-rows. The
 capacity is what a closed loop of --rows callers gets of the first alone. Then, each from random arrivals (Poisson) of
 streamed completions on all adapters: quiet (0.3 of the capacity), the flood without a neighbour, the flood with one,
-and a flood of streams and whole answers in whose middle the neighbour is killed. The first token counts from the planned
-time. Whole answers must all come, and of the streams at most those end with an error that the neighbour had begun. The
-generator shares the machine with both servers; `late_ms` is how much later than meant it sent.
+and a flood of streams and whole answers in whose middle the neighbour is killed. The first token counts from the
+planned time. Whole answers must all come, and of the streams at most those end with an error that the neighbour had
+begun. The generator shares the machine with both servers; `late_ms` is how much later than meant it sent.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ async def _measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]
     port, found = free_port(), dict[str, Any]()
     overflow = ["--overflow", f"near=http://127.0.0.1:{port}", "--overflow-after-ms", str(options.after_ms)]
     with _server(folder / "alone", options.rows) as alone:
+        await _capacity(alone.url, options)  # warm: every adapter is loaded
         capacity = await _capacity(alone.url, options)
         found["capacity"] = round(capacity, 1)
         found["quiet"] = _figures(await _flood(alone.url, QUIET * capacity, options))
@@ -90,7 +91,8 @@ async def _measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]
         _server(folder / "neighbour", options.neighbour_rows, port=port) as neighbour,
         _server(folder / "first", options.rows, *overflow) as first,
     ):
-        await _flood(first.url, QUIET * capacity, options)  # warm
+        for server in (neighbour, first):
+            await _capacity(server.url, options)
         found["quiet_with_neighbour"] = _figures(await _flood(first.url, QUIET * capacity, options))
         found["flood"] = _figures(await _flood(first.url, options.factor * capacity, options))
         flood = _flood(first.url, options.factor * capacity, options, whole=0.5)

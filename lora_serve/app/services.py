@@ -97,7 +97,7 @@ def overflow_of(config: OverflowConfig, client: EngineClient, metrics: Metrics, 
     """The neighbours of --overflow; None if there are none."""
     if not config.neighbours:
         return None
-    return Overflow(config, client.gate, metrics.registry, keys.directory.may_leave)
+    return Overflow(config, client, metrics.registry, keys.directory.may_leave)
 
 
 def base_templates(text: TextModel, spec: ModelSpec, processes: TemplateProcesses, rule: str) -> BaseTemplates | None:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from lora_serve.core.setting_texts import check_text
+from lora_serve.core.setting_types import parse_list
 from lora_serve.core.strict_json import JsonError, parse_json
 
 VERSION = "{version}"  # in a target: the number of the version that answers
@@ -59,7 +60,7 @@ def parse_model_map(value: Any) -> Any:
     if isinstance(value, Mapping):
         return tuple(_pair(name, target) for name, target in value.items())
     if isinstance(value, str):
-        value = [value] if value.lstrip().startswith("{") else [text.strip() for text in value.split(",")]
+        value = [value] if value.lstrip().startswith("{") else parse_list(value)
     if not isinstance(value, list | tuple):
         raise ValueError(_FORM)
     return tuple(pair for item in value for pair in _pairs(item))

@@ -113,9 +113,9 @@ class QueueGate:
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         if any(_excess(self._all, len(requests), num_tokens, self._limits.max_requests, self._limits.max_tokens)):
             return math.inf
-        if self.forecast is None or self._all.num_requests == 0:
+        if self.forecast is None:
             return 0.0
-        return self.forecast.seconds(self._all.num_requests + 1, self._all.num_tokens, self._clock())
+        return self.forecast.seconds(self._all.num_requests, self._all.num_tokens, self._clock())
 
     def enter(
         self,
@@ -153,19 +153,25 @@ class QueueGate:
     def start(self, request_id: str) -> None:
         """Notes that a request's first tokens are in a step, so it waits no longer."""
         waiting = self._waiting.get(request_id)
+        if waiting is None:
+            return
         self.leave(request_id)
-        if waiting is not None and waiting.on_start is not None:
+        if self.forecast is not None:
+            self.forecast.started(request_id, self._clock())
+        if waiting.on_start is not None:
             waiting.on_start(request_id)
 
     def leave(self, request_id: str) -> None:
-        """Ends the wait of a request; an unknown id has left already."""
+        """Ends the wait of a request; one that waits no longer has ended."""
         waiting = self._waiting.pop(request_id, None)
-        if waiting is None:
-            return
         now = self._clock()
+        if waiting is None:
+            if self.forecast is not None:
+                self.forecast.ended(request_id, now)
+            return
         self._all.remove(waiting.num_tokens, now)
         if self.forecast is not None:
-            self.forecast.left(waiting.num_tokens, now)
+            self.forecast.left(waiting.num_tokens, now, others_wait=self._all.num_requests > 0)
         for name in waiting.lines:
             line = self._lines[name]
             line.remove(waiting.num_tokens, now)

@@ -19,6 +19,7 @@ MODEL = str(Path(__file__).parents[2] / "lora_serve" / "demo_data" / "model")
     [
         "acme/a=x, acme/*=",
         ["acme/a=x", "acme/*="],
+        '["acme/a=x", "acme/*="]',
         '{"acme/a": "x", "acme/*": null}',
         {"acme/a": "x", "acme/*": None},
         (("acme/a", "x"), ("acme/*", "")),

@@ -17,8 +17,8 @@ from tests.deploy.rendering import CHART, DEPLOY, NAMES, ROOT, Rendered
 
 # What the chart sets itself; the rest may stand in `settings`.
 OWN = {
-    "admin_key", "api_key", "overflow_api_key", "redis_url", "config", "model", "served_model_name", "host", "port", "store",
-    "engine", "shutdown_timeout", "ssl_certfile", "ssl_keyfile",
+    "admin_key", "api_key", "overflow_api_key", "redis_url", "config", "model", "served_model_name", "host", "port",
+    "store", "engine", "shutdown_timeout", "ssl_certfile", "ssl_keyfile",
 }  # fmt: skip
 SECRETS = {
     "LORA_SERVE_ADMIN_KEY": "a-long-enough-secret",

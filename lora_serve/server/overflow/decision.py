@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from lora_serve.client.base import EngineClient
 from lora_serve.core.config import OverflowConfig
+from lora_serve.core.errors import LoraServeError
 from lora_serve.core.model_map import ModelMap
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.wait_forecast import WaitForecast
 from lora_serve.server.adapter_set import AdapterSet
+from lora_serve.server.background.tasks import running
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.overflow.asking import can_leave
 from lora_serve.server.overflow.breaker import State
@@ -27,6 +30,7 @@ from lora_serve.server.overflow.outcome import OverflowMetrics
 from lora_serve.server.overflow.way import Asked, Way
 
 LEAST_PATIENCE = 1.0  # seconds
+PLACES_INTERVAL = 1.0  # seconds
 PROBE_INTERVAL = 0.5  # seconds between two looks for neighbours that have rested
 _log = logging.getLogger(__name__)
 
@@ -37,13 +41,15 @@ class Overflow:
     def __init__(
         self,
         config: OverflowConfig,
-        gate: QueueGate,
+        client: EngineClient,
         registry: CollectorRegistry,
         may_leave: Callable[[str], bool],
     ) -> None:
         """`may_leave`: whether a tenant lets neighbours compute its answers, or others' with its adapters."""
         self._config = config
-        self._gate = gate
+        self._client = client
+        self._gate = client.gate
+        self._forecast = self._gate.forecast = WaitForecast()
         self._may_leave = may_leave
         self._id = secrets.token_hex(8)
         self._salt = secrets.token_bytes(32)
@@ -54,7 +60,6 @@ class Overflow:
         )
         up = {one.name: lambda one=one: float(one.breaker.state is not State.OPEN) for one in self.neighbours}
         self._metrics = OverflowMetrics(registry, up)
-        gate.forecast = WaitForecast()
 
     @property
     def has_room(self) -> bool:
@@ -67,13 +72,9 @@ class Overflow:
         async with AsyncExitStack() as stack:
             for neighbour in self.neighbours:
                 await stack.enter_async_context(neighbour.running())
-            tasks = [asyncio.create_task(self._look_after(neighbour)) for neighbour in self.neighbours]
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            works = [functools.partial(self._look_after, neighbour) for neighbour in self.neighbours]
+            await stack.enter_async_context(running(self._follow_places, *works, name="overflow"))
+            yield
 
     def way_of(
         self,
@@ -132,6 +133,14 @@ class Overflow:
             if sender == neighbour.sender and not neighbour.is_self:
                 neighbour.is_self = True
                 _log.error("--overflow: %s is this server itself; it is not asked any more", neighbour.name)
+
+    async def _follow_places(self) -> None:
+        """Ask the engine now and then how many rows it runs at once, which may be changed and depends on its load."""
+        while True:
+            with suppress(LoraServeError):  # it is being restarted
+                batcher = (await self._client.stats()).batcher
+                self._forecast.places = None if batcher is None else batcher.max_rows
+            await asyncio.sleep(PLACES_INTERVAL)
 
     async def _look_after(self, neighbour: Neighbour) -> None:
         """Look at a neighbour at start, and after each rest of its breaker."""

@@ -56,7 +56,7 @@ def overflow_config(neighbour: House) -> OverflowConfig:
 @pytest.fixture
 async def services(services: Services, overflow_config: OverflowConfig) -> Services:
     may_leave = services.keys.directory.may_leave
-    overflow = Overflow(overflow_config, services.client.gate, services.metrics.registry, may_leave)
+    overflow = Overflow(overflow_config, services.client, services.metrics.registry, may_leave)
     return replace(services, overflow=overflow)
 
 
