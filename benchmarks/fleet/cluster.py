@@ -1,0 +1,53 @@
+"""A Ray cluster of this machine that several gateways join; it ends with the block."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.processes import Child
+from lora_serve.commands.server_process import HOST, free_port
+from lora_serve.core.child_environment import without_settings
+
+UP_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`pid`: of the process below which everything of the cluster runs."""
+
+    address: str
+    pid: int
+
+
+@contextmanager
+def ray_cluster(folder: Path) -> Iterator[Cluster]:
+    """One node on loopback, all cores; its logs are in `folder`."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as temporary:  # short: names of sockets have 107 bytes
+        command = [
+            str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--node-ip-address", HOST,
+            "--port", str(port), "--temp-dir", temporary, "--include-dashboard", "false", "--disable-usage-stats",
+        ]  # fmt: skip
+        child = Child(command, folder / "ray.log", without_settings(os.environ))
+        try:
+            _wait_until_up(child, f"{HOST}:{port}")
+            yield Cluster(f"{HOST}:{port}", child.pid)
+        finally:
+            child.stop()
+
+
+def _wait_until_up(child: Child, address: str) -> None:
+    deadline = time.monotonic() + UP_SECONDS
+    command = [str(Path(sys.executable).with_name("ray")), "health-check", "--address", address]
+    while subprocess.run(command, capture_output=True, check=False).returncode:
+        if child.process.poll() is not None or time.monotonic() > deadline:
+            raise child.failed("the Ray cluster did not come up")
+        time.sleep(0.2)
