@@ -27,6 +27,7 @@ class Fleet:
 
     gateways: Sequence[ServerProcess]
     replicas: int
+    rows: int  # that a replica runs at a time: so many streams may be cut by its end
     roots: Sequence[int]
     redis: RedisServer | None = None
     random: random.Random = field(default_factory=lambda: random.Random(5))
@@ -50,7 +51,7 @@ async def kill(fleet: Fleet, stage: Stage) -> None:
         if engines := await fleet.engines():
             pid = fleet.random.choice(engines)
             signal_to(pid, signal.SIGKILL)
-            stage.note(f"kill -9 of replica {pid}, one of {len(engines)}")
+            stage.note(f"kill -9 of replica {pid}, one of {len(engines)}", may_cut=fleet.rows)
         await asyncio.sleep(max(0.0, min(EVERY - (stage.now - started), stage.left)))
 
 
@@ -63,7 +64,7 @@ async def hang(fleet: Fleet, stage: Stage) -> None:
         await asyncio.sleep(HANG)
         was_replaced = not is_alive(pid)
         signal_to(pid, signal.SIGCONT)
-        stage.note(f"replica {pid} stood still, {'was replaced' if was_replaced else 'went on'}", since)
+        stage.note(f"replica {pid} stood still, {'was replaced' if was_replaced else 'went on'}", since, may_cut=fleet.rows)
         await asyncio.sleep(EVERY)
 
 

@@ -37,8 +37,9 @@ from benchmarks.report import RESULTS, machine
 from tests.redis_server import RedisServer
 
 PATIENCE = 60.0  # seconds until the fleet must be whole again
-ROWS = ("--max-num-seqs", "6", "--max-loras", "8")  # of a replica: some requests always wait without a token
+ROWS = 6  # of a replica: some requests always wait without a token
 NUM_PROMPTS, NUM_TOKENS = 4, 64
+TOLD = 20  # failures in words; all are counted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report["command"] = "python -m benchmarks.fleet.faults " + shlex.join(arguments or sys.argv[1:])
     out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({name: value for name, value in report.items() if name != "machine"}, indent=1))
-    for line in found.failures:
+    for line in found.failures[:TOLD]:
         print(f"FAILED: {line}", file=sys.stderr)
     return 1 if found.failures else 0
 
@@ -74,7 +75,7 @@ def measured(options: argparse.Namespace) -> tuple[dict[str, Any], Verdict]:
         "settings": settings,
         "counts": found.counts,
         **found.figures,
-        "failures": found.failures[:50],
+        "failures": found.failures[:TOLD],
         "num_failures": len(found.failures),
     }
     return report, found
@@ -96,7 +97,7 @@ async def _run(fleet: Fleet, known: KnownAnswers, options: argparse.Namespace) -
 def _fleet(site: Site, options: argparse.Namespace) -> Iterator[Fleet]:
     """Its gateways are ready and know every adapter."""
     with ExitStack() as stack:
-        more: list[str] = [*ROWS, *options.flags]
+        more: list[str] = ["--max-num-seqs", str(ROWS), "--max-loras", "8", *options.flags]
         store = None
         if options.redis or options.gateways > 1 or options.fault == "redis":
             (folder := site.root / "redis").mkdir()
@@ -116,7 +117,7 @@ def _fleet(site: Site, options: argparse.Namespace) -> Iterator[Fleet]:
             gateways.append(stack.enter_context(site.server(f"gateway-{number}", engine, *more, *own)))
             roots.append(gateways[-1].pid)
         num_engines = options.replicas if options.engine == "ray" else 1
-        yield Fleet(gateways, num_engines, roots, store)
+        yield Fleet(gateways, num_engines, ROWS, roots, store)
 
 
 if __name__ == "__main__":
