@@ -57,6 +57,16 @@ class QueueLimits:
     max_tenant_requests: int | None = None
     max_tenant_tokens: int | None = None
 
+    def times(self, count: int) -> QueueLimits:
+        """The limits of so many engines together."""
+        return QueueLimits(
+            self.max_requests * count,
+            *(
+                None if limit is None else limit * count
+                for limit in (self.max_tokens, self.max_tenant_requests, self.max_tenant_tokens)
+            ),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarConfig:

@@ -195,3 +195,5 @@ class EngineStats:
     num_hung_loads: int = 0  # that ended with LoadHangsError, since start
     steps_by_tokens: tuple[int, ...] = ()  # steps since start: up to each of STEP_TOKENS, then larger ones
     num_step_tokens: int = 0  # in all of them
+    num_waiting_tokens: int = 0  # of the prompts of all requests, that are still to be computed
+    num_running_tokens: int = 0  # of running rows, that are computed

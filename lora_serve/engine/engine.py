@@ -195,6 +195,10 @@ class Engine:
             constraints=ConstraintStats() if self._constraints is None else self._constraints.stats(),
             speculation=self.scheduler.drafting.stats({slot.digest: slot.name for slot in slots}),
             num_hung_loads=residency.num_hung_loads,
+            num_waiting_tokens=sum(
+                max(0, s.num_prompt - s.num_computed) for s in (*self.scheduler.running, *self.scheduler.waiting)
+            ),
+            num_running_tokens=sum(sequence.num_computed for sequence in self.scheduler.running),
         )
 
     def _copy_into_slots(self) -> dict[str, LoraServeError]:

@@ -1,0 +1,46 @@
+"""The report that a replica of a fleet makes of itself each second, and that gateways choose replicas by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lora_serve.core.stats import EngineStats
+
+
+class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
+    """One look at a replica. Digests are those of adapter versions; tokens are counted over all gateways' requests."""
+
+    replica: str  # a random name that no replica before it had
+    made_at: float  # seconds of the replica's `time.monotonic()`: orders its reports, says nothing beside another's
+    device: tuple[str, ...] = ()  # adapters in slots
+    host: tuple[str, ...] = ()  # in host memory, some of them in slots too
+    loading: tuple[str, ...] = ()  # on their way there
+    max_loras: int = 0  # slots
+    num_running: int = 0  # requests
+    num_waiting: int = 0
+    waiting_tokens: int = 0  # of prompts, that are still to be computed
+    running_tokens: int = 0  # of running rows, that are computed: what each step reads again
+    num_blocks: int = 0  # of KV
+    num_free_blocks: int = 0
+    prefix_roots: tuple[int, ...] = ()  # of prompts that it has computed lately: `routing/prefix_roots.py`
+
+
+def report_of(replica: str, made_at: float, stats: EngineStats, prefix_roots: Sequence[int] = ()) -> ReplicaReport:
+    """The report of a replica whose engine has these figures."""
+    return ReplicaReport(
+        replica=replica,
+        made_at=made_at,
+        device=tuple(slot.digest for slot in stats.slots),
+        host=stats.host_digests,
+        loading=stats.loading_digests,
+        max_loras=stats.max_loras,
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        waiting_tokens=stats.num_waiting_tokens,
+        running_tokens=stats.num_running_tokens,
+        num_blocks=stats.num_blocks,
+        num_free_blocks=stats.num_free_blocks,
+        prefix_roots=tuple(prefix_roots),
+    )

@@ -1,0 +1,28 @@
+"""Starts the fleet's application, and looks how it fares. Called on threads: Ray Serve waits."""
+
+from __future__ import annotations
+
+from ray import serve
+from ray.serve.config import ProxyLocation
+from ray.serve.schema import ApplicationStatus
+
+from lora_serve.core.settings import Settings
+from lora_serve.engine_host.fleet.app import application
+from lora_serve.engine_host.hosts.process import configure_of
+
+
+def deploy(settings: Settings) -> None:
+    """Starts the application, or updates it if it runs with other settings; does not wait for replicas."""
+    fleet = settings.fleet_slice()
+    serve.start(proxy_location=ProxyLocation.Disabled)
+    app = application(configure_of(settings), fleet, settings.warmup, settings.shutdown_timeout)
+    target = serve.RunTarget(app, name=fleet.name, route_prefix=None)
+    serve.run_many([target], wait_for_applications_running=False)
+
+
+def failure(name: str) -> str:
+    """Words about why the application cannot be started; empty if it can."""
+    status = serve.status().applications.get(name)
+    if status is None or status.status is not ApplicationStatus.DEPLOY_FAILED:
+        return ""
+    return " ".join(status.message.split())[:1000]

@@ -1,0 +1,23 @@
+"""The choice of the replica that answers. The folder is the list of routers: a file's name is a value of --router.
+
+A router is a file here with `class Router(base.Router)`; it is named nowhere else. The contract tests run over all
+files (tests/contracts/test_router.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from lora_serve.routing.routers.base import Router
+
+
+def router_names() -> list[str]:
+    """All routers, sorted."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+
+
+def create_router(name: str, seed: int = 0) -> Router:
+    """The router of file `name`; each gateway of a fleet gives another seed, so that they do not choose in step."""
+    router: Router = importlib.import_module(f"{__name__}.{name}").Router(seed)
+    return router

@@ -1,0 +1,17 @@
+"""The replica with the fewest requests under way, whatever adapters are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lora_serve.routing.replica_state import ReplicaState
+from lora_serve.routing.routed_request import RoutedRequest
+from lora_serve.routing.routers import base
+
+
+class Router(base.Router):
+    """Among equally loaded replicas chance decides."""
+
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaState]) -> list[str]:
+        order = self.random.sample(replicas, len(replicas))
+        return [state.replica for state in sorted(order, key=lambda state: state.num_requests)]
