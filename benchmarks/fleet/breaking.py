@@ -44,12 +44,12 @@ async def nothing(fleet: Fleet, stage: Stage) -> None:
 
 
 async def kill(fleet: Fleet, stage: Stage) -> None:
-    """kill -9 of a replica every ten seconds."""
+    """kill -9 of the replica that has lived longest, every ten seconds: one that serves, and the others in turn."""
     await asyncio.sleep(FIRST)
     while stage.left > 0:
         started = stage.now
         if engines := await fleet.engines():
-            pid = fleet.random.choice(engines)
+            pid = engines[0]
             signal_to(pid, signal.SIGKILL)
             stage.note(f"kill -9 of replica {pid}, one of {len(engines)}", may_cut=fleet.rows)
         await asyncio.sleep(max(0.0, min(EVERY - (stage.now - started), stage.left)))
