@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report, found = measured(options)
     report["command"] = "python -m benchmarks.fleet.faults " + shlex.join(arguments or sys.argv[1:])
     out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps({name: value for name, value in report.items() if name != "machine"}, indent=1))
+    print(json.dumps({name: value for name, value in report.items() if name not in ("machine", "settings")}))
     for line in found.failures[:TOLD]:
         print(f"FAILED: {line}", file=sys.stderr)
     return 1 if found.failures else 0
@@ -88,9 +88,17 @@ async def _run(fleet: Fleet, known: KnownAnswers, options: argparse.Namespace) -
     found = verdict(judged, stage.events, stage.now)
     whole = await until_whole(fleet, PATIENCE)
     found.figures["whole_again_s"] = whole
+    found.figures["gateways_said"] = [line for server in fleet.gateways for line in said(server.log)]
     if whole is None:
         found.failures.append(f"not whole again after {PATIENCE:.0f} s: engines {await fleet.engines()}")
     return found
+
+
+def said(log: Path) -> list[str]:
+    """What a server logged of its replicas, and every warning and error."""
+    words = ("[error", "[warning", "[critical", "replica", "Traceback")
+    lines = log.read_text(errors="replace").splitlines()
+    return [line[:300] for line in lines if any(word in line for word in words) and not any(route in line for route in ("GET /", "POST /"))][-TOLD * 3 :]
 
 
 @contextmanager

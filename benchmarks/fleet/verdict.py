@@ -60,6 +60,7 @@ def verdict(judged: Sequence[Judged], events: Sequence[Event], seconds: float) -
         "first_token_ms": spread_ms(one.record.first_token for one in counted if one.kind == "right"),
         "longest_silence_s": round(_longest_silence([one.record for one in counted], seconds), 2),
         "events": [{**asdict(event), "under_way": _num_hit(counted, event), "cut": _num_cut(counted, event)} for event in events],
+        "tokens_by_second": _tokens_by_second([one.record for one in counted], seconds),
         "errors": _errors(counted),
     }
     return Verdict(counts, figures, _failures(counted, events))
@@ -113,6 +114,15 @@ def _longest_silence(records: Sequence[RequestRecord], seconds: float) -> float:
     """The longest time in which nobody got a token."""
     times = sorted(chunk.time for record in records for chunk in record.chunks)
     return max((later - earlier for earlier, later in zip([0.0, *times], [*times, seconds], strict=True)), default=seconds)
+
+
+def _tokens_by_second(records: Sequence[RequestRecord], seconds: float) -> list[int]:
+    """How many came in each second of the load."""
+    found = [0] * (int(seconds) + 1)
+    for record in records:
+        for chunk in record.chunks:
+            found[min(int(chunk.time), len(found) - 1)] += chunk.num_tokens
+    return found
 
 
 def first_token_p95(records: Sequence[RequestRecord]) -> float:
