@@ -42,6 +42,11 @@ class MessageClient(ABC):
         self._calls: dict[int, asyncio.Future[ReplyValue]] = {}
         self._call_ids = itertools.count(1)
 
+    @property
+    def is_there(self) -> bool:
+        """See `EngineClient.is_there`: a request finds out by itself."""
+        return True
+
     @abstractmethod
     def _send(self, message: ToEngine) -> None:
         """Give the engine a message; returns at once. Raises NotReadyError if there is no engine."""

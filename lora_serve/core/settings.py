@@ -141,7 +141,7 @@ class Settings(
         )
 
     def fleet_slice(self) -> FleetConfig:
-        replicas = None if self.replicas == "auto" else self.replicas
+        replicas = self.replicas if isinstance(self.replicas, int) else None  # auto
         most = replicas or self.max_replicas or 1
         num_gpus = float(self.device == "cuda") if self.num_gpus is None else self.num_gpus
         return FleetConfig(

@@ -53,7 +53,7 @@ class ReplicaLink(MessageClient):
         self.replica = replica
         self.report: ReplicaReport | None = None
         self.clock_offset = 0.0  # seconds by which the replica's time.monotonic() is ahead of this process's
-        self.lost: asyncio.Task[str] | None = None  # describes the end, once it has come
+        self.lost: asyncio.Task[tuple[str, int]] | None = None  # why it ended, and the number of requests it had then
         self._gateway = gateway
         self._transport = transport
         self._others = others
@@ -83,7 +83,7 @@ class ReplicaLink(MessageClient):
             await self.close()
             raise
         if not self._greeted.done():
-            raise EngineLostError(f"Replica {self.replica} cannot be reached ({self.lost.result()}).", RETRY_AFTER)
+            raise EngineLostError(f"Replica {self.replica} cannot be reached ({self.lost.result()[0]}).", RETRY_AFTER)
         return self._greeted.result()
 
     async def bring_to(self, commands: Iterable[AdapterCommand], timeout: float) -> None:
@@ -106,7 +106,7 @@ class ReplicaLink(MessageClient):
 
     # ----------------------------------------------------------------------------------------------------------
 
-    async def _run(self) -> str:
+    async def _run(self) -> tuple[str, int]:
         """Reads until the stream ends; then everybody who waits for this replica is told."""
         parts = {asyncio.create_task(part) for part in (self._read(), self._write(), self._listen())}
         try:
@@ -118,8 +118,8 @@ class ReplicaLink(MessageClient):
             for part in parts:
                 part.cancel()
             await asyncio.wait(parts, timeout=_CLOSE_SECONDS)
-            self._fail_all(lambda: EngineLostError("The engine stopped unexpectedly; try again.", RETRY_AFTER))
-        return reason
+            num_lost = self._fail_all(_lost)
+        return reason, num_lost
 
     async def _read(self) -> str:
         try:
@@ -185,6 +185,10 @@ class ReplicaLink(MessageClient):
             await self.adapters(command)
         except LoraServeError as error:
             _log.warning("replica %s refused a %s: %s", self.replica, type(command).__name__, error)
+
+
+def _lost() -> EngineLostError:
+    return EngineLostError("The engine stopped unexpectedly; try again.", RETRY_AFTER)
 
 
 def gateway_names(base: str) -> Callable[[], str]:

@@ -28,6 +28,8 @@ class NamedReplicaRouter(RequestRouter):
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
         """In place of Serve's queue of pending requests, its probes and its waiting: there is nothing to decide."""
+        if is_retry:  # else Serve would try again at once, and for ever
+            raise ReplicaGoneError("the replica does not answer")
         for replica in self.curr_replicas.values():
             if replica.replica_id.unique_id == pending_request.kwargs.get("replica"):
                 return replica

@@ -33,7 +33,7 @@ def application(configure: Configure, fleet: FleetConfig, warmup: str, drain: fl
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2,
         health_check_timeout_s=30,
-        logging_config={"enable_access_log": False},  # a line for each call, which the driver would copy into its log
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
         ray_actor_options={
             "num_cpus": fleet.num_cpus,

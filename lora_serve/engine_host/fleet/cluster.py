@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +18,14 @@ from typing import Any
 
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.engine_host.fleet.node import LOOPBACK, Node, joining_node, own_head
+from lora_serve.engine_host.fleet.node import LOOPBACK, Node, explained, joining_node, own_head
 from lora_serve.engine_host.fleet.output import logged_output
 
 CONNECT_SECONDS = 3.0  # for a TCP connection to a cluster's GCS
 DRIVER_SECONDS = 20.0  # for this process to be one of the cluster's
 CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108  where `ray start` notes the address
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+_SIGACTION_BYTES = 512  # more than C's `struct sigaction` has anywhere
 _log = logging.getLogger(__name__)
 
 
@@ -52,10 +56,11 @@ def open_cluster(config: FleetConfig) -> Iterator[Cluster]:
         else:
             address = config.address if config.address != "auto" else running_address()
             check_reachable(address)
-            _warn_without_tokens(address)
+            variables = token_variables(os.environ)
+            _warn_without_tokens(address, variables)
+            stack.enter_context(_environment({**variables, "RAY_USAGE_STATS_ENABLED": "0"}))
             node_of_ours = None if config.address == "auto" else stack.enter_context(joining_node(address))
             cluster = Cluster(address, False, node_of_ours)
-            stack.enter_context(_environment({"RAY_USAGE_STATS_ENABLED": "0"}))
         stack.enter_context(_connected(cluster))
         _check_room(config, cluster)
         yield cluster
@@ -94,9 +99,17 @@ def check_reachable(address: str) -> None:
         ) from None
 
 
-def _warn_without_tokens(address: str) -> None:
+def token_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Whether this process shows a token, which Ray wants to be told: as RAY_AUTH_MODE says, else if there is one."""
+    if mode := environment.get("RAY_AUTH_MODE"):
+        return {"RAY_AUTH_MODE": mode}
+    file = environment.get("RAY_AUTH_TOKEN_PATH") or Path(environment.get("HOME", "/"), ".ray", "auth_token")
+    return {"RAY_AUTH_MODE": "token"} if environment.get("RAY_AUTH_TOKEN") or Path(file).is_file() else {}
+
+
+def _warn_without_tokens(address: str, variables: Mapping[str, str]) -> None:
     host = address.rpartition(":")[0].strip("[]")
-    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token" and host not in (LOOPBACK, "localhost", "::1"):
+    if variables.get("RAY_AUTH_MODE", "").lower() != "token" and host not in (LOOPBACK, "localhost", "::1"):
         _log.warning(
             "the Ray cluster at %s is joined without tokens: whoever reaches its ports can run code on its machines. "
             "RAY_AUTH_MODE=token and a token make it ask (docs/deploy.md)",
@@ -131,7 +144,7 @@ def _connected(cluster: Cluster) -> Iterator[None]:
     temp_dir = None if cluster.node is None else str(cluster.node.folder)
 
     def connect() -> None:
-        with _as_a_driver_of(cluster), _quiet(logging.getLogger("ray")):
+        with _as_a_driver_of(cluster), _kept_signals(), _quiet(logging.getLogger("ray")):
             ray.init(
                 address=cluster.address,
                 configure_logging=False,
@@ -164,7 +177,7 @@ def _within(seconds: float, work: Callable[[], None], address: str) -> None:
         raise ConfigError(f"--engine ray: the Ray cluster at {address} did not answer within {seconds:.0f} s")
     if failures:
         error = failures[0]
-        reason = " ".join(str(error.__cause__ or error).split())[:600]
+        reason = explained(str(error.__cause__ or error))
         raise ConfigError(f"--engine ray: the Ray cluster at {address} was not joined: {reason}") from error
 
 
@@ -181,6 +194,20 @@ def _as_a_driver_of(cluster: Cluster) -> Iterator[None]:
                 yield
         else:
             yield
+
+
+@contextmanager
+def _kept_signals() -> Iterator[None]:
+    """Gives signals back to this server: Ray's library takes SIGTERM, and writes its stack on standard error."""
+    libc = ctypes.CDLL(None)
+    actions = {number: ctypes.create_string_buffer(_SIGACTION_BYTES) for number in _SIGNALS}
+    for number, action in actions.items():
+        libc.sigaction(number, None, action)
+    try:
+        yield
+    finally:
+        for number, action in actions.items():
+            libc.sigaction(number, action, None)
 
 
 @contextmanager

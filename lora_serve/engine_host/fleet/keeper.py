@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LOG, ENDED = "start.log", "ended"
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _GRACE_SECONDS = 5.0  # that Ray may take to end its processes itself
 _MAX_SWEEPS = 20  # a process that was being started is found by a later one
 
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, _ignore)  # the server's end is told by the pipe; unlike SIG_IGN, children have their own
     folder, command = Path(arguments[0]), arguments[1:]
     libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whom their parents leave behind are waited for here
     with (folder / LOG).open("ab") as log:
         child = subprocess.Popen(
             command,
@@ -40,12 +41,13 @@ def main(arguments: list[str]) -> int:
             stderr=log,
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509  no thread runs yet
         )
-    threading.Thread(target=_tell_end, args=(child, folder), daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=_reap, args=(child.pid, folder, ended), daemon=True).start()
     sys.stdin.buffer.read()
-    child.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(_GRACE_SECONDS)
-    end_session()
+    with suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGTERM)
+    ended.wait(_GRACE_SECONDS)
+    end_session(os.getsid(0))
     shutil.rmtree(folder, ignore_errors=True)
     return 0
 
@@ -54,16 +56,20 @@ def _ignore(number: int, frame: object) -> None:
     pass
 
 
-def _tell_end(child: subprocess.Popen[bytes], folder: Path) -> None:
-    code = child.wait()
-    with suppress(OSError):
-        (folder / ENDED).write_text(str(code))
+def _reap(pid: int, folder: Path, ended: threading.Event) -> None:
+    """Waits for the command, and for processes that were left to this one; returns once there is none."""
+    with suppress(ChildProcessError):
+        while True:
+            if os.wait()[0] == pid:
+                with suppress(OSError):
+                    (folder / ENDED).touch()
+                ended.set()
 
 
-def end_session() -> None:
-    """Kills every other process of this process's session, until there is none."""
+def end_session(session: int) -> None:
+    """Kills every process of a session but this one, until there is none."""
     for _ in range(_MAX_SWEEPS):
-        others = list(_others())
+        others = list(_others(session))
         if not others:
             return
         for pid in others:
@@ -72,16 +78,15 @@ def end_session() -> None:
         time.sleep(0.05)
 
 
-def _others() -> Iterator[int]:
-    """The processes of this session that have not ended yet."""
-    own = os.getsid(0)
+def _others(session: int) -> Iterator[int]:
+    """The processes that have not ended yet."""
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError, ValueError, IndexError):
             # After the name in parentheses: state, parent, process group, session.
-            state, _, _, session = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:4]
-            if int(session) == own and state not in ("Z", "X"):
+            state, _, _, theirs = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(theirs) == session and state not in ("Z", "X"):
                 yield int(entry.name)
 
 

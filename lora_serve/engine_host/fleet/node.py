@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -30,6 +31,13 @@ OBJECT_STORE_BYTES = 128 * 2**20  # messages are small, and most need no store
 _MAX_FOLDER = 40  # characters: Ray's sockets lie 66 deeper, and the name of a socket has 107 at most
 _SPARE = 2  # times as much room as the replicas need: an update starts new ones beside the old
 _END_SECONDS = 20.0
+_MAX_WORDS = 500
+_NO_TOKEN = (
+    "it asks for a token, and this server has none or another: RAY_AUTH_MODE=token, with the cluster's token in "
+    "the file that RAY_AUTH_TOKEN_PATH names, or in RAY_AUTH_TOKEN"
+)
+_REASONS = {"InvalidAuthToken": _NO_TOKEN, "Unauthenticated": _NO_TOKEN}  # a sign in Ray's words -> ours
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,8 @@ def own_head(config: FleetConfig) -> Iterator[tuple[Node, dict[str, str]]]:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
         }
-        with _started(folder, head_flags(config, folder), head_environment(variables), START_SECONDS) as node:
+        failed = "--engine ray: Ray did not start here"
+        with _started(folder, head_flags(config, folder), head_environment(variables), START_SECONDS, failed) as node:
             yield node, variables
 
 
@@ -72,7 +81,8 @@ def joining_node(address: str) -> Iterator[Node]:
     with _folder() as folder:
         flags = [f"--address={address}", "--num-cpus=0", "--num-gpus=0", "--dashboard-agent-listen-port=0"]
         flags += [f"--object-store-memory={OBJECT_STORE_BYTES}", *_object_store(folder), f"--temp-dir={folder}"]
-        with _started(folder, flags, child_environment(), JOIN_SECONDS) as node:
+        failed = f"--ray-address {address}: the cluster was not joined"
+        with _started(folder, flags, child_environment(), JOIN_SECONDS, failed) as node:
             yield node
 
 
@@ -130,42 +140,55 @@ def _object_store(folder: Path) -> list[str]:
 
 
 @contextmanager
-def _started(folder: Path, flags: list[str], environment: dict[str, str], seconds: float) -> Iterator[Node]:
+def _started(
+    folder: Path, flags: list[str], environment: dict[str, str], seconds: float, failed: str
+) -> Iterator[Node]:
     command = [sys.executable, "-I", keeper.__file__, str(folder)]
     command += [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record", *flags]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
     )
     try:
-        yield Node(_address(folder, process, seconds), folder, process)
+        yield Node(_address(folder, process, seconds, failed), folder, process)
     finally:
         assert process.stdin is not None
         process.stdin.close()
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()  # the kernel ends what it had started
+            process.kill()
             process.wait()
+        if process.returncode:  # it was killed, and the kernel has ended what it had started; not what that had
+            keeper.end_session(process.pid)
 
 
-def _address(folder: Path, process: subprocess.Popen[bytes], seconds: float) -> str:
-    """The address of the cluster, once the node belongs to it. Raises ConfigError."""
+def _address(folder: Path, process: subprocess.Popen[bytes], seconds: float, failed: str) -> str:
+    """The address of the cluster, once the node belongs to it. Raises ConfigError, which begins with `failed`."""
     file, deadline = folder / "ray_current_cluster", time.monotonic() + seconds
     while not (file.exists() and (text := file.read_text().strip())):
-        if process.poll() is not None or (folder / keeper.ENDED).exists():
-            raise ConfigError(f"--engine ray: Ray did not start: {last_words(folder / keeper.LOG)}")
+        words = last_words(folder / keeper.LOG)
+        if process.poll() is not None or (folder / keeper.ENDED).exists() or words in _REASONS.values():
+            raise ConfigError(f"{failed}: {words}")
         if time.monotonic() > deadline:
-            raise ConfigError(
-                f"--engine ray: Ray did not start within {seconds:.0f} s: {last_words(folder / keeper.LOG)}"
-            )
-        time.sleep(0.05)
+            raise ConfigError(f"{failed} within {seconds:.0f} s: {words}")
+        time.sleep(0.1)
     return text
 
 
 def last_words(log: Path) -> str:
-    """The last lines of a log that say something, as one."""
+    """Why `ray start` ended, from its output: our words for what is known, else its last error, else its last lines."""
     try:
-        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
+        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     except OSError:
         lines = []
-    return " ".join(line for line in lines[-6:] if line)[-600:] or "it said nothing"
+    for sign, reason in _REASONS.items():  # Ray tries for a while what cannot come true
+        if any(sign in line for line in lines):
+            return reason
+    begins = [number for number, line in enumerate(lines) if _ERROR.match(line)]
+    told = lines[begins[-1] :] if begins else lines[-4:]
+    return " ".join(told)[:_MAX_WORDS] or "it said nothing"
+
+
+def explained(text: str) -> str:
+    """Ray's own words of an error, or ours in their place."""
+    return next((reason for sign, reason in _REASONS.items() if sign in text), " ".join(text.split())[:_MAX_WORDS])

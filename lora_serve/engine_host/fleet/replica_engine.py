@@ -50,6 +50,7 @@ class ReplicaEngine:
         roots_key: bytes,
         answered: Callable[[Reply], None] = lambda reply: None,
         on_thread: Callable[[], None] = lambda: None,
+        report_seconds: float = REPORT_SECONDS,
     ) -> None:
         """`settings`: a digest of what the engine was configured with. `answered`: gets replies about blobs."""
         self._spec = served.spec
@@ -58,6 +59,7 @@ class ReplicaEngine:
         self._own = _OwnClient()
         self._gateways = self._own.gateways = Gateways(self._take, answered, self._own.receive)
         self._service = EngineService(served, self._gateways.send, on_thread)
+        self._report_seconds = report_seconds
         self._reporting = asyncio.create_task(self._report())
 
     async def warm_up(self, mode: str, config: EngineConfig) -> None:
@@ -114,7 +116,7 @@ class ReplicaEngine:
 
     async def _report(self) -> None:
         while True:
-            await asyncio.sleep(REPORT_SECONDS)
+            await asyncio.sleep(self._report_seconds)
             stats = await self._own.stats()
             report = report_of(self._greeting.replica, time.monotonic(), stats, self._roots.roots)
             self._gateways.report(Reported(report))

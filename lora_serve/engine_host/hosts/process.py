@@ -68,6 +68,7 @@ class ProcessHost:
 
     _client: ProcessEngineClient
     can_restart: bool = True
+    is_warm: bool = False
 
     async def load(self) -> LoadedEngine:
         """See `EngineHost.load`."""

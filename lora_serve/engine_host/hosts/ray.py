@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
+from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
@@ -48,9 +49,8 @@ async def open_host(
             StoredBlobs(storage.store, storage.disk), settings.adapter_load_threads, settings.store / "tmp",
             settings.adapter_load_timeout,
         )
-        client = RayEngineClient(
-            ServeTransport(fleet.name), settings.engine_slice().queue, fleet.wait, blobs.run, blobs.left
-        )
+        users = LinkUsers(blobs.run, blobs.left)
+        client = RayEngineClient(ServeTransport(fleet.name), settings.engine_slice().queue, fleet.wait, users)
         try:
             yield RayHost(client, fleet.name)
         finally:
@@ -67,6 +67,7 @@ class RayHost:
     _client: RayEngineClient
     _name: str
     can_restart: bool = True
+    is_warm: bool = True
 
     async def load(self) -> LoadedEngine:
         """See `EngineHost.load`."""
