@@ -73,6 +73,16 @@ class RayEngineClient:
         return bool(self._fleet.links)
 
     @property
+    def links(self) -> list[ReplicaLink]:
+        """The replicas that take requests."""
+        return self._fleet.links
+
+    @property
+    def replicas(self) -> list[str]:
+        """Their names, sorted."""
+        return sorted(link.replica for link in self.links)
+
+    @property
     def refused(self) -> dict[str, str]:
         """Words about each replica that Ray Serve lists and that gets no requests."""
         return dict(self._fleet.refused)

@@ -30,8 +30,8 @@ from lora_serve.engine.queue_gate import QueueGate
 
 _log = logging.getLogger(__name__)
 RETRY_AFTER = 1.0  # seconds
-SILENT_TICKS = 5  # of a second each: reports come every second, and a network that is cut gives no error
-_TICK = 1.0
+SILENT_TICKS = 5  # after which a replica counts as lost: reports come every second, and a cut network gives no error
+TICK = 1.0  # second
 _CLOSE_SECONDS = 5.0
 
 
@@ -145,9 +145,9 @@ class ReplicaLink(MessageClient):
     async def _listen(self) -> str:
         """Ticks are counted, not seconds: if this process was stopped for a minute, that is one."""
         while self._silent < SILENT_TICKS:
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(TICK)
             self._silent += 1
-        return f"it said nothing for {SILENT_TICKS * _TICK:g} s"
+        return f"it said nothing for {SILENT_TICKS * TICK:g} s"
 
     def _send(self, message: ToEngine) -> None:
         if not self.is_open:

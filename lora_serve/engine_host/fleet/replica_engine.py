@@ -89,6 +89,11 @@ class ReplicaEngine:
         """See `Gateways.take`."""
         self._gateways.take(gateway, frame)
 
+    @property
+    def num_requests(self) -> int:
+        """Requests of all gateways that have not ended."""
+        return self._gateways.num_requests
+
     def send(self, messages: Sequence[FromEngine]) -> None:
         """See `Gateways.send`; called on any thread."""
         self._gateways.send(messages)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from lora_serve.client.ray.attached import LinkUsers
@@ -34,6 +35,10 @@ class FakeReplica:
         self.runs.set()
         self.gateways: list[str] = []  # attached now
         self.num_frames = 0  # that were taken
+
+    def set_spec(self, **fields: Any) -> None:
+        """Another base model, as it says."""
+        self.engine._spec = replace(self.engine._spec, **fields)
 
 
 class FakeFleet:
