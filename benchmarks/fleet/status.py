@@ -27,4 +27,4 @@ def fleet_status(url: str) -> Any:
 
 def num_serving(url: str) -> int:
     """Replicas that this gateway sends requests to."""
-    return len(fleet_status(url).get("replicas", []))
+    return sum(replica["state"] == "ready" for replica in fleet_status(url).get("data", []))
