@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_serve.commands.demo import DATA
-from lora_serve.commands.server_process import ServerProcess
+from lora_serve.commands.server_process import HOST, ServerProcess
 from lora_serve.random_weights.adapters import linear_sizes, write_adapter
 
 BASE = "demo-base"
@@ -46,9 +46,12 @@ class Site:
         ]  # fmt: skip
 
     @contextmanager
-    def server(self, name: str, engine: Sequence[str], *more: str) -> Iterator[ServerProcess]:
-        """A server that is ready; its log is `name`.log."""
-        with ServerProcess(self.flags(engine, *more), self.root / f"{name}.log") as process:
+    def server(
+        self, name: str, engine: Sequence[str], *more: str, host: str = HOST, inside: Sequence[str] = ()
+    ) -> Iterator[ServerProcess]:
+        """A server that is ready; its log is `name`.log. `host`, `inside`: see `ServerProcess`."""
+        log = self.root / f"{name}.log"
+        with ServerProcess(self.flags(engine, *more), log, host=host, inside=inside) as process:
             process.wait_until_ready(READY_SECONDS)
             yield process
 
