@@ -19,8 +19,8 @@ from tests.deploy.rendering import CHART, DEPLOY, NAMES, ROOT, Rendered
 # What the chart sets itself; the rest may stand in `settings`.
 OWN = {
     "admin_key", "api_key", "overflow_api_key", "redis_url", "config", "model", "served_model_name", "host", "port",
-    "store", "engine", "shutdown_timeout", "ssl_certfile", "ssl_keyfile", "replicas", "max_replicas", "cpus_per_replica", "num_gpus",
-    "ray_address", "fleet_name",
+    "store", "engine", "shutdown_timeout", "ssl_certfile", "ssl_keyfile", "replicas", "max_replicas",
+    "cpus_per_replica", "num_gpus", "ray_address", "fleet_name",
 }  # fmt: skip
 
 
