@@ -78,8 +78,8 @@ def counters_of(stats: EngineStats) -> EngineStats:
 
 
 def added(one: EngineStats, other: EngineStats) -> EngineStats:
-    """The figures of both engines as one's; their replicas are left out. Limits of the batcher are those of one engine,
-    those of slots and blocks of both.
+    """Figures of two engines as those of one, without their replicas. Slots and blocks are those of both, the limits
+    of the batcher those of one engine.
     """
     return EngineStats(
         num_running=one.num_running + other.num_running,
