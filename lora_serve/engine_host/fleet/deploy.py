@@ -9,7 +9,6 @@ from ray.serve.schema import ApplicationStatus
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.app import application
 from lora_serve.engine_host.fleet.output import take_words_of
-from lora_serve.engine_host.hosts.process import configure_of
 
 
 def deploy(settings: Settings) -> None:
@@ -17,8 +16,7 @@ def deploy(settings: Settings) -> None:
     take_words_of("ray.serve")
     fleet = settings.fleet_slice()
     serve.start(proxy_location=ProxyLocation.Disabled)
-    app = application(configure_of(settings), fleet, settings.warmup, settings.shutdown_timeout)
-    target = serve.RunTarget(app, name=fleet.name, route_prefix=None)
+    target = serve.RunTarget(application(settings), name=fleet.name, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
 
 

@@ -26,6 +26,7 @@ from lora_serve.core.messages import (
     Unpin,
 )
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.stats import ReplicaState
 from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, fleet_client
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
@@ -54,6 +55,16 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not holds():
             await asyncio.sleep(0.01)
+
+
+async def refused(client: RayEngineClient) -> dict[str, str]:
+    replicas = (await client.stats()).replicas
+    return {one.replica: one.reason for one in replicas if one.state is ReplicaState.REFUSED}
+
+
+async def until_refused(client: RayEngineClient, replica: str) -> None:
+    while replica not in await refused(client):
+        await asyncio.sleep(0.01)
 
 
 async def tokens_of(client: RayEngineClient, asked: InferenceRequest) -> list[int]:
@@ -221,7 +232,7 @@ async def test_new_replica_has_limits_and_pins_before_it_gets_requests() -> None
         fleet.unlist("a")
         fleet.add("b")
         await until(lambda: client.replicas == ["b"])
-        stats = await client.stats()
+        stats = await client.links[0].stats()
         assert stats.max_loras == 2
         assert stats.batcher is not None
         assert stats.batcher.limits.max_num_seqs == 3
@@ -229,7 +240,7 @@ async def test_new_replica_has_limits_and_pins_before_it_gets_requests() -> None
 
 
 async def test_commands_reach_every_replica() -> None:
-    async with started("a", "b", "c") as (fleet, client):
+    async with started("a", "b", "c") as (_, client):
         await client.adapters(Pin(adapter("p")))
         await asyncio.sleep(0.15)
         assert [replica.report.device for replica in client.links] == [(adapter("p").digest,)] * 3
@@ -239,8 +250,8 @@ async def test_commands_reach_every_replica() -> None:
 async def test_unlike_replica_gets_no_requests_and_is_named(facts: dict[str, Any]) -> None:
     async with started("a") as (fleet, client):
         fleet.add("b", **facts)
-        await until(lambda: "b" in client.refused)
-        assert "0.0.1" in client.refused["b"]
+        await until_refused(client, "b")
+        assert "0.0.1" in (await refused(client))["b"]
         assert client.replicas == ["a"]
 
 
@@ -249,8 +260,8 @@ async def test_replica_of_another_base_model_gets_no_requests() -> None:
         other = fleet.add("b", listed=False)
         other.set_spec(vocab_size=7)
         fleet.list("b")
-        await until(lambda: "b" in client.refused)
-        assert "base model" in client.refused["b"]
+        await until_refused(client, "b")
+        assert "base model" in (await refused(client))["b"]
         assert client.replicas == ["a"]
 
 
