@@ -141,7 +141,7 @@ def _read_environment_again() -> None:
 def _connected(cluster: Cluster) -> Iterator[None]:
     """This process as a driver of the cluster. Ray's own words about it go nowhere; its errors are ours to tell."""
     ray = importlib.import_module("ray")
-    temp_dir = None if cluster.node is None else str(cluster.node.folder)
+    temp_dir = None if cluster.node is None else str(cluster.node.temp_dir)
 
     def connect() -> None:
         with _as_a_driver_of(cluster), _kept_signals(), _quiet(logging.getLogger("ray")):
