@@ -208,6 +208,8 @@ class Greeting(Message, frozen=True):
 
     replica: str  # its name in Ray Serve
     machine: str  # see `core/machine.py`
+    node: str  # the machine's address
+    age: float  # seconds since its start
     version: str  # of this program
     settings: str  # a digest of what it was configured with
     roots_key: bytes  # see `routing/prefix_roots.py`
@@ -217,6 +219,7 @@ class Reported(Message, frozen=True):
     """The report that a fleet's replica makes each second."""
 
     report: ReplicaReport
+    num_servers: int  # that are attached
 
 
 class LoadRefused(Message, frozen=True):

@@ -56,7 +56,7 @@ _HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _MAX_MESSAGE = 400  # characters of what is said of one value
 MAX_FILE_BYTES = 2**20
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # what vLLM reads where no --api-key is given
-_SECRETS = ("admin_key", "api_key", "redis_url", "otlp_traces_endpoint")
+SECRETS = ("admin_key", "api_key", "redis_url", "otlp_traces_endpoint")
 
 
 class Settings(
@@ -357,5 +357,5 @@ def _describe_one(item: ErrorDetails, origins: Mapping[str, str]) -> str:
     if item["type"] == "missing":
         return f"{flag_name(name)}: is required ({Settings.model_fields[name].description})"
     origin = f" {origins[name]}" if name in origins else ""
-    got = "a value that is not shown" if name in _SECRETS else repr(item["input"])[:200]
+    got = "a value that is not shown" if name in SECRETS else repr(item["input"])[:200]
     return f"{flag_name(name)}: {message} (got {got}{origin})"

@@ -15,6 +15,7 @@ from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import EngineLostError
 from lora_serve.core.messages import FromEngine, Greeting, Reported
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.stats import ReplicaState, ReplicaStats
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.routing.fleet_view import FleetView
@@ -43,7 +44,7 @@ class AttachedReplicas:
         self.view = FleetView()
         self.spec: ModelSpec | None = None  # of the first replica; none with another one is attached
         self.roots_key = b""
-        self.refused: dict[str, str] = {}  # words by replica that is listed and not attached
+        self.refused: dict[str, ReplicaStats] = {}  # by replica: listed, and not one of this fleet
         self._transport = transport
         self._gate = gate
         self._limits = limits
@@ -52,6 +53,8 @@ class AttachedReplicas:
         self._names = gateway_names(uuid.uuid4().hex)
         self._listed: frozenset[str] = frozenset()
         self._links: dict[str, ReplicaLink] = {}  # by replica: those that get requests
+        self._open: dict[str, ReplicaLink] = {}  # those, and others that are greeted or left
+        self._gone: list[tuple[str, bool]] = []
         self._keepers: dict[str, asyncio.Task[None]] = {}  # by replica: attaches, and attaches again
         self._changed = asyncio.Event()
         self._is_closed = False
@@ -65,6 +68,22 @@ class AttachedReplicas:
         """The replica, if it takes requests."""
         link = self._links.get(replica)
         return link if link is not None and link.is_open else None
+
+    @property
+    def open_links(self) -> list[ReplicaLink]:
+        """The replicas that take requests, will take them, or have taken them."""
+        return list(self._open.values())
+
+    def state(self, link: ReplicaLink) -> ReplicaState:
+        """Where the replica is between its start and its end."""
+        if link.replica not in self._listed:
+            return ReplicaState.DRAINING
+        return ReplicaState.READY if link.replica in self._links else ReplicaState.STARTING
+
+    def take_gone(self) -> list[tuple[str, bool]]:
+        """The replicas that are no more since the last call, and whether they were lost: not left in peace."""
+        gone, self._gone = self._gone, []
+        return gone
 
     def follow(self, listed: Collection[str]) -> None:
         """Ray Serve says which replicas take requests. One that it no longer names gets none; those it has end."""
@@ -91,21 +110,25 @@ class AttachedReplicas:
 
     async def _keep(self, replica: str) -> None:
         """Attaches as long as the replica is listed, again if the link is lost; at last lets its requests end."""
-        delay = FIRST_DELAY
+        delay, is_lost = FIRST_DELAY, False
         try:
             while replica in self._listed:
-                if await self._attached_once(replica):
-                    delay = FIRST_DELAY
+                link = self._open[replica] = ReplicaLink(
+                    replica, self._names(), self._transport, self._gate, self._take
+                )
+                if await self._attached_once(link):
+                    delay, is_lost = FIRST_DELAY, link.is_lost
                 if replica in self._listed:
                     await asyncio.sleep(delay)
                     delay = min(LONGEST_DELAY, 2 * delay)
         finally:
             del self._keepers[replica]
+            self._open.pop(replica, None)
+            self._gone.append((replica, is_lost))
             self.refused.pop(replica, None)
 
-    async def _attached_once(self, replica: str) -> bool:
+    async def _attached_once(self, link: ReplicaLink) -> bool:
         """Returns when the link has ended: whether the replica took requests."""
-        link = ReplicaLink(replica, self._names(), self._transport, self._gate, self._take)
         try:
             if not await self._attach(link):
                 return False
@@ -123,9 +146,11 @@ class AttachedReplicas:
     async def _attach(self, link: ReplicaLink) -> bool:
         greeting, spec = await link.open()
         if words := self._misfit(greeting, spec):
-            if self.refused.get(link.replica) != words:
+            if link.replica not in self.refused:
                 _log.error("replica %s gets no requests: %s", link.replica, words)
-            self.refused[link.replica] = words
+            self.refused[link.replica] = ReplicaStats(
+                link.replica, greeting.node, ReplicaState.REFUSED, words, greeting.version, spec.fingerprint
+            )
             return False
         await link.bring_to((*self._desired.limits(), *self._desired.residents()), PREPARE_SECONDS)
         if not link.is_open or link.replica not in self._listed:

@@ -8,12 +8,13 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as changed
 
 from lora_serve.client.ray.attached import AttachedReplicas, LinkUsers
+from lora_serve.client.ray.figures import FleetFigures
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.client.ray.transport import Transport
 from lora_serve.core.config import QueueLimits
@@ -24,12 +25,14 @@ from lora_serve.core.messages import (
     EngineCall,
     Event,
     Evict,
+    FinishEvent,
     Prefetch,
     PromptEvent,
     ReplyValue,
     SmokeTest,
     SmokeTestResult,
     ToEngine,
+    TokenEvent,
     Unpin,
     Validate,
 )
@@ -49,18 +52,25 @@ MAX_TRIES = 3  # of one request: it may itself be what ends the replicas that ta
 _ANY = RoutedRequest("")
 
 
+@dataclass(slots=True)
+class _Output:
+    """The answer of one try, as far as it came."""
+
+    num_tokens: int = 0
+    is_whole: bool = False
+
+
 class RayEngineClient:
     """See `EngineClient`. Replicas come and go while it runs; a request waits while there is none."""
 
-    def __init__(
-        self, transport: Transport, limits: QueueLimits, wait: float, users: LinkUsers | None = None
-    ) -> None:
+    def __init__(self, transport: Transport, limits: QueueLimits, wait: float, users: LinkUsers | None = None) -> None:
         """`limits`: of one engine's queue. `wait`: seconds that a request waits while no replica is there."""
         self.gate = QueueGate(limits)
         self._wait = wait
         self._transport = transport
         self._desired = DesiredState(0)
         self._fleet = AttachedReplicas(transport, self.gate, limits, self._desired, users or LinkUsers())
+        self._figures = FleetFigures(self._fleet)
         self._router = create_router("affinity", seed=uuid.uuid4().int)
         self._answers: dict[str, ReplicaLink] = {}  # by answer: its choices run beside one another
         self._num_choices: Counter[str] = Counter()
@@ -73,9 +83,14 @@ class RayEngineClient:
         return bool(self._fleet.links)
 
     @property
-    def refused(self) -> dict[str, str]:
-        """Words about each replica that Ray Serve lists and that gets no requests."""
-        return dict(self._fleet.refused)
+    def links(self) -> list[ReplicaLink]:
+        """The replicas that take requests."""
+        return self._fleet.links
+
+    @property
+    def replicas(self) -> list[str]:
+        """Their names, sorted."""
+        return sorted(link.replica for link in self.links)
 
     async def load(self) -> ModelSpec:
         """The model, once a replica is attached."""
@@ -97,15 +112,17 @@ class RayEngineClient:
         attempt, is_answered, sent = 0, False, request
         with self.gate.entered((request,)):
             while True:
-                link = await self._link_for(request)
+                view = self._view_of(sent)
+                link = await self._link_for(request, view)
                 try:
-                    async with aclosing(self._answer(link, sent)) as events:
+                    async with aclosing(self._answer(link, sent, view)) as events:
                         async for event in events:
                             is_answered = True
-                            if sent is not request:
+                            if sent is request:
+                                yield event
+                            else:
                                 self.gate.start(request.request_id)
-                                event = changed(event, request_id=request.request_id)
-                            yield event
+                                yield changed(event, request_id=request.request_id)
                     return
                 except (EngineLostError, NotReadyError) as error:
                     if self._is_stopping:
@@ -131,7 +148,7 @@ class RayEngineClient:
 
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""
-        return await (await self._first_of(_ANY)).stats()
+        return await self._figures.stats()
 
     async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
         """Send a call to the home of the adapter that it is about. Raises the error of a failed call."""
@@ -152,11 +169,15 @@ class RayEngineClient:
 
     # ----------------------------------------------------------------------------------------------------------
 
-    async def _link_for(self, request: InferenceRequest) -> ReplicaLink:
+    def _view_of(self, request: InferenceRequest) -> RoutedRequest:
+        num_output = 0 if request.pooling is not None else request.sampling.max_tokens
+        return routed(request, self._fleet.roots_key, self._fleet.view.expected_output(num_output))
+
+    async def _link_for(self, request: InferenceRequest, view: RoutedRequest) -> ReplicaLink:
         beside = self._answers.get(request.answer_id) if request.answer_id else None
         if beside is not None and beside in self._fleet.links:
             return beside
-        return await self._first_of(routed(request, self._fleet.roots_key))
+        return await self._first_of(view)
 
     async def _home_of(self, digest: str) -> ReplicaLink:
         return await self._first_of(RoutedRequest("", (digest,)))
@@ -175,11 +196,12 @@ class RayEngineClient:
                 raise NotReadyError("No engine is there at present; try again.", RETRY_AFTER) from None
         raise _shutting_down()
 
-    async def _answer(self, link: ReplicaLink, request: InferenceRequest) -> AsyncGenerator[Event, None]:
+    async def _answer(
+        self, link: ReplicaLink, request: InferenceRequest, view: RoutedRequest
+    ) -> AsyncGenerator[Event, None]:
         """The events of one try. The PromptEvent is held back until the next one, as it alone answers nothing."""
-        view = routed(request, self._fleet.roots_key)
         prompt: Event | None = None
-        with self._counted(link, view, request.answer_id):
+        with self._counted(link, view, request.answer_id) as output:
             async with aclosing(link.events_of(request, nullcontext())) as events:
                 async for event in events:
                     if isinstance(event, PromptEvent):
@@ -189,18 +211,21 @@ class RayEngineClient:
                         self._fleet.view.answering(link.replica, view)
                         yield prompt
                         prompt = None
+                    output.num_tokens += isinstance(event, TokenEvent)
+                    output.is_whole = isinstance(event, FinishEvent)
                     yield event
 
     @contextmanager
-    def _counted(self, link: ReplicaLink, request: RoutedRequest, answer: str) -> Iterator[None]:
+    def _counted(self, link: ReplicaLink, request: RoutedRequest, answer: str) -> Iterator[_Output]:
         """For routers, and so that further choices of the answer go the same way."""
         self._fleet.view.sent(link.replica, request)
         self._answers[answer] = link
         self._num_choices[answer] += 1
+        output = _Output()
         try:
-            yield
+            yield output
         finally:
-            self._fleet.view.ended(link.replica, request)
+            self._fleet.view.ended(link.replica, request, output.num_tokens if output.is_whole else None)
             self._num_choices[answer] -= 1
             if not self._num_choices[answer]:
                 del self._num_choices[answer], self._answers[answer]

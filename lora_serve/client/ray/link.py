@@ -30,8 +30,8 @@ from lora_serve.engine.queue_gate import QueueGate
 
 _log = logging.getLogger(__name__)
 RETRY_AFTER = 1.0  # seconds
-SILENT_TICKS = 5  # of a second each: reports come every second, and a network that is cut gives no error
-_TICK = 1.0
+SILENT_TICKS = 5  # after which a replica counts as lost: reports come every second, and a cut network gives no error
+TICK = 1.0  # second
 _CLOSE_SECONDS = 5.0
 
 
@@ -51,13 +51,17 @@ class ReplicaLink(MessageClient):
         """
         super().__init__(gate)
         self.replica = replica
+        self.greeting: Greeting | None = None
+        self.greeted_at = 0.0  # of this process's time.monotonic()
+        self.spec: ModelSpec | None = None
         self.report: ReplicaReport | None = None
+        self.num_servers = 1  # that are attached to the replica
         self.clock_offset = 0.0  # seconds by which the replica's time.monotonic() is ahead of this process's
         self.lost: asyncio.Task[tuple[str, int]] | None = None  # why it ended, and the number of requests it had then
         self._gateway = gateway
         self._transport = transport
         self._others = others
-        self._greeted: asyncio.Future[tuple[Greeting, ModelSpec]] = asyncio.get_running_loop().create_future()
+        self._greeted = asyncio.Event()
         self._outbox: list[ToEngine] = []
         self._has_mail = asyncio.Event()
         self._silent = 0  # ticks
@@ -69,6 +73,11 @@ class ReplicaLink(MessageClient):
         return self.lost is not None and not self.lost.done() and not self._is_closing
 
     @property
+    def is_lost(self) -> bool:
+        """Whether it ended by itself: the replica died, or cannot be reached."""
+        return self.lost is not None and self.lost.done() and not self._is_closing
+
+    @property
     def num_open(self) -> int:
         """Requests that have not ended."""
         return len(self._streams)
@@ -76,15 +85,15 @@ class ReplicaLink(MessageClient):
     async def open(self) -> tuple[Greeting, ModelSpec]:
         """Attach to the replica. Raises EngineLostError."""
         self.lost = asyncio.create_task(self._run(), name=f"replica {self.replica}")
-        either: set[asyncio.Future[Any]] = {self._greeted, self.lost}
+        greeted = asyncio.create_task(self._greeted.wait())
         try:
+            either: set[asyncio.Future[Any]] = {greeted, self.lost}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            await self.close()
-            raise
-        if not self._greeted.done():
+        finally:
+            greeted.cancel()
+        if self.greeting is None or self.spec is None:
             raise EngineLostError(f"Replica {self.replica} cannot be reached ({self.lost.result()[0]}).", RETRY_AFTER)
-        return self._greeted.result()
+        return self.greeting, self.spec
 
     async def bring_to(self, commands: Iterable[AdapterCommand], timeout: float) -> None:
         """Sends the commands in this order, without waiting for them one by one; `timeout` seconds for all."""
@@ -145,9 +154,9 @@ class ReplicaLink(MessageClient):
     async def _listen(self) -> str:
         """Ticks are counted, not seconds: if this process was stopped for a minute, that is one."""
         while self._silent < SILENT_TICKS:
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(TICK)
             self._silent += 1
-        return f"it said nothing for {SILENT_TICKS * _TICK:g} s"
+        return f"it said nothing for {SILENT_TICKS * TICK:g} s"
 
     def _send(self, message: ToEngine) -> None:
         if not self.is_open:
@@ -163,22 +172,23 @@ class ReplicaLink(MessageClient):
     def _take(self, messages: Sequence[FromEngine]) -> None:
         for message in self._receive(messages):
             if isinstance(message, Reported):
-                self._note(message.report)
+                self._note(message)
             elif isinstance(message, Greeting):
-                self._greeting = message
+                self.greeting, self.greeted_at = message, time.monotonic()
             elif isinstance(message, Ready):
-                self._greeted.set_result((self._greeting, message.spec))
+                self.spec = message.spec
+                self._greeted.set()
             else:
                 self._others(self, message)
 
-    def _note(self, report: ReplicaReport) -> None:
+    def _note(self, message: Reported) -> None:
         """A message takes its time, so the largest difference of the clocks is the closest to the truth."""
-        if self._greeting.machine != machine_id():
-            offset = report.made_at - time.monotonic()
+        if self.greeting is not None and self.greeting.machine != machine_id():
+            offset = message.report.made_at - time.monotonic()
             self.clock_offset = max(offset, self.clock_offset) if self._has_clock else offset
             self._has_clock = True
-        self.report = report
-        self._others(self, Reported(report))
+        self.report, self.num_servers = message.report, message.num_servers
+        self._others(self, message)
 
     async def _repeat(self, command: AdapterCommand) -> None:
         try:

@@ -14,7 +14,7 @@ class ReplicaGoneError(Exception):
     """The replica that a call names takes no calls any more."""
 
 
-class NamedReplicaRouter(RequestRouter):
+class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy
     """Sends each call to the replica that its argument `replica` names; to no other if it is gone."""
 
     async def choose_replicas(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Collection
 
 from ray import serve
@@ -17,9 +18,10 @@ class ServeTransport:
 
     def __init__(self, application: str) -> None:
         self._application = application
+        _take_over_logs()
         handle = serve.get_app_handle(application)
-        handle._init(_run_router_in_separate_loop=False)
-        self._handle = handle.options(_by_reference=False)  # type: ignore[call-arg]
+        handle._init(_run_router_in_separate_loop=False)  # noqa: SLF001  the only way to say so
+        self._handle = handle.options(_by_reference=False)
         self._events = self._handle.options(method_name="events", stream=True)
         self._take = self._handle.options(method_name="take")
 
@@ -44,3 +46,11 @@ class ServeTransport:
         """See `Transport`."""
         registry.forget(self._application)
         await self._handle.shutdown_async()
+
+
+def _take_over_logs() -> None:
+    """Serve's own handlers write to standard error past this server's log, line by line for each lost call."""
+    logger = logging.getLogger("ray.serve")
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.ERROR)

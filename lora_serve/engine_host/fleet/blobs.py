@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
@@ -19,7 +21,7 @@ class FleetBlobs:
     """A `BlobServer` for each link. On the event loop."""
 
     def __init__(self, blobs: StoredBlobs, num_threads: int, scratch: Path, timeout: float) -> None:
-        self._make = lambda prefix: BlobServer(blobs, num_threads, scratch, timeout, prefix)
+        self._make: Callable[[str], BlobServer] = functools.partial(BlobServer, blobs, num_threads, scratch, timeout)
         self._servers: dict[ReplicaLink, BlobServer] = {}
 
     def run(self, link: ReplicaLink, message: FromEngine) -> None:

@@ -68,6 +68,10 @@ class Gateways:
         self._blobs: dict[int, str] = {}  # gateway by the id of a call about its stores
 
     @property
+    def num_attached(self) -> int:
+        return len(self._outboxes)
+
+    @property
     def num_requests(self) -> int:
         return len(self._owners)
 
@@ -119,7 +123,7 @@ class Gateways:
                 gateway = owner(message.request_id, None)
             elif isinstance(message, Reply) and message.call_id in self._calls:
                 gateway, call_id = self._calls.pop(message.call_id)
-                message = replace(message, call_id=call_id)
+                message = replace(message, call_id=call_id)  # noqa: PLW2901
             elif isinstance(message, BlobMessage):
                 gateway = self._asked(message)
             if gateway == OWN:

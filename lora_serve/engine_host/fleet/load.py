@@ -31,7 +31,5 @@ def load_engine(
         parts = build_parts(configure.model, configure.engine, configure.adapters)
     gc.freeze()
     blobs = RemoteBlobs(send, configure.adapters.store / "tmp", scratch_prefix(replica))
-    engine = LocalEngine(
-        parts, configure.engine, configure.adapters, blobs, lambda: TextModel.load(parts.spec.name)
-    )
+    engine = LocalEngine(parts, configure.engine, configure.adapters, blobs, lambda: TextModel.load(parts.spec.name))
     return engine, blobs

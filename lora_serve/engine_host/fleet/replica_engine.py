@@ -26,10 +26,11 @@ from lora_serve.core.messages import (
     ToEngine,
     WarmUpDone,
 )
-from lora_serve.core.replica_report import report_of
+from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
+from lora_serve.engine_host.fleet.autoscaling import load
 from lora_serve.engine_host.fleet.gateways import OWN, Gateways
 from lora_serve.engine_host.service import EngineService, ServedEngine
 from lora_serve.logs import timed
@@ -48,13 +49,17 @@ class ReplicaEngine:
         replica: str,
         settings: str,
         roots_key: bytes,
+        node: str = "",
         answered: Callable[[Reply], None] = lambda reply: None,
         on_thread: Callable[[], None] = lambda: None,
         report_seconds: float = REPORT_SECONDS,
     ) -> None:
         """`settings`: a digest of what the engine was configured with. `answered`: gets replies about blobs."""
         self._spec = served.spec
-        self._greeting = Greeting(replica, machine_id(), __version__, settings, roots_key)
+        self._name, self._settings, self._roots_key, self._node = replica, settings, roots_key, node
+        self._asked_at: float | None = None  # of a question that was not answered yet
+        self._last_report: ReplicaReport | None = None
+        self._started_at = time.monotonic()
         self._roots = RecentRoots()
         self._own = _OwnClient()
         self._gateways = self._own.gateways = Gateways(self._take, answered, self._own.receive)
@@ -82,20 +87,36 @@ class ReplicaEngine:
 
     def events(self, gateway: str) -> AsyncGenerator[bytes, None]:
         """See `Gateways.events`."""
-        greeting: list[FromEngine] = [self._greeting, Ready(self._spec)]
-        return self._gateways.events(gateway, greeting)
+        return self._gateways.events(gateway, [self.greeting(), Ready(self._spec)])
+
+    def greeting(self) -> Greeting:
+        """The first message to a gateway."""
+        age = time.monotonic() - self._started_at
+        return Greeting(self._name, machine_id(), self._node, age, __version__, self._settings, self._roots_key)
 
     def take(self, gateway: str, frame: bytes) -> None:
         """See `Gateways.take`."""
         self._gateways.take(gateway, frame)
 
+    @property
+    def num_requests(self) -> int:
+        """Requests of all gateways that have not ended."""
+        return self._gateways.num_requests
+
     def send(self, messages: Sequence[FromEngine]) -> None:
         """See `Gateways.send`; called on any thread."""
         self._gateways.send(messages)
 
-    async def ping(self) -> None:
-        """Returns between two steps."""
-        await self._own.ping()
+    @property
+    def seconds_without_progress(self) -> float:
+        """The age of the oldest question that waits for the end of a step."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    @property
+    def load(self) -> dict[str, float]:
+        """See `autoscaling.load`."""
+        report = self._last_report
+        return load(0, 0) if report is None else load(report.waiting_tokens, report.num_running)
 
     async def stop(self) -> None:
         """End the engine; what still runs gets NotReadyError."""
@@ -104,7 +125,7 @@ class ReplicaEngine:
 
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            self._roots.add(prefix_roots(message.request, self._greeting.roots_key))
+            self._roots.add(prefix_roots(message.request, self._roots_key))
         self._service.take(message)
 
     async def _run(self, stage: WarmupStage) -> None:
@@ -115,11 +136,20 @@ class ReplicaEngine:
             pass
 
     async def _report(self) -> None:
+        """A step may take longer than a second: the last report is told again then, as silence means a loss."""
         while True:
+            looking = asyncio.ensure_future(self._look())
+            while not looking.done():
+                await asyncio.wait({looking}, timeout=self._report_seconds)
+                if self._last_report is not None:
+                    self._gateways.report(Reported(self._last_report, self._gateways.num_attached))
             await asyncio.sleep(self._report_seconds)
-            stats = await self._own.stats()
-            report = report_of(self._greeting.replica, time.monotonic(), stats, self._roots.roots)
-            self._gateways.report(Reported(report))
+
+    async def _look(self) -> None:
+        self._asked_at = time.monotonic()
+        stats = await self._own.stats()
+        self._asked_at = None
+        self._last_report = report_of(self._name, time.monotonic(), stats, self._roots.roots)
 
 
 class _OwnClient(MessageClient):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
@@ -16,9 +16,8 @@ from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.blobs import FleetBlobs
-from lora_serve.engine_host.fleet.cluster import open_cluster
+from lora_serve.engine_host.fleet.cluster import Cluster, open_cluster
 from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
-from lora_serve.engine_host.hosts.process import configure_of
 from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
 
 if TYPE_CHECKING:
@@ -39,20 +38,22 @@ async def open_host(
     """See `EngineHostModule`."""
     fleet = settings.fleet_slice()
     stack = ExitStack()
-    await asyncio.to_thread(stack.enter_context, open_cluster(fleet))
+    cluster = await asyncio.to_thread(stack.enter_context, open_cluster(fleet))
     try:
         from lora_serve.client.ray.serve_transport import ServeTransport
         from lora_serve.engine_host.fleet import deploy
 
         await asyncio.to_thread(deploy.deploy, settings)
         blobs = FleetBlobs(
-            StoredBlobs(storage.store, storage.disk), settings.adapter_load_threads, settings.store / "tmp",
+            StoredBlobs(storage.store, storage.disk),
+            settings.adapter_load_threads,
+            settings.store / "tmp",
             settings.adapter_load_timeout,
         )
         users = LinkUsers(blobs.run, blobs.left)
         client = RayEngineClient(ServeTransport(fleet.name), settings.engine_slice().queue, fleet.wait, users)
         try:
-            yield RayHost(client, fleet.name)
+            yield RayHost(client, fleet.name, cluster)
         finally:
             await client.stop()
             await blobs.close()
@@ -62,11 +63,12 @@ async def open_host(
 
 @dataclass
 class RayHost:
-    """See `EngineHost`. Ray Serve starts lost replicas again, so the host itself is never lost."""
+    """See `EngineHost`. Ray Serve starts lost replicas again, and requests wait meanwhile."""
 
     _client: RayEngineClient
     _name: str
-    can_restart: bool = True
+    _cluster: Cluster
+    can_restart: bool = False
     is_warm: bool = True
 
     async def load(self) -> LoadedEngine:
@@ -95,9 +97,10 @@ class RayHost:
         """See `EngineHost.ping`: Ray Serve watches the replicas."""
 
     async def lost(self) -> str:
-        """See `EngineHost.lost`."""
-        await asyncio.Event().wait()
-        return ""
+        """See `EngineHost.lost`: for good, when this server's own Ray node has ended."""
+        while (reason := self._cluster.ended()) is None:  # noqa: ASYNC110  another process
+            await asyncio.sleep(_LOOK_SECONDS)
+        return reason
 
     def kill(self, reason: str) -> None:
         """See `EngineHost.kill`: nothing here hangs with a replica."""

@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.core.config import QueueLimits
-from lora_serve.core.messages import Greeting
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 from tests.engine_host.fake_engine import FakeServed
+
+LIMITS = QueueLimits(1024)
 
 
 class GoneError(Exception):
@@ -26,14 +30,17 @@ class FakeReplica:
     def __init__(self, name: str, **greeting: Any) -> None:
         self.served = FakeServed()
         self.engine = ReplicaEngine(self.served, name, "settings", b"key", report_seconds=0.05)
-        self.engine._greeting = Greeting(
-            **{field: getattr(self.engine._greeting, field) for field in Greeting.__struct_fields__} | greeting
-        )
+        plain = self.engine.greeting
+        self.engine.greeting = lambda: msgspec.structs.replace(plain(), **greeting)  # type: ignore[method-assign]
         self.dead = asyncio.Event()
         self.runs = asyncio.Event()  # unless it is stopped, or cut off
         self.runs.set()
         self.gateways: list[str] = []  # attached now
         self.num_frames = 0  # that were taken
+
+    def set_spec(self, **fields: Any) -> None:
+        """Another base model, as it says."""
+        self.engine._spec = replace(self.engine._spec, **fields)
 
 
 class FakeFleet:
@@ -111,7 +118,7 @@ class FakeFleet:
 
 @asynccontextmanager
 async def fleet_client(
-    *names: str, wait: float = 10.0, limits: QueueLimits = QueueLimits(1024), users: LinkUsers | None = None
+    *names: str, wait: float = 10.0, limits: QueueLimits = LIMITS, users: LinkUsers | None = None
 ) -> AsyncIterator[tuple[FakeFleet, RayEngineClient]]:
     """Not started yet."""
     fleet = FakeFleet()
