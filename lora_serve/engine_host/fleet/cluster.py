@@ -103,7 +103,7 @@ def check_reachable(address: str) -> None:
 
 
 def token_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Whether this process shows a token, which Ray wants to be told: as RAY_AUTH_MODE says, else if there is one."""
+    """The variables that make Ray show a token: as RAY_AUTH_MODE says, else if there is one."""
     if mode := environment.get("RAY_AUTH_MODE"):
         return {"RAY_AUTH_MODE": mode}
     file = environment.get("RAY_AUTH_TOKEN_PATH") or Path(environment.get("HOME", "/"), ".ray", "auth_token")

@@ -1,4 +1,4 @@
-"""What the processes of replicas write, in the log of the server that started them.
+"""Lines that the processes of replicas write, in the log of the server that started them.
 
 A replica logs in JSON on its standard error (`--log-format json`); Ray collects such lines from every node. Here each
 becomes a record of this server's log again, with the replica's process and node.
