@@ -6,13 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lora_serve.client.ray import attached, link
-from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
 from lora_serve.client.wire import body_of
 from lora_serve.core.config import QueueLimits
@@ -306,20 +304,6 @@ async def test_deadline_holds_on_a_replica_with_another_clock() -> None:
         await client.start()
         assert abs(client.links[0].clock_offset) < 0.5
         assert len(await tokens_of(client, request("r"))) == 4
-
-
-async def test_replica_that_does_not_see_the_store_gets_no_requests(tmp_path: Path) -> None:
-    shown = tmp_path / "shown"
-    async with started(users=LinkUsers(shown=shown)) as (fleet, client):
-        loading = asyncio.create_task(client.start())
-        fleet.add("a")
-        await until_refused(client, "a")
-        assert str(tmp_path) in (await refused(client))["a"]
-        assert not client.is_there
-        shown.touch()
-        await loading
-        assert client.replicas == ["a"]
-        assert await refused(client) == {}
 
 
 class ScriptedFleet(FakeFleet):
