@@ -16,6 +16,7 @@ from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import ConfigError, InvalidAdapterError
 from lora_serve.core.setting_texts import template_in
 from lora_serve.core.settings import Settings
+from lora_serve.engine_host.fleet.cluster import check_installed
 from lora_serve.model.native import levels
 from lora_serve.server.sockets.listener import bound_socket, check_exposure
 from lora_serve.server.sockets.tls import ServerTls
@@ -106,6 +107,8 @@ def _check_adapter_config(file: Path, item: str, max_rank: int) -> None:
 
 def _check_extras(settings: Settings) -> None:
     """Packages that only some settings need."""
+    if settings.engine == "ray":
+        check_installed()
     if settings.redis_url is not None:
         if importlib.util.find_spec("redis") is None:
             raise ConfigError("--redis-url needs the package redis: pip install 'lora-serve[redis]'")

@@ -57,6 +57,16 @@ class QueueLimits:
     max_tenant_requests: int | None = None
     max_tenant_tokens: int | None = None
 
+    def times(self, count: int) -> QueueLimits:
+        """The limits of so many engines together."""
+        return QueueLimits(
+            self.max_requests * count,
+            *(
+                None if limit is None else limit * count
+                for limit in (self.max_tokens, self.max_tenant_requests, self.max_tenant_tokens)
+            ),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarConfig:
@@ -202,3 +212,16 @@ class AccountingConfig:
     bucket_seconds: int = 3600  # that one row of usage covers
     keep_days: int = 400
     counts_alone: bool = True  # limits per minute are counted by each server while Redis is away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetConfig:
+    """The engines on a Ray cluster (--engine ray)."""
+
+    replicas: int | None  # engines; None: as many as the load needs, `max_replicas` at most
+    max_replicas: int  # the same as `replicas` where that is a number
+    num_gpus: float  # of each engine
+    num_cpus: float  # likewise; the threads that it computes with
+    address: str | None  # "auto" or HOST:PORT of a cluster to join; None: one of this server's own is started
+    name: str  # of the application in the cluster
+    wait: float  # seconds that a request waits while no engine is there

@@ -128,6 +128,16 @@ def parse_draft(value: Any) -> Any:
 Draft = Annotated[str, BeforeValidator(parse_draft)]
 
 
+def parse_replicas(value: Any) -> Any:
+    """ "auto", or a number as a text or an integer. Anything else raises ValueError."""
+    if value == "auto" or (isinstance(value, str | int) and re.fullmatch(r"[1-9]\d{0,2}|1000", str(value))):
+        return value if value == "auto" else int(value)
+    raise ValueError("expected auto, or a number of engines from 1 to 1000")
+
+
+Replicas = Annotated[int | str, BeforeValidator(parse_replicas)]
+
+
 class SettingsGroup(BaseModel):
     """Some of the fields of `Settings`, named like their flags with underscores and described for --help."""
 

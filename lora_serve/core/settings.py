@@ -25,6 +25,7 @@ from lora_serve.core.config import (
     BrowserRules,
     ConnectionLimits,
     EngineConfig,
+    FleetConfig,
     GrammarConfig,
     ModelConfig,
     QueueLimits,
@@ -36,6 +37,7 @@ from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.setting_groups.adapters import AdapterTierSettings, RegistrySettings
 from lora_serve.core.setting_groups.engine import BatchSettings, EngineSettings, KVCacheSettings
+from lora_serve.core.setting_groups.fleet import FleetSettings, needless
 from lora_serve.core.setting_groups.grammars import GrammarSettings
 from lora_serve.core.setting_groups.http import (
     AccessSettings,
@@ -54,7 +56,7 @@ _HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _MAX_MESSAGE = 400  # characters of what is said of one value
 MAX_FILE_BYTES = 2**20
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # what vLLM reads where no --api-key is given
-_SECRETS = ("admin_key", "api_key", "redis_url", "otlp_traces_endpoint")
+SECRETS = ("admin_key", "api_key", "redis_url", "otlp_traces_endpoint")
 
 
 class Settings(
@@ -68,6 +70,7 @@ class Settings(
     AccountingSettings,
     BrowserSettings,
     AccessSettings,
+    FleetSettings,
     EngineSettings,
     RegistrySettings,
     KVCacheSettings,
@@ -83,6 +86,10 @@ class Settings(
             raise ValueError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}): each running row takes one token per step"
+            )
+        if self.engine != "ray" and (flags := needless(self)):
+            raise ValueError(
+                f"{', '.join(flags)}: only for a fleet: give --engine ray, or begin with `lora-serve fleet`"
             )
         return self
 
@@ -131,6 +138,20 @@ class Settings(
             tenant_sources=self.tenant_source,
             unnamed_days=self.unnamed_blob_days,
             chat_templates=self.adapter_chat_templates,
+        )
+
+    def fleet_slice(self) -> FleetConfig:
+        replicas = self.replicas if isinstance(self.replicas, int) else None  # auto
+        most = replicas or self.max_replicas or 1
+        num_gpus = float(self.device == "cuda") if self.num_gpus is None else self.num_gpus
+        return FleetConfig(
+            replicas=replicas,
+            max_replicas=most,
+            num_gpus=num_gpus,
+            num_cpus=self.cpus_per_replica or float(max(1, len(os.sched_getaffinity(0)) // most)),
+            address=None if self.ray_address == "none" else self.ray_address,
+            name=self.fleet_name,
+            wait=self.fleet_wait,
         )
 
     def accounting_slice(self) -> AccountingConfig:
@@ -336,5 +357,5 @@ def _describe_one(item: ErrorDetails, origins: Mapping[str, str]) -> str:
     if item["type"] == "missing":
         return f"{flag_name(name)}: is required ({Settings.model_fields[name].description})"
     origin = f" {origins[name]}" if name in origins else ""
-    got = "a value that is not shown" if name in _SECRETS else repr(item["input"])[:200]
+    got = "a value that is not shown" if name in SECRETS else repr(item["input"])[:200]
     return f"{flag_name(name)}: {message} (got {got}{origin})"

@@ -33,6 +33,7 @@ class SlotInfo:
     num_bytes: int
     num_rows: int  # rows that hold it now
     pinned: bool
+    replica: str = ""  # whose slot it is, in a fleet: each replica counts its slots from 1 on
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One snapshot of the engine."""
+    """One snapshot of the engine; of a fleet, what `fleet_stats.merged` makes of its engines' snapshots."""
 
     num_running: int
     num_waiting: int
@@ -197,3 +198,31 @@ class EngineStats:
     num_step_tokens: int = 0  # in all of them
     num_waiting_tokens: int = 0  # of the prompts of all requests, that are still to be computed
     num_running_tokens: int = 0  # of running rows, that are computed
+    replicas: tuple[ReplicaStats, ...] | None = None  # None: the server has one engine, and no fleet
+    num_replicas_lost: int = 0  # since the server's start; others took their places
+
+
+class ReplicaState(enum.StrEnum):
+    """Where a replica of a fleet is between its start and its end, as one server sees it."""
+
+    STARTING = "starting"  # not asked yet, or not ready yet
+    READY = "ready"
+    DRAINING = "draining"  # it gets no new request
+    REFUSED = "refused"  # it does not belong to this fleet: another model, another version of this program
+    LOST = "lost"  # it has ended, or does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """One engine of a fleet, as one server sees it."""
+
+    replica: str  # a random name that no replica before it had
+    node: str  # the machine's address
+    state: ReplicaState
+    reason: str = ""  # for any state but READY, in words
+    version: str = ""  # of this program
+    fingerprint: str = ""  # ModelSpec.fingerprint of its base model
+    age: float = 0.0  # seconds since its start
+    num_requests: int = 0  # that this server has sent it and that have not ended
+    num_servers: int = 1  # that send it requests, this one among them
+    stats: EngineStats | None = None  # None: it has told none yet

@@ -102,6 +102,10 @@ class QueueGate:
     def num_tokens(self) -> int:
         return self._all.num_tokens
 
+    def limit(self, limits: QueueLimits) -> None:
+        """Other limits from now on; whoever waits already goes on waiting."""
+        self._limits = limits
+
     def check(self) -> None:
         """Raises QueueFullError if not even the smallest request may enter: cheap, called before a body is read."""
         self._check_all(1, 1, self._clock())

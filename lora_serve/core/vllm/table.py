@@ -161,7 +161,13 @@ _REFUSED = (
     # One device, one engine.
     _refused("--tensor-parallel-size", _ONE_DEVICE, "1", short="-tp"),
     _refused("--pipeline-parallel-size", _ONE_DEVICE, "1", short="-pp"),
-    _refused("--data-parallel-size", "start as many servers (docs/how-to/replicas.md)", "1", short="-dp"),
+    _refused(
+        "--data-parallel-size",
+        "engines side by side are a fleet (--engine ray)",
+        "1",
+        short="-dp",
+        instead="--replicas",
+    ),
     _refused("--decode-context-parallel-size", _ONE_DEVICE, "1", short="-dcp"),
     _refused("--api-server-count", "there is one process for HTTP", "1", short="-asc"),
     _refused("--nnodes", _ONE_DEVICE, "1"),

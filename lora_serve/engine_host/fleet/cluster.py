@@ -1,0 +1,247 @@
+"""The Ray cluster of a fleet: one of this server's own, on this machine alone, or one that is joined. No Serve here."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_serve.core.config import FleetConfig
+from lora_serve.core.errors import ConfigError
+from lora_serve.engine_host.fleet.node import LOOPBACK, Node, explained, joining_node, own_head
+from lora_serve.engine_host.fleet.output import logged_output, plain_records, take_words_of
+
+CONNECT_SECONDS = 3.0  # for a TCP connection to a cluster's GCS
+DRIVER_SECONDS = 20.0  # for this process to be one of the cluster's
+CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108  where `ray start` notes the address
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+_SIGACTION_BYTES = 512  # more than C's `struct sigaction` has anywhere
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster to which this process is connected: `ray` may be used."""
+
+    address: str  # HOST:PORT of its GCS
+    is_own: bool  # started by this process, and ended with it
+    node: Node | None  # the processes that this server started; None: it uses a node that was there
+
+    def ended(self) -> str | None:
+        """The reason why the connection is lost for good, as words; None while this server's own node runs."""
+        return None if self.node is None else self.node.ended()
+
+
+@contextmanager
+def open_cluster(config: FleetConfig) -> Iterator[Cluster]:
+    """Starts or joins a cluster, and connects this process to it as long as the block lasts. Takes seconds: call it
+    on a thread. Raises ConfigError in words where Ray is not installed, or no cluster can be reached.
+    """
+    with plain_records():
+        check_installed()
+        importlib.import_module("ray")
+    take_words_of("ray")
+    with ExitStack() as stack:
+        if config.address is None:
+            node, variables = stack.enter_context(own_head(config))
+            cluster = Cluster(node.address, True, node)
+            stack.enter_context(_environment({**variables, "RAY_USAGE_STATS_ENABLED": "0"}))
+        else:
+            address = config.address if config.address != "auto" else running_address()
+            check_reachable(address)
+            variables = token_variables(os.environ)
+            _warn_without_tokens(address, variables)
+            stack.enter_context(_environment({**variables, "RAY_USAGE_STATS_ENABLED": "0"}))
+            node_of_ours = None if config.address == "auto" else stack.enter_context(joining_node(address))
+            cluster = Cluster(address, False, node_of_ours)
+        stack.enter_context(_connected(cluster))
+        _check_room(config, cluster)
+        yield cluster
+
+
+def check_installed() -> None:
+    """Raises ConfigError in words if there is no Ray here. Imports nothing of it."""
+    if not all(importlib.util.find_spec(name) for name in ("ray", "starlette")):  # the second comes with ray[serve]
+        raise ConfigError("--engine ray needs the package ray: pip install 'lora-serve[ray]'")
+
+
+def running_address() -> str:
+    """The address of the cluster of which a node runs on this machine. Raises ConfigError."""
+    try:
+        address = os.environ.get("RAY_ADDRESS") or CURRENT_CLUSTER.read_text().strip()
+    except OSError:
+        address = ""
+    if not address:
+        raise ConfigError(
+            "--ray-address auto: no Ray runs on this machine: start a node (`ray start --address=HOST:PORT`), or give "
+            "--ray-address HOST:PORT"
+        )
+    return address
+
+
+def check_reachable(address: str) -> None:
+    """Raises ConfigError within seconds if nobody listens at HOST:PORT; Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or "no answer"
+        raise ConfigError(
+            f"--ray-address {address}: no Ray cluster can be reached there ({reason}); what is wanted is the port of "
+            "its GCS, which `ray start --head` prints"
+        ) from None
+
+
+def token_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Whether this process shows a token, which Ray wants to be told: as RAY_AUTH_MODE says, else if there is one."""
+    if mode := environment.get("RAY_AUTH_MODE"):
+        return {"RAY_AUTH_MODE": mode}
+    file = environment.get("RAY_AUTH_TOKEN_PATH") or Path(environment.get("HOME", "/"), ".ray", "auth_token")
+    return {"RAY_AUTH_MODE": "token"} if environment.get("RAY_AUTH_TOKEN") or Path(file).is_file() else {}
+
+
+def _warn_without_tokens(address: str, variables: Mapping[str, str]) -> None:
+    host = address.rpartition(":")[0].strip("[]")
+    if variables.get("RAY_AUTH_MODE", "").lower() != "token" and host not in (LOOPBACK, "localhost", "::1"):
+        _log.warning(
+            "the Ray cluster at %s is joined without tokens: whoever reaches its ports can run code on its machines. "
+            "RAY_AUTH_MODE=token and a token make it ask (docs/deploy.md)",
+            address,
+        )
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Ray's variables in this process, whose libraries read them when they are first imported, or here again."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    _read_environment_again()
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            os.environ.pop(name) if text is None else os.environ.__setitem__(name, text)
+        _read_environment_again()
+
+
+def _read_environment_again() -> None:
+    raylet = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _connected(cluster: Cluster) -> Iterator[None]:
+    """This process as a driver of the cluster. Ray's own words about it go nowhere; its errors are ours to tell."""
+    ray = importlib.import_module("ray")
+    temp_dir = None if cluster.node is None else str(cluster.node.folder)
+
+    def connect() -> None:
+        with _as_a_driver_of(cluster), _kept_signals(), _quiet(logging.getLogger("ray")):
+            ray.init(
+                address=cluster.address,
+                configure_logging=False,
+                log_to_driver=True,  # what replicas write comes to `logged_output`
+                _temp_dir=temp_dir,
+            )
+
+    _within(DRIVER_SECONDS, connect, cluster.address)
+    try:
+        with logged_output():
+            yield
+    finally:
+        ray.shutdown()
+
+
+def _within(seconds: float, work: Callable[[], None], address: str) -> None:
+    """Runs `work` on a thread of its own: on the main thread Ray would take the signal handlers. Raises ConfigError."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="ray.init", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise ConfigError(f"--engine ray: the Ray cluster at {address} did not answer within {seconds:.0f} s")
+    if failures:
+        error = failures[0]
+        reason = explained(str(error.__cause__ or error))
+        raise ConfigError(f"--engine ray: the Ray cluster at {address} was not joined: {reason}") from error
+
+
+@contextmanager
+def _as_a_driver_of(cluster: Cluster) -> Iterator[None]:
+    """Two things that `ray.init` has no argument for: a loopback address that stays one, and a name of the job in
+    place of this process's command line, which may hold secrets and would be shown to the cluster's users.
+    """
+    constants = importlib.import_module("ray._private.ray_constants")
+    utils = importlib.import_module("ray._private.utils")
+    with _altered(utils, "get_entrypoint_name", lambda: "lora-serve"):
+        if cluster.is_own:
+            with _altered(constants, "ENABLE_RAY_CLUSTER", False):
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _kept_signals() -> Iterator[None]:
+    """Gives signals back to this server: Ray's library takes SIGTERM, and writes its stack on standard error."""
+    libc = ctypes.CDLL(None)
+    actions = {number: ctypes.create_string_buffer(_SIGACTION_BYTES) for number in _SIGNALS}
+    for number, action in actions.items():
+        libc.sigaction(number, None, action)
+    try:
+        yield
+    finally:
+        for number, action in actions.items():
+            libc.sigaction(number, action, None)
+
+
+@contextmanager
+def _altered(module: Any, name: str, value: object) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _check_room(config: FleetConfig, cluster: Cluster) -> None:
+    """Raises ConfigError if replicas could never start; on a cluster that is joined, nodes may come later."""
+    ray = importlib.import_module("ray")
+    has = ray.cluster_resources()
+    least = config.replicas or 1
+    for kind, each in (("CPU", config.num_cpus), ("GPU", config.num_gpus)):
+        if each * least <= has.get(kind, 0):
+            continue
+        words = f"{least} replicas with {each:g} {kind}s each, and the Ray cluster has {has.get(kind, 0):g}"
+        if cluster.is_own:
+            raise ConfigError(f"--replicas, --num-gpus: {words}")
+        _log.warning("%s: replicas without room wait until there is more", words)

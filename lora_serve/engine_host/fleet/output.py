@@ -1,0 +1,87 @@
+"""What the processes of replicas write, in the log of the server that started them.
+
+A replica logs in JSON on its standard error (`--log-format json`); Ray collects such lines from every node. Here each
+becomes a record of this server's log again, with the replica's process and node.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+_NAME = "lora_serve"
+_RAYS_OWN = "ray_print_logs"  # the handler that prints lines in Ray's form
+_log = logging.getLogger(__name__)
+_KNOWN = {"time", "level", "logger", "message", "exception"}
+
+
+@contextmanager
+def plain_records() -> Iterator[None]:
+    """Takes back what an import of Ray in the block does to every log record of this process: a field of Ray's."""
+    before = logging.getLogRecordFactory()
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)
+
+
+def take_words_of(name: str) -> None:
+    """Brings the warnings of one of Ray's libraries, which write for themselves, into this server's log."""
+    logger = logging.getLogger(name)
+    logger.handlers.clear()
+    logger.setLevel(logging.WARNING)
+    logger.propagate = True
+
+
+@contextmanager
+def logged_output() -> Iterator[None]:
+    """Takes the lines of workers from Ray, which has just been connected, as long as the block lasts."""
+    dispatcher = importlib.import_module("ray._private.ray_logging").global_worker_stdstream_dispatcher
+    dispatcher.remove_handler(_RAYS_OWN)
+    dispatcher.add_handler(_NAME, log_batch)
+    try:
+        yield
+    finally:
+        dispatcher.remove_handler(_NAME)
+
+
+def log_batch(batch: Mapping[str, Any]) -> None:
+    """Logs lines of one process, as Ray's log monitor sends them."""
+    if batch.get("pid") in ("autoscaler", "gcs_server", "raylet"):
+        return
+    fields = {"replica_pid": batch.get("pid"), "replica_node": batch.get("ip")}
+    for line in batch.get("lines", ()):
+        if line.strip():
+            _log_line(line, fields)
+
+
+def _log_line(line: str, fields: Mapping[str, Any]) -> None:
+    entry = _entry(line)
+    if entry is None:
+        _log.info("%s", line, extra=dict(fields))
+        return
+    level = logging.getLevelNamesMapping().get(str(entry.get("level", "")).upper(), logging.INFO)
+    more = {name: value for name, value in entry.items() if name not in _KNOWN and name not in fields}
+    message = str(entry["message"])
+    if exception := entry.get("exception"):
+        message = f"{message}\n{exception}"
+    extra = {"replica_" + name if name in _RESERVED else name: value for name, value in more.items()}
+    logging.getLogger(str(entry["logger"])).log(level, "%s", message, extra={**extra, **fields})
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    """A line in the form of `--log-format json`; None for any other text."""
+    if not line.startswith("{"):
+        return None
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and "message" in entry and "logger" in entry else None
+
+
+_RESERVED = set(vars(logging.makeLogRecord({}))) | {"message", "asctime"}  # names that a record has for itself
