@@ -44,7 +44,7 @@ async def run(
         services.metrics.registry.register(LogMetrics(log))
     count = services.metrics.engine_restarts.inc
     supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout, count)
-    preparation = Preparation(services, settings)
+    preparation = Preparation(services, settings, host.is_warm)
 
     def ready() -> None:
         # Objects of the start stay for good; unless frozen, a full collection over them stops every thread for 0.2 s.

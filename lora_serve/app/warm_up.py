@@ -42,9 +42,11 @@ class Preparation:
     A restarted engine has already been sent what the last one held.
     """
 
-    def __init__(self, services: Services, settings: Settings) -> None:
+    def __init__(self, services: Services, settings: Settings, is_warm: bool = False) -> None:
+        """`is_warm`: the engine has run its rows by itself."""
         self._services = services
         self._settings = settings
+        self._is_warm = is_warm
         self._keeping = AsyncExitStack()
         self._is_prepared = False
 
@@ -54,9 +56,9 @@ class Preparation:
             with suppress(TimeoutError):  # among them those that were pinned while no engine ran
                 async with asyncio.timeout(PIN_SECONDS):
                     await load_pinned(self._services)
-            await warm_up(self._services, self._settings)
+            await warm_up(self._services, self._settings, self._is_warm)
             return
-        if left := await prepare(self._services, self._settings):
+        if left := await prepare(self._services, self._settings, self._is_warm):
             task = asyncio.create_task(register_later(self._services, left), name="lora modules")
             self._keeping.callback(task.cancel)
         await self._keeping.enter_async_context(await hot_adapters(self._services, self._settings))
@@ -67,13 +69,13 @@ class Preparation:
         await self._keeping.aclose()
 
 
-async def prepare(services: Services, settings: Settings) -> tuple[str, ...]:
+async def prepare(services: Services, settings: Settings, is_warm: bool = False) -> tuple[str, ...]:
     """Registers the modules, warms up, loads pinned adapters; returns the modules left for later. Raises ConfigError.
 
     Registering takes turns between its thread, the disk and the engine, so the warm-up's steps run beside it.
     """
     modules = asyncio.ensure_future(register_modules(services, settings.lora_modules))
-    tasks: list[asyncio.Future[Any]] = [modules, asyncio.ensure_future(warm_up(services, settings))]
+    tasks: list[asyncio.Future[Any]] = [modules, asyncio.ensure_future(warm_up(services, settings, is_warm))]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -129,8 +131,16 @@ async def _register_module(services: Services, name: str, source: str) -> Adapte
     return (await services.registrations.run(call)).ref
 
 
-async def warm_up(services: Services, settings: Settings) -> None:
-    """Runs dummy rows through the ordinary step, and one text through tokenizer, engine and detokenizer."""
+async def warm_up(services: Services, settings: Settings, is_warm: bool = False) -> None:
+    """Runs dummy rows through the ordinary step, and one text through tokenizer, engine and detokenizer.
+
+    `is_warm`: only the text, as the engine has run the rows.
+    """
+    if is_warm:
+        if settings.warmup != "off":
+            with timed("warm-up: a text"):
+                await answer_warm_up_text(services)
+        return
     client, spec = services.client, services.spec
     dummy = dummy_adapter_ref(spec)
     stages = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy)

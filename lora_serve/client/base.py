@@ -18,6 +18,10 @@ class EngineClient(Protocol):
     def gate(self) -> QueueGate:
         """The limits of the queue: `infer` asks the gate, and callers that submit several requests ask it first."""
 
+    @property
+    def is_there(self) -> bool:
+        """Whether an engine takes requests now; where it may be missing for a while, requests wait."""
+
     async def start(self) -> None:
         """Start the engine; returns when it takes requests (warm-up is requests)."""
 

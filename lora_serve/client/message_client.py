@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 
 from lora_serve.core.errors import LoraServeError, NotReadyError
 from lora_serve.core.messages import (
@@ -42,13 +42,24 @@ class MessageClient(ABC):
         self._calls: dict[int, asyncio.Future[ReplyValue]] = {}
         self._call_ids = itertools.count(1)
 
+    @property
+    def is_there(self) -> bool:
+        """See `EngineClient.is_there`: a request finds out by itself."""
+        return True
+
     @abstractmethod
     def _send(self, message: ToEngine) -> None:
         """Give the engine a message; returns at once. Raises NotReadyError if there is no engine."""
 
-    async def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
+    def infer(self, request: InferenceRequest) -> AsyncGenerator[Event, None]:
         """See `EngineClient.infer`."""
-        with self.gate.entered((request,)):
+        return self.events_of(request, self.gate.entered((request,)))
+
+    async def events_of(
+        self, request: InferenceRequest, admission: AbstractContextManager[None]
+    ) -> AsyncGenerator[Event, None]:
+        """The events of a request, which waits as long as `admission` lasts."""
+        with admission:
             events: asyncio.Queue[Event] = asyncio.Queue()
             self._streams[request.request_id] = events
             is_over = True  # until it is submitted

@@ -82,6 +82,7 @@ class MockEngineClient:
     script: Callable[[InferenceRequest], MockReply] = field(default=lambda request: MockReply())
     eos_token_ids: tuple[int, ...] = ()
     gate: QueueGate = field(default_factory=lambda: QueueGate(QueueLimits(1024)))
+    is_there: bool = True
     dimension: int = 4  # of unscripted vectors
     requests: list[InferenceRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)  # request ids whose iterator was closed early

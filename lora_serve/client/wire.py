@@ -74,8 +74,13 @@ _from_engine: msgspec.msgpack.Decoder[list[FromEngine]] = msgspec.msgpack.Decode
 
 def frame_of(messages: Sequence[Message]) -> bytes:
     """The messages as one frame."""
-    body = _encoder.encode(messages)
+    body = body_of(messages)
     return len(body).to_bytes(_HEAD, "big") + body
+
+
+def body_of(messages: Sequence[Message]) -> bytes:
+    """The messages as one frame without its length, for a transport that knows where a frame ends."""
+    return _encoder.encode(messages)
 
 
 def to_engine(frame: bytes) -> list[ToEngine]:

@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> int:
         open_standard_descriptors()
         settings, notes = command_line(arguments)
         read_weights(settings.model)
-        if settings.engine == "process":
+        if settings.engine in ("process", "ray"):
             from lora_serve.app.early_checks import check_start
             from lora_serve.app.lean_imports import import_tokenizers
 

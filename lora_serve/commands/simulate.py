@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lora_serve.engine.policies import policy_names
+from lora_serve.routing.routers import router_names
 from lora_serve.simulate.fleet import StalledError
 from lora_serve.simulate.profiles import profile_names, read_profile
-from lora_serve.simulate.routers import router_names
 from lora_serve.simulate.scenario import Scenario, Summary, table
 from lora_serve.simulate.traces import read_trace
 from lora_serve.simulate.workload import WorkloadConfig
@@ -54,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--policy", nargs="+", choices=policy_names(), default=policy_names(), help="default: all")
     add("--router", nargs="+", choices=router_names(), default=router_names(), help="default: all")
     add("--replicas", type=_positive, default=1)
+    add("--gateways", type=_positive, default=1, help="doors that do not know each other's requests")
     add("--requests", type=_positive, default=2000)
     add("--rate", type=_above_zero, help="requests per second of the whole fleet; default: the trace's own")
     add("--adapters", type=_positive, default=1000)
@@ -106,6 +107,7 @@ def build_scenario(options: argparse.Namespace) -> Scenario:
         options.batch_wait_ms / 1e3,
         options.max_wait_ms / 1e3,
         enable_prefix_caching=not options.no_prefix_caching,
+        num_gateways=options.gateways,
     )
 
 

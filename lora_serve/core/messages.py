@@ -17,6 +17,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.core.stats import EngineStats
 
@@ -202,6 +203,25 @@ class Ready(Message, frozen=True):
     spec: ModelSpec
 
 
+class Greeting(Message, frozen=True):
+    """The first message of a fleet's replica to each gateway; `Ready` follows."""
+
+    replica: str  # its name in Ray Serve
+    machine: str  # see `core/machine.py`
+    node: str  # the machine's address
+    age: float  # seconds since its start
+    version: str  # of this program
+    settings: str  # a digest of what it was configured with
+    roots_key: bytes  # see `routing/prefix_roots.py`
+
+
+class Reported(Message, frozen=True):
+    """The report that a fleet's replica makes each second."""
+
+    report: ReplicaReport
+    num_servers: int  # that are attached
+
+
 class LoadRefused(Message, frozen=True):
     """The model cannot be loaded; the engine's process ends."""
 
@@ -338,4 +358,4 @@ FromLoop = StepEvent | Reply
 EngineCall = Command | GetStats | Ping | Convert | Validate
 BlobMessage = OpenBlob | CloseBlob | KeepBeside
 ToEngine = ToLoop | EngineCall | Configure | ForgetStaged | WarmUpDone | Reply
-FromEngine = FromLoop | BlobMessage | Ready | LoadRefused
+FromEngine = FromLoop | BlobMessage | Ready | LoadRefused | Greeting | Reported

@@ -24,6 +24,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     running_tokens: int = 0  # of running rows, that are computed: what each step reads again
     num_blocks: int = 0  # of KV
     num_free_blocks: int = 0
+    load_tokens: int = 0  # tokens that it computes in the time that the load of an adapter takes; 0: not known yet
     prefix_roots: tuple[int, ...] = ()  # of prompts that it has computed lately: `routing/prefix_roots.py`
 
 
@@ -42,5 +43,14 @@ def report_of(replica: str, made_at: float, stats: EngineStats, prefix_roots: Se
         running_tokens=stats.num_running_tokens,
         num_blocks=stats.num_blocks,
         num_free_blocks=stats.num_free_blocks,
+        load_tokens=_load_tokens(stats),
         prefix_roots=tuple(prefix_roots),
     )
+
+
+def _load_tokens(stats: EngineStats) -> int:
+    """Seconds of a load into host memory, the mean since the start, over those of a prompt's token."""
+    host = stats.tiers.get("host")
+    if host is None or not host.loads or stats.batcher is None or not stats.batcher.cost.get("token"):
+        return 0
+    return round(host.load_seconds / host.loads / stats.batcher.cost["token"])

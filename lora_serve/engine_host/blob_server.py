@@ -31,10 +31,20 @@ T = TypeVar("T")
 class BlobServer:
     """Serves one engine at a time. `run` and `drop` are called on the event loop; the stores are called on threads."""
 
-    def __init__(self, blobs: StoredBlobs, num_threads: int, scratch: Path, timeout: float = LOAD_TIMEOUT) -> None:
-        """`scratch`: where the engine makes its own folders, see `RemoteBlobs`. `timeout`: seconds, see `Loader`."""
+    def __init__(
+        self,
+        blobs: StoredBlobs,
+        num_threads: int,
+        scratch: Path,
+        timeout: float = LOAD_TIMEOUT,
+        prefix: str = SCRATCH_PREFIX,
+    ) -> None:
+        """`scratch`, `prefix`: where the engine makes its own folders, see `RemoteBlobs`. `timeout`: seconds, see
+        `Loader`.
+        """
         self._blobs = blobs
         self._scratch = scratch
+        self._prefix = prefix
         self._threads = WatchdogPool("blobs", num_threads, timeout)
         self._open: dict[int, ExitStack] = {}  # by call id, of the engine that runs now
         self._life = 0  # nobody waits for an earlier engine's calls
@@ -52,7 +62,7 @@ class BlobServer:
         stacks, self._open = list(self._open.values()), {}
         for stack in stacks:
             self._begin(stack.close)
-        for folder in self._scratch.glob(f"{SCRATCH_PREFIX}*"):
+        for folder in self._scratch.glob(f"{self._prefix}*"):
             self._begin(functools.partial(remove_folder, folder))
 
     async def close(self) -> None:

@@ -29,10 +29,15 @@ SCRATCH_PREFIX = "engine-"  # of folders that an engine which was killed leaves 
 class RemoteBlobs:
     """See `Blobs`. A loader's thread waits for the answer, which `answered` brings on another."""
 
-    def __init__(self, send: Callable[[Sequence[BlobMessage]], None], scratch: Path) -> None:
-        """`scratch`: a folder on the stores' file system, for files that are to be kept beside a blob."""
+    def __init__(
+        self, send: Callable[[Sequence[BlobMessage]], None], scratch: Path, prefix: str = SCRATCH_PREFIX
+    ) -> None:
+        """`scratch`: a folder on the stores' file system, for files that are to be kept beside a blob; names of what is
+        written there begin with `prefix`.
+        """
         self._send = send
         self._scratch = scratch
+        self._prefix = prefix
         self._calls: dict[int, Future[ReplyValue]] = {}
         self._call_ids = itertools.count(1)
 
@@ -50,7 +55,7 @@ class RemoteBlobs:
 
     def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
         """See Blobs. The bytes do not cross: the file is written here and moved there."""
-        with scratch_folder(self._scratch, SCRATCH_PREFIX) as folder:
+        with scratch_folder(self._scratch, self._prefix) as folder:
             (folder / name).write_bytes(content)
             self._call(KeepBeside(next(self._call_ids), digest, folder / name))
 

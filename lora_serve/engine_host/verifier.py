@@ -10,7 +10,6 @@ from typing import Protocol
 
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.client.base import EngineClient
-from lora_serve.client.process import ProcessEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import (
@@ -21,6 +20,7 @@ from lora_serve.core.messages import (
     ReplyValue,
     SmokeTest,
     SmokeTestResult,
+    ToEngine,
     Validate,
 )
 
@@ -40,11 +40,21 @@ class WeightsValidator(Protocol):
         """Drops the folded adapter: the smoke test is over."""
 
 
+class RemoteEngine(Protocol):
+    """The client of an engine in another process."""
+
+    async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
+        """See `MessageClient.call`."""
+
+    def tell(self, message: ToEngine) -> None:
+        """Send a message that is not answered."""
+
+
 @dataclass(frozen=True)
 class RemoteValidator:
     """See `WeightsValidator`: the engine's process reads the adapter's folder, so both must see the same files."""
 
-    _client: ProcessEngineClient
+    _client: RemoteEngine
     _loop: asyncio.AbstractEventLoop
 
     def convert(self, staged: StagedAdapter) -> None:

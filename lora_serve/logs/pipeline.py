@@ -28,6 +28,7 @@ def line_formatter(form: str, redaction: Redaction, *, colors: bool = False) -> 
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
+        _drop_private,
     ]
     finishing: list[Processor] = [
         _add_json_time if is_json else _add_console_time,
@@ -39,6 +40,13 @@ def line_formatter(form: str, redaction: Redaction, *, colors: bool = False) -> 
         *([_json_form()] if is_json else [_on_one_line, _console_form(colors)]),
     ]
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=collecting, processors=finishing)
+
+
+def _drop_private(logger: Any, method: str, event: EventDict) -> EventDict:
+    """Ray adds a time of its own to every record of its processes."""
+    for key in [key for key in event if key.startswith("_ray_")]:
+        del event[key]
+    return event
 
 
 def _json_form() -> Processor:

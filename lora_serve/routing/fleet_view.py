@@ -9,6 +9,8 @@ from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.routing.replica_state import ReplicaState
 from lora_serve.routing.routed_request import RoutedRequest
 
+_LEARNING_RATE = 0.02
+
 
 class FleetView:
     """The states of the replicas that may be chosen: draining and dead ones are removed.
@@ -18,6 +20,7 @@ class FleetView:
 
     def __init__(self) -> None:
         self._states: dict[str, ReplicaState] = {}
+        self._answer_tokens: float | None = None  # a running mean; None: no answer has ended yet
 
     @property
     def replicas(self) -> list[ReplicaState]:
@@ -47,7 +50,14 @@ class FleetView:
         if replica in self._states:
             self._states[replica].answering(request)
 
-    def ended(self, replica: str, request: RoutedRequest) -> None:
-        """The request is over there: it ended well or badly, or its client left."""
+    def ended(self, replica: str, request: RoutedRequest, num_output: int | None = None) -> None:
+        """The request is over there: it ended well, with so many tokens, or badly, or its client left."""
         if replica in self._states:
             self._states[replica].ended(request)
+        if num_output is not None:
+            mean = num_output if self._answer_tokens is None else self._answer_tokens
+            self._answer_tokens = mean + _LEARNING_RATE * (num_output - mean)
+
+    def expected_output(self, max_tokens: int) -> int:
+        """The tokens of an answer that may have so many, as the last answers tell."""
+        return max_tokens if self._answer_tokens is None else min(max_tokens, round(self._answer_tokens))

@@ -23,8 +23,12 @@ class RoutedRequest:
         return self.num_prompt + self.num_output
 
 
-def routed(request: InferenceRequest, key: bytes, num_output: int = 0) -> RoutedRequest:
-    """The request as routers see it. `key`: see `prefix_roots`; `num_output`: the tokens that are expected of it."""
+def routed(request: InferenceRequest, key: bytes | None, num_output: int = 0) -> RoutedRequest:
+    """The request as routers see it.
+
+    `key`: see `prefix_roots`; None where replicas keep no prefixes. `num_output`: the tokens that are expected of it.
+    """
     digests = tuple(sorted({ref.digest for ref in request.refs}))
     num_prompt = len(request.prompt_token_ids)
-    return RoutedRequest(request.request_id, digests, num_prompt, num_output, prefix_roots(request, key))
+    roots = prefix_roots(request, key) if key is not None else ()
+    return RoutedRequest(request.request_id, digests, num_prompt, num_output, roots)

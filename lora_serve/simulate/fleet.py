@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,34 @@ from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import CapacityError
-from lora_serve.core.messages import ErrorEvent, Event, StepEvent
+from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, PromptEvent, StepEvent
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.queue_gate import QueueGate
+from lora_serve.routing.fleet_view import FleetView
+from lora_serve.routing.prefix_roots import RecentRoots
+from lora_serve.routing.routed_request import RoutedRequest, routed
+from lora_serve.routing.routers import create_router
 from lora_serve.simulate.figures import Recorder
 from lora_serve.simulate.profiles import Profile
-from lora_serve.simulate.routers import create_router
 from lora_serve.simulate.runner import SimulatedLoader, SimulatedRunner, Timeline, VirtualClock
 from lora_serve.simulate.workload import Arrival
 
-Message = InferenceRequest | LoadFinished[AdapterRef]
+_REPORT_EVERY = 1.0  # seconds
+_UNKNOWN_OUTPUT = 256  # tokens: no gateway knows how long an answer will be
+_PREFIX_KEY = b"simulation"
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Asks for a report."""
+
+    answer: Callable[[ReplicaReport], None]
+
+
+Message = InferenceRequest | LoadFinished[AdapterRef] | _Look
 _TICK = 1e-3  # seconds: a deadline that is not acted on is not tried again at once
 
 
@@ -39,6 +57,8 @@ class Replica:
         emit: Callable[[Replica, list[StepEvent]], None],
     ) -> None:
         self.index = index
+        self.name = f"replica-{index}"
+        self.roots = RecentRoots()
         self._timeline = timeline
         self._emit = emit
         self._clock = VirtualClock()
@@ -55,7 +75,7 @@ class Replica:
         )
 
     def post(self, message: Message) -> None:
-        """Takes in a request, which may be refused at the door, or the end of a load."""
+        """Takes in a request, which may be refused at the door, the end of a load, or a look."""
         if isinstance(message, InferenceRequest):
             try:
                 self._gate.enter((message,))
@@ -65,9 +85,6 @@ class Replica:
         self._mailbox.append(message)
         if not self._is_stepping:
             self._turn()
-
-    def holds(self, digest: str) -> bool:
-        return self.engine.residency.is_here(digest)
 
     def _turn(self) -> None:
         """Drains the mailbox and steps; the rest is done when the step is over."""
@@ -84,6 +101,9 @@ class Replica:
     def _take(self, message: Message) -> list[Event]:
         if isinstance(message, InferenceRequest):
             return self.engine.scheduler.add(message)
+        if isinstance(message, _Look):
+            message.answer(report_of(self.name, self._clock.now, self.engine.stats(), self.roots.roots))
+            return []
         return self.engine.load_finished(message)
 
     def _end(self, events: list[StepEvent], did_run: bool) -> None:
@@ -129,25 +149,76 @@ class StalledError(Exception):
     """No event is planned any more, and requests have not ended: a bug of the engine or of the simulator."""
 
 
+class Gateway:
+    """One door of the fleet: it knows the replicas by their reports, and its own requests."""
+
+    def __init__(self, router: str, seed: int, replicas: Sequence[Replica]) -> None:
+        self._router = create_router(router, seed)
+        self.view = FleetView()
+        for replica in replicas:
+            self.view.add(replica.name)
+
+    def choose(self, request: RoutedRequest) -> str:
+        """The replica that gets the request, which counts from now on."""
+        name = self._router.choose(request, self.view.replicas)[0]
+        self.view.sent(name, request)
+        return name
+
+
 class Fleet:
-    """The router counts a request from its arrival until the step that ended it is over; residency it sees at once."""
+    """Requests come to the gateways in turn. Each counts its own from arrival until the step that ended it is over; of
+    everything else it knows what replicas reported: once a second, between two steps.
+    """
 
     def __init__(
-        self, profile: Profile, config: EngineConfig, router: str, num_replicas: int, num_warm: int = 0
+        self,
+        profile: Profile,
+        config: EngineConfig,
+        router: str,
+        num_replicas: int,
+        num_warm: int = 0,
+        num_gateways: int = 1,
     ) -> None:
         self.timeline = Timeline()
         self.recorder = Recorder(num_replicas, num_warm, dict(config.tenant_weights))
         self.replicas = [Replica(index, profile, config, self.timeline, self._emit) for index in range(num_replicas)]
         self.num_sent = [0] * num_replicas  # requests per replica
-        self._loads = [0] * num_replicas
-        self._router = create_router(router, num_replicas)
+        self._by_name = {replica.name: replica for replica in self.replicas}
+        self._gateways = [Gateway(router, config.seed + index, self.replicas) for index in range(num_gateways)]
+        self._under_way: dict[str, tuple[Gateway, RoutedRequest]] = {}
+        self._last_arrival = 0.0
+        self._num_warm = num_warm
+        self._warm_loads = (0, 0)
+        self._key = _PREFIX_KEY if config.enable_prefix_caching else None
 
     def run(self, arrivals: Sequence[Arrival]) -> None:
         """Runs until all requests have ended. Raises StalledError."""
         self._plan_next(iter(arrivals))
+        for replica in self.replicas:  # one after another, as replicas start
+            self.timeline.at(_REPORT_EVERY * replica.index / len(self.replicas), partial(self._look, replica))
+        self._last_arrival = arrivals[-1].time if arrivals else 0.0
         self.timeline.run()
         if lost := self.recorder.open_requests:
             raise StalledError(f"{len(lost)} of {len(arrivals)} requests never end, the first is {lost[0]}")
+
+    def loads_since_warm(self) -> tuple[int, int]:
+        """The loads of adapters into slots and into host memory since the warm-up's requests had come."""
+        slot, host = self._loads()
+        return slot - self._warm_loads[0], host - self._warm_loads[1]
+
+    def _loads(self) -> tuple[int, int]:
+        tiers = [replica.engine.residency.tiers() for replica in self.replicas]
+        return sum(tier["device"].loads for tier in tiers), sum(tier["host"].loads for tier in tiers)
+
+    def _look(self, replica: Replica) -> None:
+        """Asks a replica for its report, and again after a second, until the last request has come."""
+        replica.post(_Look(self._reported))
+        if self.timeline.now < self._last_arrival:
+            self.timeline.at(self.timeline.now + _REPORT_EVERY, partial(self._look, replica))
+
+    def _reported(self, report: ReplicaReport) -> None:
+        for gateway in self._gateways:
+            gateway.view.update(report)
 
     def _plan_next(self, arrivals: Iterator[Arrival]) -> None:
         arrival = next(arrivals, None)
@@ -155,18 +226,29 @@ class Fleet:
             self.timeline.at(arrival.time, lambda: self._arrive(arrival, arrivals))
 
     def _arrive(self, arrival: Arrival, later: Iterator[Arrival]) -> None:
-        digest = arrival.adapter.digest
-        index = self._router.choose(digest, self._loads, lambda replica, key: self.replicas[replica].holds(key))
-        self._loads[index] += 1
-        self.num_sent[index] += 1
-        self.recorder.submitted(arrival, index)
+        if arrival.index == self._num_warm:
+            self._warm_loads = self._loads()
+        request = arrival.request()
+        gateway = self._gateways[arrival.index % len(self._gateways)]
+        known = routed(request, self._key, gateway.view.expected_output(_UNKNOWN_OUTPUT))
+        replica = self._by_name[gateway.choose(known)]
+        self._under_way[request.request_id] = (gateway, known)
+        self.num_sent[replica.index] += 1
+        self.recorder.submitted(arrival, replica.index)
         self._plan_next(later)
-        self.replicas[index].post(arrival.request())
+        replica.post(request)
 
     def _emit(self, replica: Replica, events: list[StepEvent]) -> None:
         now = self.timeline.now
         for event in events:
-            self._loads[replica.index] -= self.recorder.take(event, now)
+            gateway, known = self._under_way[event.request_id]
+            if isinstance(event, PromptEvent):
+                replica.roots.add(known.roots)
+                gateway.view.answering(replica.name, known)
+            if self.recorder.take(event, now):
+                num_output = self.recorder.outcomes[-1].num_output if isinstance(event, FinishEvent) else None
+                gateway.view.ended(replica.name, known, num_output)
+                del self._under_way[event.request_id]
         meter = self.recorder.meters[replica.index]
         if meter.is_due(now):
             meter.look({s.account for s in replica.engine.scheduler.waiting if s.ready_at <= now}, now)

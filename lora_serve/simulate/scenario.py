@@ -13,10 +13,10 @@ from lora_serve.simulate.profiles import Profile
 from lora_serve.simulate.traces import TraceRow
 from lora_serve.simulate.workload import Arrival, WorkloadConfig, make_arrivals
 
-_SHARES = (50, 90, 99)
+_SHARES = (50, 90, 95, 99)
 _COLUMNS = (
-    "policy", "router", "TTFT p50 s", "TTFT p99 s", "ITL p50 ms", "ITL p99 ms", "output tokens/s", "slot hits",
-    "host loads", "busiest replica", "max service gap", "Jain", "failed",
+    "policy", "router", "TTFT p50 s", "TTFT p95 s", "TTFT p99 s", "ITL p50 ms", "ITL p99 ms", "output tokens/s",
+    "slot hits", "slot loads/1000", "host loads/1000", "busiest replica", "max service gap", "Jain", "failed",
 )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ class Summary:
     num_failed: int
     errors: dict[str, int]
     seconds: float  # of virtual time, to the last end
-    ttft: dict[str, float]  # seconds: p50, p90, p99
+    ttft: dict[str, float]  # seconds: p50, p90, p95, p99
     itl: dict[str, float]
     e2e: dict[str, float]
     ttft_by_group: dict[str, dict[str, float]]
@@ -46,6 +46,8 @@ class Summary:
     prefix_hit_rate: float  # of the prompts' tokens
     busiest_replica: float  # its requests, times the mean's
     fairness: Fairness = field(default_factory=Fairness)
+    slot_loads_per_1000: float = 0.0  # requests, the warm-up left out
+    host_loads_per_1000: float = 0.0
 
 
 def summarise(fleet: Fleet, policy: str, router: str, num_warm: int = 0) -> Summary:
@@ -57,6 +59,7 @@ def summarise(fleet: Fleet, policy: str, router: str, num_warm: int = 0) -> Summ
     device, host = ([tier[name] for tier in tiers] for name in ("device", "host"))
     caches = [replica.engine.scheduler.prefix_cache for replica in fleet.replicas]
     span = _span(outcomes)
+    per_1000 = [1e3 * count / max(1, len(counted)) for count in fleet.loads_since_warm()]
     return Summary(
         policy=policy,
         router=router,
@@ -83,6 +86,8 @@ def summarise(fleet: Fleet, policy: str, router: str, num_warm: int = 0) -> Summ
         prefix_hit_rate=sum(cache.num_hits for cache in caches) / max(1, sum(cache.num_queries for cache in caches)),
         busiest_replica=max(fleet.num_sent) * len(fleet.num_sent) / max(1, len(outcomes)),
         fairness=fairness_of(fleet.recorder.meters),
+        slot_loads_per_1000=per_1000[0],
+        host_loads_per_1000=per_1000[1],
     )
 
 
@@ -102,12 +107,14 @@ def _row(summary: Summary) -> tuple[str, ...]:
         summary.policy,
         summary.router,
         f"{summary.ttft['p50']:.3f}",
+        f"{summary.ttft['p95']:.3f}",
         f"{summary.ttft['p99']:.3f}",
         f"{1e3 * summary.itl['p50']:.1f}",
         f"{1e3 * summary.itl['p99']:.1f}",
         f"{summary.output_tokens_per_s:.0f}",
         f"{100 * summary.slot_hit_rate:.1f} %",
-        f"{summary.num_host_loads}",
+        f"{summary.slot_loads_per_1000:.0f}",
+        f"{summary.host_loads_per_1000:.0f}",
         f"{summary.busiest_replica:.2f}",
         f"{summary.fairness.max_service_gap:.0f}" if summary.fairness.num_windows else "-",
         f"{summary.fairness.jain:.3f}" if summary.fairness.num_windows else "-",
@@ -137,6 +144,7 @@ class Scenario:
     max_wait: float = 10.0
     tenant_weights: tuple[tuple[str, float], ...] = ()
     enable_prefix_caching: bool = True
+    num_gateways: int = 1
 
     def engine_config(self, policy: str) -> EngineConfig:
         profile = self.profile
@@ -162,6 +170,6 @@ class Scenario:
 
     def run(self, arrivals: Sequence[Arrival], policy: str, router: str) -> Summary:
         num_warm = int(self.warm_share * len(arrivals))
-        fleet = Fleet(self.profile, self.engine_config(policy), router, self.num_replicas, num_warm)
+        fleet = Fleet(self.profile, self.engine_config(policy), router, self.num_replicas, num_warm, self.num_gateways)
         fleet.run(arrivals)
         return summarise(fleet, policy, router, num_warm)

@@ -19,7 +19,7 @@ from lora_serve.client.process import ProcessEngineClient
 from lora_serve.core.errors import EngineLostError, ModelError, NotReadyError
 from lora_serve.core.messages import Evict, Pin, Resize, Submit, TokenEvent, Tune, Unpin
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.hosts.process import configure_of
+from lora_serve.engine_host.configure import configure_of
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
 from tests.engine_host import fake_engine

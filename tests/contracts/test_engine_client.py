@@ -1,4 +1,5 @@
-"""What every engine client must do, wherever its engine runs: a thread, a child process; the mock where it applies."""
+"""What every engine client must do, wherever its engine runs: a thread, a child process, a fleet; the mock
+where it applies. The fleet is the replicas' own code without Ray between."""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.request import FinishReason
 from lora_serve.engine.queue_gate import QueueGate
+from tests.client.ray.fake_fleet import fleet_client
 from tests.engine.fake_runner import EXPLOSION, POISON, next_token
 from tests.engine.world import adapter
 from tests.engine_host.engine_clients import process_client, request, thread_client
@@ -42,7 +44,7 @@ from tests.engine_host.fake_engine import SLOW
 PATIENCE = 60.0  # seconds for what must happen some time
 
 
-@pytest.fixture(params=["thread", "process", "mock"])
+@pytest.fixture(params=["thread", "process", "ray", "mock"])
 async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
     if request.param == "mock":
         mock = MockEngineClient(500, gate=QueueGate(QueueLimits(1024)))
@@ -53,7 +55,7 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
             yield found
 
 
-@pytest.fixture(params=["thread", "process"])
+@pytest.fixture(params=["thread", "process", "ray"])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
     """One with a real engine behind it."""
     async with started(request.param) as found:
@@ -62,6 +64,11 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
 
 @asynccontextmanager
 async def started(host: str) -> AsyncIterator[EngineClient]:
+    if host == "ray":
+        async with fleet_client("only") as (_, client):
+            await client.start()
+            yield client
+        return
     async with thread_client() if host == "thread" else process_client() as found:
         await found.start()
         yield found

@@ -87,6 +87,7 @@ class FakeServed:
         self.mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self.validator = FakeValidator()
         self.is_warm = False
+        self.makes_slow_ones_wait = True
         self.engine = self.rebuild()
 
     def rebuild(self) -> Engine:
@@ -98,7 +99,7 @@ class FakeServed:
         self.is_warm = True
 
     def _submit(self, ref: AdapterRef) -> None:
-        if ref.name == "slow":
+        if ref.name == "slow" and self.makes_slow_ones_wait:
             return
         error = AdapterUnavailableError("it is broken") if ref.name == "broken" else None
         self.mailbox.put(LoadFinished(ref.digest, None if error else ref.digest, error, 0.0))

@@ -33,6 +33,7 @@ async def open_host(settings, storage, text):
 
 class ToyHost:
     can_restart = False
+    is_warm = False
 
     def __init__(self, settings):
         self.settings = settings

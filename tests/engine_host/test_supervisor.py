@@ -21,6 +21,7 @@ class FakeHost:
 
     def __init__(self, can_restart: bool = True) -> None:
         self.can_restart = can_restart
+        self.is_warm = False
         self.killed: list[str] = []
         self.answers = True
         self.load_errors: list[Exception] = []

@@ -1,72 +1,69 @@
-"""Each router's promise, and what it costs, on Zipf popularity over a fleet."""
+"""What each router costs on Zipf popularity over a fleet, and what a gateway may know there."""
 
 from __future__ import annotations
 
-from lora_serve.simulate.routers import create_router, router_names
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from lora_serve.routing.replica_state import Tier
+from lora_serve.simulate.fleet import Fleet, Gateway
 from lora_serve.simulate.scenario import Summary
-from tests.simulate.small_fleet import rows, scenario
+from tests.simulate.small_fleet import outcomes, rows, scenario
 
 LENGTHS = rows((40, 6), (10, 3), (70, 4))
 
 
-def nowhere(replica: int, digest: str) -> bool:
-    return False
-
-
-def figures(router: str, zipf: float = 0.9, rate: float = 40.0) -> Summary:
-    config = scenario(600, num_replicas=6, num_adapters=40, zipf=zipf, rate=rate)
+@cache
+def figures(router: str, zipf: float = 0.9, rate: float = 40.0, **fields: int) -> Summary:
+    """Host memory of 8 adapters on each of 6 replicas: all 40 fit in if none is there twice."""
+    config = scenario(400, num_replicas=6, num_adapters=40, zipf=zipf, rate=rate, host_bytes=800, **fields)
     return config.run(config.arrivals(LENGTHS), "fcfs", router)
 
 
-def test_the_three_routers_are_found() -> None:
-    assert router_names() == ["affinity", "hash", "least_loaded"]
+def test_affinity_loads_a_third_of_what_two_choices_loads() -> None:
+    aware, unaware = figures("affinity"), figures("two_choices")
+    assert aware.host_loads_per_1000 < unaware.host_loads_per_1000 / 3
+    assert aware.slot_hit_rate > unaware.slot_hit_rate + 0.1
+    assert aware.ttft["p95"] <= unaware.ttft["p95"]
 
 
-def test_hash_sends_an_adapter_to_one_replica_whatever_its_load() -> None:
-    router = create_router("hash", 8)
-    homes = {router.choose("a", loads, nowhere) for loads in ([0] * 8, [9, 0, 9, 0, 9, 0, 9, 0], list(range(8)))}
-    assert len(homes) == 1
+def test_two_gateways_that_do_not_know_each_other_load_little_more() -> None:
+    one, two = figures("affinity"), figures("affinity", num_gateways=2)
+    assert two.host_loads_per_1000 < figures("two_choices", num_gateways=2).host_loads_per_1000 / 3
+    assert two.ttft["p95"] < 1.2 * one.ttft["p95"]
 
 
-def test_hash_uses_all_replicas_and_moves_few_adapters_when_one_is_added() -> None:
-    digests = [f"sha256:{index}" for index in range(400)]
-    eight, nine = create_router("hash", 8), create_router("hash", 9)
-    before = [eight.choose(digest, [0] * 8, nowhere) for digest in digests]
-    after = [nine.choose(digest, [0] * 9, nowhere) for digest in digests]
-    assert set(before) == set(range(8))
-    assert {new for old, new in zip(before, after, strict=True) if old != new} == {8}
+def test_under_skew_a_bound_keeps_hashs_tail_low_for_few_loads_more() -> None:
+    aware, by_hash = figures("affinity", zipf=1.5), figures("hash", zipf=1.5)
+    assert aware.ttft["p95"] < by_hash.ttft["p95"] / 5
+    assert aware.busiest_replica < by_hash.busiest_replica
+    assert by_hash.host_loads_per_1000 <= aware.host_loads_per_1000 < 1.2 * by_hash.host_loads_per_1000
 
 
-def test_least_loaded_takes_the_replica_with_the_fewest_requests_and_equals_in_turn() -> None:
-    router = create_router("least_loaded", 3)
-    assert router.choose("a", [2, 1, 2], nowhere) == 1
-    assert {router.choose("a", [1, 1, 1], nowhere) for _ in range(3)} == {0, 1, 2}
+def test_loads_of_the_warm_up_are_not_counted() -> None:
+    config = scenario(100, num_adapters=2)
+    arrivals = config.arrivals(LENGTHS)
+    cold, warm = (replace(config, warm_share=share).run(arrivals, "fcfs", "hash") for share in (0.0, 0.5))
+    assert (cold.host_loads_per_1000, warm.host_loads_per_1000) == (20.0, 0.0)
 
 
-def test_affinity_prefers_who_holds_the_adapter_until_it_is_over_the_bound() -> None:
-    router = create_router("affinity", 4)
+def test_gateway_knows_another_gateways_adapters_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = scenario(4, num_adapters=1, num_gateways=2)
+    digest = config.arrivals(LENGTHS)[0].adapter.digest
+    times = (0.1, 0.9, 1.05, 1.95)  # by gateways 0, 1, 0, 1; the replica reports at 0 and 1
+    arrivals = [replace(a, time=time) for a, time in zip(config.arrivals(LENGTHS), times, strict=True)]
+    seen: list[tuple[Tier, int]] = []
+    choose = Gateway.choose
 
-    def holds(replica: int, digest: str) -> bool:
-        return replica == 2
+    def watched(gateway: Gateway, request: object) -> str:
+        (state,) = gateway.view.replicas
+        seen.append((state.tier([digest]), state.num_requests))
+        return choose(gateway, request)
 
-    assert router.choose("a", [1, 1, 1, 1], holds) == 2
-    assert router.choose("a", [0, 0, 9, 0], holds) != 2
-
-
-def test_affinity_without_a_holder_keeps_to_the_adapters_own_order() -> None:
-    router = create_router("affinity", 4)
-    first = router.choose("a", [0] * 4, nowhere)
-    second = router.choose("a", [9 * (replica == first) for replica in range(4)], nowhere)
-    assert {router.choose("a", [0] * 4, nowhere) for _ in range(5)} == {first}
-    assert second != first
-
-
-def test_affinity_finds_more_adapters_in_slots_than_least_loaded() -> None:
-    assert figures("affinity").slot_hit_rate > figures("least_loaded").slot_hit_rate + 0.1
-    assert figures("affinity").num_host_loads < figures("least_loaded").num_host_loads
-
-
-def test_under_skew_least_loaded_has_a_lower_tail_than_hash() -> None:
-    by_hash, least_loaded = figures("hash", zipf=1.5), figures("least_loaded", zipf=1.5)
-    assert least_loaded.ttft["p99"] < by_hash.ttft["p99"]
-    assert least_loaded.busiest_replica < by_hash.busiest_replica
+    monkeypatch.setattr(Gateway, "choose", watched)
+    fleet = Fleet(config.profile, config.engine_config("fcfs"), "affinity", 1, num_gateways=2)
+    fleet.run(arrivals)
+    assert [outcome.error for outcome in outcomes(fleet)] == [None] * 4
+    assert [tier for tier, _ in seen] == [Tier.NONE, Tier.NONE, Tier.DEVICE, Tier.DEVICE]

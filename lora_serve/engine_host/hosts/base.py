@@ -30,6 +30,7 @@ class EngineHost(Protocol):
     """One engine, perhaps in several lives one after another: `client.start` begins the next. On the event loop."""
 
     can_restart: bool  # whether `client.start` brings a lost engine back
+    is_warm: bool  # whether the engine has run its warm-up rows by itself, before it is loaded
 
     async def load(self) -> LoadedEngine:
         """Load the model. Raises ModelError, ConfigError, EngineLostError; after which it may be repeated."""

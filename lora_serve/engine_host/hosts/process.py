@@ -6,20 +6,18 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
-from lora_serve.core.messages import (
-    Configure,
-    WarmUpDone,
-)
+from lora_serve.core.messages import WarmUpDone
 from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.blob_server import BlobServer
+from lora_serve.engine_host.configure import configure_of
 from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
 from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
 from lora_serve.text.tokenizer import TextModel
@@ -56,18 +54,13 @@ async def open_host(
         await blob_server.close()
 
 
-def configure_of(settings: Settings) -> Configure:
-    """The first message to the engine's process: neither keys nor the place of anything but adapters' files."""
-    adapters = replace(settings.adapter_slice(), redis_url=None, roots=(), urls=())
-    return Configure(settings.model_slice(), settings.engine_slice(), adapters, settings.log_format)
-
-
 @dataclass
 class ProcessHost:
     """See `EngineHost`."""
 
     _client: ProcessEngineClient
     can_restart: bool = True
+    is_warm: bool = False
 
     async def load(self) -> LoadedEngine:
         """See `EngineHost.load`."""

@@ -37,6 +37,7 @@ class ThreadHost:
     """See `EngineHost`. A thread cannot be ended from outside, nor a model loaded twice: a lost engine stays lost."""
 
     can_restart = False
+    is_warm = False
 
     def __init__(self, settings: Settings, blobs: StoredBlobs, text: Callable[[], TextModel]) -> None:
         self._settings = settings

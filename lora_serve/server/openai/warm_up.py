@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import cast
@@ -28,7 +29,7 @@ async def answer_warm_up_text(services: Services) -> None:
         return
     sampling = SamplingParams(max_tokens=_NEW_TOKENS, temperature=0.0, logprobs=1, ignore_eos=True)
     request = InferenceRequest(
-        "warm-up-text", token_ids, sampling, tenant="warm-up: text", arrival_time=time.monotonic()
+        f"warm-up-text-{uuid.uuid4().hex}", token_ids, sampling, tenant="warm-up: text", arrival_time=time.monotonic()
     )
     services.client.gate.enter((request,), limited=False)
     output = OutputText(text, request, StopRules(("\n\n",)), services.spec.eos_token_ids)

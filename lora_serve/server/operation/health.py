@@ -40,6 +40,8 @@ async def get_ready(request: web.Request) -> web.StreamResponse:
     lifecycle = services.lifecycle
     if lifecycle.state is not ServerState.READY:
         raise NotReadyError(lifecycle.reason, retry_after=RETRY_AFTER)
+    if not services.client.is_there:
+        raise NotReadyError("No engine is there at present.", retry_after=RETRY_AFTER)
     problem = services.store_problem
     more = {} if problem is None else {"read_only": True, "reason": problem}
     return web.json_response({"status": "ready", **more})

@@ -1,0 +1,202 @@
+"""The replicas that a gateway is attached to: attached when Ray Serve lists them, left when it no longer does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+from lora_serve import __version__
+from lora_serve.client.ray.link import ReplicaLink, gateway_names
+from lora_serve.client.ray.transport import Transport
+from lora_serve.core.config import QueueLimits
+from lora_serve.core.errors import EngineLostError
+from lora_serve.core.messages import FromEngine, Greeting, Reported
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.stats import ReplicaState, ReplicaStats
+from lora_serve.engine.desired_state import DesiredState
+from lora_serve.engine.queue_gate import QueueGate
+from lora_serve.routing.fleet_view import FleetView
+
+_log = logging.getLogger(__name__)
+PREPARE_SECONDS = 30.0  # that a new replica's limits and pinned adapters may take before it gets requests
+FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0  # seconds between tries to attach to a listed replica
+_LOOK_SECONDS = 0.1  # between looks whether the requests of a replica that was left have ended
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUsers:
+    """The receivers of what links do not handle themselves."""
+
+    asked: Callable[[ReplicaLink, FromEngine], None] = lambda link, message: None  # gets what a replica asks for
+    ended: Callable[[ReplicaLink], Awaitable[None]] | None = None  # called when a link has ended
+
+
+class AttachedReplicas:
+    """On the event loop."""
+
+    def __init__(
+        self, transport: Transport, gate: QueueGate, limits: QueueLimits, desired: DesiredState, users: LinkUsers
+    ) -> None:
+        """`limits`: of one engine's queue; `gate` gets as many times these as there are replicas."""
+        self.view = FleetView()
+        self.spec: ModelSpec | None = None  # of the first replica; none with another one is attached
+        self.roots_key = b""
+        self.refused: dict[str, ReplicaStats] = {}  # by replica: listed, and not one of this fleet
+        self._transport = transport
+        self._gate = gate
+        self._limits = limits
+        self._desired = desired
+        self._users = users
+        self._names = gateway_names(uuid.uuid4().hex)
+        self._listed: frozenset[str] = frozenset()
+        self._links: dict[str, ReplicaLink] = {}  # by replica: those that get requests
+        self._open: dict[str, ReplicaLink] = {}  # those, and others that are greeted or left
+        self._gone: list[tuple[str, bool]] = []
+        self._keepers: dict[str, asyncio.Task[None]] = {}  # by replica: attaches, and attaches again
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    @property
+    def links(self) -> list[ReplicaLink]:
+        """The replicas that take requests."""
+        return [link for link in self._links.values() if link.is_open]
+
+    def link(self, replica: str) -> ReplicaLink | None:
+        """The replica, if it takes requests."""
+        link = self._links.get(replica)
+        return link if link is not None and link.is_open else None
+
+    @property
+    def open_links(self) -> list[ReplicaLink]:
+        """The replicas that take requests, will take them, or have taken them."""
+        return list(self._open.values())
+
+    def state(self, link: ReplicaLink) -> ReplicaState:
+        """Where the replica is between its start and its end."""
+        if link.replica not in self._listed:
+            return ReplicaState.DRAINING
+        return ReplicaState.READY if link.replica in self._links else ReplicaState.STARTING
+
+    def take_gone(self) -> list[tuple[str, bool]]:
+        """The replicas that are no more since the last call, and whether they were lost: not left in peace."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def follow(self, listed: Collection[str]) -> None:
+        """Ray Serve says which replicas take requests. One that it no longer names gets none; those it has end."""
+        if self._is_closed:
+            return
+        self._listed = frozenset(listed)
+        for replica in self._links.keys() - self._listed:
+            self._leave(self._links[replica])
+        for replica in self._listed - self._keepers.keys():
+            self._keepers[replica] = asyncio.create_task(self._keep(replica), name=f"keeping {replica}")
+
+    async def changed(self) -> None:
+        """Returns when another replica takes requests, or one takes no more."""
+        await self._changed.wait()
+
+    async def close(self) -> None:
+        """Leave all; what still runs there is aborted."""
+        self._is_closed = True
+        keepers = list(self._keepers.values())
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        self._tell_change()
+
+    async def _keep(self, replica: str) -> None:
+        """Attaches as long as the replica is listed, again if the link is lost; at last lets its requests end."""
+        delay, is_lost = FIRST_DELAY, False
+        try:
+            while replica in self._listed:
+                link = self._open[replica] = ReplicaLink(
+                    replica, self._names(), self._transport, self._gate, self._take
+                )
+                if await self._attached_once(link):
+                    delay, is_lost = FIRST_DELAY, link.is_lost
+                if replica in self._listed:
+                    await asyncio.sleep(delay)
+                    delay = min(LONGEST_DELAY, 2 * delay)
+        finally:
+            del self._keepers[replica]
+            self._open.pop(replica, None)
+            self._gone.append((replica, is_lost))
+            self.refused.pop(replica, None)
+
+    async def _attached_once(self, link: ReplicaLink) -> bool:
+        """Returns when the link has ended: whether the replica took requests."""
+        try:
+            if not await self._attach(link):
+                return False
+            await self._until_over(link)
+            return True
+        except EngineLostError as error:
+            _log.info("%s", error)
+            return False
+        finally:
+            self._leave(link)
+            await link.close()
+            if self._users.ended is not None:
+                await self._users.ended(link)
+
+    async def _attach(self, link: ReplicaLink) -> bool:
+        greeting, spec = await link.open()
+        if words := self._misfit(greeting, spec):
+            if link.replica not in self.refused:
+                _log.error("replica %s gets no requests: %s", link.replica, words)
+            self.refused[link.replica] = ReplicaStats(
+                link.replica, greeting.node, ReplicaState.REFUSED, words, greeting.version, spec.fingerprint
+            )
+            return False
+        await link.bring_to((*self._desired.limits(), *self._desired.residents()), PREPARE_SECONDS)
+        if not link.is_open or link.replica not in self._listed:
+            return False
+        self.spec = self.spec or spec
+        self.roots_key = greeting.roots_key
+        self._links[link.replica] = link
+        self.view.add(link.replica)
+        if link.report is not None:
+            self.view.update(link.report)
+        _log.info("replica %s takes requests (%d in all)", link.replica, len(self._links))
+        self._tell_change()
+        return True
+
+    def _misfit(self, greeting: Greeting, spec: ModelSpec) -> str:
+        """Words about why a replica cannot be one of this fleet; empty if it can."""
+        if greeting.version != __version__:
+            return f"it runs lora-serve {greeting.version}, this server {__version__}"
+        if self.spec is not None and spec.fingerprint != self.spec.fingerprint:
+            return f"its base model {spec.name} is another than {self.spec.name}"
+        return ""
+
+    async def _until_over(self, link: ReplicaLink) -> None:
+        """Returns when the link is lost, or the replica is listed no longer and its requests have ended."""
+        assert link.lost is not None
+        while not link.lost.done() and (link.replica in self._listed or link.num_open):
+            await asyncio.wait({link.lost}, timeout=_LOOK_SECONDS)
+        if link.lost.done():
+            _log.error("replica %s is lost: %s; %d requests were there", link.replica, *link.lost.result())
+        else:
+            _log.info("replica %s is left: its requests have ended", link.replica)
+
+    def _leave(self, link: ReplicaLink) -> None:
+        """It gets no further requests."""
+        if self._links.get(link.replica) is link:
+            del self._links[link.replica]
+            self.view.remove(link.replica)
+            self._tell_change()
+
+    def _tell_change(self) -> None:
+        self._gate.limit(self._limits.times(max(1, len(self._links))))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _take(self, link: ReplicaLink, message: FromEngine) -> None:
+        if isinstance(message, Reported):
+            self.view.update(message.report)
+        else:
+            self._users.asked(link, message)

@@ -1,0 +1,235 @@
+"""The client of a fleet: each request goes to the replica that a router chooses; to another one if that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace as changed
+
+from lora_serve.client.ray.attached import AttachedReplicas, LinkUsers
+from lora_serve.client.ray.figures import FleetFigures
+from lora_serve.client.ray.link import ReplicaLink
+from lora_serve.client.ray.transport import Transport
+from lora_serve.core.config import QueueLimits
+from lora_serve.core.errors import EngineLostError, NotReadyError
+from lora_serve.core.messages import (
+    AdapterCommand,
+    Convert,
+    EngineCall,
+    Event,
+    Evict,
+    FinishEvent,
+    Prefetch,
+    PromptEvent,
+    ReplyValue,
+    SmokeTest,
+    SmokeTestResult,
+    ToEngine,
+    TokenEvent,
+    Unpin,
+    Validate,
+)
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.request import InferenceRequest
+from lora_serve.core.stats import EngineStats
+from lora_serve.engine.desired_state import DesiredState
+from lora_serve.engine.queue_gate import QueueGate
+from lora_serve.routing.routed_request import RoutedRequest, routed
+from lora_serve.routing.routers import create_router
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RETRY_AFTER = 5.0  # seconds
+MAX_TRIES = 3  # of one request: it may itself be what ends the replicas that take it
+_ANY = RoutedRequest("")
+
+
+@dataclass(slots=True)
+class _Output:
+    """The answer of one try, as far as it came."""
+
+    num_tokens: int = 0
+    is_whole: bool = False
+
+
+class RayEngineClient:
+    """See `EngineClient`. Replicas come and go while it runs; a request waits while there is none."""
+
+    def __init__(self, transport: Transport, limits: QueueLimits, wait: float, users: LinkUsers | None = None) -> None:
+        """`limits`: of one engine's queue. `wait`: seconds that a request waits while no replica is there."""
+        self.gate = QueueGate(limits)
+        self._wait = wait
+        self._transport = transport
+        self._desired = DesiredState(0)
+        self._fleet = AttachedReplicas(transport, self.gate, limits, self._desired, users or LinkUsers())
+        self._figures = FleetFigures(self._fleet)
+        self._router = create_router("affinity", seed=uuid.uuid4().int)
+        self._answers: dict[str, ReplicaLink] = {}  # by answer: its choices run beside one another
+        self._num_choices: Counter[str] = Counter()
+        self._is_stopping = False
+        self._is_followed = False
+
+    @property
+    def is_there(self) -> bool:
+        """See `EngineClient.is_there`."""
+        return bool(self._fleet.links)
+
+    @property
+    def links(self) -> list[ReplicaLink]:
+        """The replicas that take requests."""
+        return self._fleet.links
+
+    @property
+    def replicas(self) -> list[str]:
+        """Their names, sorted."""
+        return sorted(link.replica for link in self.links)
+
+    async def load(self) -> ModelSpec:
+        """The model, once a replica is attached."""
+        if not self._is_followed:
+            self._is_followed = True
+            self._transport.follow(self._fleet.follow)
+        while self._fleet.spec is None:
+            await self._fleet.changed()
+        return self._fleet.spec
+
+    async def start(self) -> None:
+        """See `EngineClient.start`."""
+        await self.load()
+
+    async def infer(self, request: InferenceRequest) -> AsyncGenerator[Event, None]:
+        """See `EngineClient.infer`. A request that had no token yet when its replica was lost runs on another one,
+        under another id: the lost one may still be at work on it.
+        """
+        attempt, is_answered, sent = 0, False, request
+        with self.gate.entered((request,)):
+            while True:
+                view = self._view_of(sent)
+                link = await self._link_for(request, view)
+                try:
+                    async with aclosing(self._answer(link, sent, view)) as events:
+                        async for event in events:
+                            is_answered = True
+                            if sent is request:
+                                yield event
+                            else:
+                                self.gate.start(request.request_id)
+                                yield changed(event, request_id=request.request_id)
+                    return
+                except (EngineLostError, NotReadyError) as error:
+                    if self._is_stopping:
+                        raise _shutting_down() from None
+                    if is_answered or attempt == MAX_TRIES - 1:
+                        raise
+                    attempt += isinstance(error, EngineLostError)  # the other was refused before it was sent
+                sent = replace(request, request_id=f"{request.request_id}~{attempt}") if attempt else request
+
+    async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
+        """See `EngineClient.adapters`. Limits and pins are for all replicas, what is tried or fetched for one."""
+        if isinstance(command, Prefetch | SmokeTest):
+            return await (await self._home_of(command.adapter.digest)).adapters(command)
+        if isinstance(command, Unpin | Evict):  # even if no replica does it: a new one must not bring it back
+            self._desired.note(command)
+        await self._first_of(_ANY)
+        done = await asyncio.gather(*(link.adapters(command) for link in self._fleet.links), return_exceptions=True)
+        for error in done:  # a replica that was lost meanwhile need not know
+            if isinstance(error, BaseException) and not isinstance(error, EngineLostError | NotReadyError):
+                raise error
+        self._desired.note(command)
+        return None
+
+    async def stats(self) -> EngineStats:
+        """See `EngineClient.stats`."""
+        return await self._figures.stats()
+
+    async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
+        """Send a call to the home of the adapter that it is about. Raises the error of a failed call."""
+        asked = message(0)
+        link = await (self._home_of(asked.digest) if isinstance(asked, Convert | Validate) else self._first_of(_ANY))
+        return await link.call(message)
+
+    def tell(self, message: ToEngine) -> None:
+        """Send all replicas a message that is not answered."""
+        for link in self._fleet.links:
+            link.tell(message)
+
+    async def stop(self) -> None:
+        """See `EngineClient.stop`."""
+        self._is_stopping = True
+        await self._fleet.close()
+        await self._transport.close()
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _view_of(self, request: InferenceRequest) -> RoutedRequest:
+        num_output = 0 if request.pooling is not None else request.sampling.max_tokens
+        return routed(request, self._fleet.roots_key, self._fleet.view.expected_output(num_output))
+
+    async def _link_for(self, request: InferenceRequest, view: RoutedRequest) -> ReplicaLink:
+        beside = self._answers.get(request.answer_id) if request.answer_id else None
+        if beside is not None and beside in self._fleet.links:
+            return beside
+        return await self._first_of(view)
+
+    async def _home_of(self, digest: str) -> ReplicaLink:
+        return await self._first_of(RoutedRequest("", (digest,)))
+
+    async def _first_of(self, request: RoutedRequest) -> ReplicaLink:
+        """The replica that the router chooses now; waits while there is none. Raises NotReadyError."""
+        deadline = time.monotonic() + self._wait
+        while not self._is_stopping:
+            for replica in self._router.choose(request, self._fleet.view.replicas):
+                if (link := self._fleet.link(replica)) is not None:
+                    return link
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    await self._fleet.changed()
+            except TimeoutError:
+                raise NotReadyError("No engine is there at present; try again.", RETRY_AFTER) from None
+        raise _shutting_down()
+
+    async def _answer(
+        self, link: ReplicaLink, request: InferenceRequest, view: RoutedRequest
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one try. The PromptEvent is held back until the next one, as it alone answers nothing."""
+        prompt: Event | None = None
+        with self._counted(link, view, request.answer_id) as output:
+            async with aclosing(link.events_of(request, nullcontext())) as events:
+                async for event in events:
+                    if isinstance(event, PromptEvent):
+                        prompt = event
+                        continue
+                    if prompt is not None:
+                        self._fleet.view.answering(link.replica, view)
+                        yield prompt
+                        prompt = None
+                    output.num_tokens += isinstance(event, TokenEvent)
+                    output.is_whole = isinstance(event, FinishEvent)
+                    yield event
+
+    @contextmanager
+    def _counted(self, link: ReplicaLink, request: RoutedRequest, answer: str) -> Iterator[_Output]:
+        """For routers, and so that further choices of the answer go the same way."""
+        self._fleet.view.sent(link.replica, request)
+        self._answers[answer] = link
+        self._num_choices[answer] += 1
+        output = _Output()
+        try:
+            yield output
+        finally:
+            self._fleet.view.ended(link.replica, request, output.num_tokens if output.is_whole else None)
+            self._num_choices[answer] -= 1
+            if not self._num_choices[answer]:
+                del self._num_choices[answer], self._answers[answer]
+
+
+def _shutting_down() -> NotReadyError:
+    return NotReadyError("The server is shutting down.", RETRY_AFTER)

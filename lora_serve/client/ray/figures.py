@@ -1,0 +1,62 @@
+"""A fleet's figures: those of all replicas, of which some may be silent, and of those that are no more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from lora_serve.client.ray.attached import AttachedReplicas
+from lora_serve.client.ray.link import ReplicaLink
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.fleet_stats import EMPTY, added, counters_of, merged
+from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
+
+LOOK_SECONDS = 2.0  # that a replica may take to tell its figures; else its last ones stand
+
+
+class FleetFigures:
+    """On the event loop."""
+
+    def __init__(self, fleet: AttachedReplicas) -> None:
+        self._fleet = fleet
+        self._last: dict[str, EngineStats] = {}  # by replica
+        self._gone = EMPTY
+        self._num_lost = 0
+
+    async def stats(self) -> EngineStats:
+        """The figures of all replicas, as those of one engine."""
+        links = [link for link in self._fleet.open_links if link.replica not in self._fleet.refused]
+        told = await asyncio.gather(*(self._told(link) for link in links))
+        self._forget()
+        replicas = [self._replica(link, stats) for link, stats in zip(links, told, strict=True)]
+        return merged([*replicas, *self._fleet.refused.values()], self._gone, self._num_lost)
+
+    def _replica(self, link: ReplicaLink, stats: EngineStats | None) -> ReplicaStats:
+        state, greeting = self._fleet.state(link), link.greeting
+        return ReplicaStats(
+            replica=link.replica,
+            node="" if greeting is None else greeting.node,
+            state=state,
+            reason="it ends once its requests have" if state is ReplicaState.DRAINING else "",
+            version="" if greeting is None else greeting.version,
+            fingerprint="" if link.spec is None else link.spec.fingerprint,
+            age=0.0 if greeting is None else greeting.age + time.monotonic() - link.greeted_at,
+            num_requests=link.num_open,
+            num_servers=link.num_servers,
+            stats=stats,
+        )
+
+    async def _told(self, link: ReplicaLink) -> EngineStats | None:
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                self._last[link.replica] = await link.stats()
+        except (TimeoutError, LoraServeError):
+            pass
+        return self._last.get(link.replica)
+
+    def _forget(self) -> None:
+        """Counters of replicas that are no more go on counting: none ever falls."""
+        for replica, is_lost in self._fleet.take_gone():
+            self._num_lost += is_lost
+            if (stats := self._last.pop(replica, None)) is not None:
+                self._gone = added(self._gone, counters_of(stats))

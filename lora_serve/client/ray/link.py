@@ -1,0 +1,207 @@
+"""One replica of a fleet as its gateway is attached to it: a stream of frames here, calls with frames there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from lora_serve.client.message_client import MessageClient
+from lora_serve.client.ray.transport import Transport
+from lora_serve.client.wire import body_of, from_engine
+from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
+from lora_serve.core.machine import machine_id
+from lora_serve.core.messages import (
+    AdapterCommand,
+    FromEngine,
+    Greeting,
+    Ready,
+    Reported,
+    Submit,
+    ToEngine,
+)
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.replica_report import ReplicaReport
+from lora_serve.engine.queue_gate import QueueGate
+
+_log = logging.getLogger(__name__)
+RETRY_AFTER = 1.0  # seconds
+SILENT_TICKS = 5  # after which a replica counts as lost: reports come every second, and a cut network gives no error
+TICK = 1.0  # second
+_CLOSE_SECONDS = 5.0
+
+
+class ReplicaLink(MessageClient):
+    """See `MessageClient`. Open from `open` until `lost` is done."""
+
+    def __init__(
+        self,
+        replica: str,
+        gateway: str,
+        transport: Transport,
+        gate: QueueGate,
+        others: Callable[[ReplicaLink, FromEngine], None] = lambda link, message: None,
+    ) -> None:
+        """`gateway`: a name that no link before this one had. `others`: gets messages that are neither events, replies
+        nor the link's own.
+        """
+        super().__init__(gate)
+        self.replica = replica
+        self.greeting: Greeting | None = None
+        self.greeted_at = 0.0  # of this process's time.monotonic()
+        self.spec: ModelSpec | None = None
+        self.report: ReplicaReport | None = None
+        self.num_servers = 1  # that are attached to the replica
+        self.clock_offset = 0.0  # seconds by which the replica's time.monotonic() is ahead of this process's
+        self.lost: asyncio.Task[tuple[str, int]] | None = None  # why it ended, and the number of requests it had then
+        self._gateway = gateway
+        self._transport = transport
+        self._others = others
+        self._greeted = asyncio.Event()
+        self._outbox: list[ToEngine] = []
+        self._has_mail = asyncio.Event()
+        self._silent = 0  # ticks
+        self._has_clock = False  # whether an offset was measured
+        self._is_closing = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.lost is not None and not self.lost.done() and not self._is_closing
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it ended by itself: the replica died, or cannot be reached."""
+        return self.lost is not None and self.lost.done() and not self._is_closing
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    async def open(self) -> tuple[Greeting, ModelSpec]:
+        """Attach to the replica. Raises EngineLostError."""
+        self.lost = asyncio.create_task(self._run(), name=f"replica {self.replica}")
+        greeted = asyncio.create_task(self._greeted.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {greeted, self.lost}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            greeted.cancel()
+        if self.greeting is None or self.spec is None:
+            raise EngineLostError(f"Replica {self.replica} cannot be reached ({self.lost.result()[0]}).", RETRY_AFTER)
+        return self.greeting, self.spec
+
+    async def bring_to(self, commands: Iterable[AdapterCommand], timeout: float) -> None:
+        """Sends the commands in this order, without waiting for them one by one; `timeout` seconds for all."""
+        tasks = [asyncio.create_task(self._repeat(command)) for command in commands]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
+
+    async def close(self) -> None:
+        """Detach: what still runs there is aborted."""
+        self._is_closing = True
+        if self.lost is not None:
+            self.lost.cancel()
+            await asyncio.wait({self.lost}, timeout=_CLOSE_SECONDS)
+
+    def tell(self, message: ToEngine) -> None:
+        """Send a message that is not answered; after the end it is lost."""
+        if self.is_open:
+            self._post(message)
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> tuple[str, int]:
+        """Reads until the stream ends; then everybody who waits for this replica is told."""
+        parts = {asyncio.create_task(part) for part in (self._read(), self._write(), self._listen())}
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            reason = next(iter(done)).result()
+        except asyncio.CancelledError:
+            reason = "it was left"
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.wait(parts, timeout=_CLOSE_SECONDS)
+            num_lost = self._fail_all(_lost)
+        return reason, num_lost
+
+    async def _read(self) -> str:
+        try:
+            async with aclosing(self._transport.events(self.replica, self._gateway)) as frames:  # type: ignore[type-var]
+                async for frame in frames:
+                    self._silent = 0
+                    self._take(from_engine(frame))
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return "it closed the stream"
+
+    async def _write(self) -> str:
+        """One call at a time keeps the order, and what comes meanwhile goes together in the next."""
+        while True:
+            await self._has_mail.wait()
+            self._has_mail.clear()
+            messages, self._outbox = self._outbox, []
+            try:
+                await self._transport.take(self.replica, self._gateway, body_of(messages))
+            except Exception as error:
+                return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+    async def _listen(self) -> str:
+        """Ticks are counted, not seconds: if this process was stopped for a minute, that is one."""
+        while self._silent < SILENT_TICKS:
+            await asyncio.sleep(TICK)
+            self._silent += 1
+        return f"it said nothing for {SILENT_TICKS * TICK:g} s"
+
+    def _send(self, message: ToEngine) -> None:
+        if not self.is_open:
+            raise NotReadyError("The engine is not there any more; try again.", RETRY_AFTER)
+        if isinstance(message, Submit):
+            message = Submit(message.request.on_clock(self.clock_offset))
+        self._post(message)
+
+    def _post(self, message: ToEngine) -> None:
+        self._outbox.append(message)
+        self._has_mail.set()
+
+    def _take(self, messages: Sequence[FromEngine]) -> None:
+        for message in self._receive(messages):
+            if isinstance(message, Reported):
+                self._note(message)
+            elif isinstance(message, Greeting):
+                self.greeting, self.greeted_at = message, time.monotonic()
+            elif isinstance(message, Ready):
+                self.spec = message.spec
+                self._greeted.set()
+            else:
+                self._others(self, message)
+
+    def _note(self, message: Reported) -> None:
+        """A message takes its time, so the largest difference of the clocks is the closest to the truth."""
+        if self.greeting is not None and self.greeting.machine != machine_id():
+            offset = message.report.made_at - time.monotonic()
+            self.clock_offset = max(offset, self.clock_offset) if self._has_clock else offset
+            self._has_clock = True
+        self.report, self.num_servers = message.report, message.num_servers
+        self._others(self, message)
+
+    async def _repeat(self, command: AdapterCommand) -> None:
+        try:
+            await self.adapters(command)
+        except LoraServeError as error:
+            _log.warning("replica %s refused a %s: %s", self.replica, type(command).__name__, error)
+
+
+def _lost() -> EngineLostError:
+    return EngineLostError("The engine stopped unexpectedly; try again.", RETRY_AFTER)
+
+
+def gateway_names(base: str) -> Callable[[], str]:
+    """Gives names for one process's links, each once."""
+    numbers = itertools.count(1)
+    return lambda: f"{base}.{next(numbers)}"

@@ -1,0 +1,86 @@
+"""The Serve application of a fleet: one deployment, whose replicas are engines."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from lora_serve import __version__
+from lora_serve.client.wire import body_of
+from lora_serve.core.config import FleetConfig
+from lora_serve.core.messages import Configure
+from lora_serve.core.settings import Settings
+from lora_serve.engine_host.configure import configure_of
+from lora_serve.engine_host.fleet import autoscaling
+from lora_serve.engine_host.fleet.arguments import settings_of
+from lora_serve.engine_host.fleet.replica import EngineReplica
+
+UPSCALE_SECONDS, DOWNSCALE_SECONDS = 5.0, 300.0  # of need, or of none, before the number of replicas changes
+_UNBOUNDED = 2**31 - 1  # requests of one replica as Serve counts them: the queues are the engine's own
+_ROUTER = "lora_serve.client.ray.request_router:NamedReplicaRouter"
+_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}  # a frame crosses one thread less
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application of a RayService, whose arguments are settings by name. Raises ConfigError."""
+    return application(settings_of(args))
+
+
+def application(settings: Settings) -> serve.Application:
+    """The application; equal settings give an equal version, which Serve leaves as it runs."""
+    fleet, frame = settings.fleet_slice(), body_of([_configure_of(settings)])
+    more = (settings.warmup, settings.engine_step_timeout)
+    version = hashlib.sha256(frame + repr((__version__, more)).encode()).hexdigest()[:16]
+    deployment = serve.deployment(EngineReplica).options(
+        name="engine",
+        **_number_of(fleet),
+        max_ongoing_requests=_UNBOUNDED,
+        graceful_shutdown_timeout_s=settings.shutdown_timeout + 10,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=2,
+        health_check_timeout_s=30,
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+        ray_actor_options={
+            "num_cpus": fleet.num_cpus,
+            "num_gpus": fleet.num_gpus,
+            "runtime_env": {"env_vars": _ENVIRONMENT},
+        },
+    )
+    deployment._version = version  # noqa: SLF001  without one each deployment counts as another
+    return deployment.bind(frame, version, secrets.token_bytes(16), *more)
+
+
+def _number_of(fleet: FleetConfig) -> dict[str, Any]:
+    if fleet.replicas is not None:
+        return {"num_replicas": fleet.replicas}
+    policy = AutoscalingPolicy(policy_function=f"{autoscaling.__name__}:{autoscaling.replicas_wanted.__name__}")
+    config = AutoscalingConfig(
+        min_replicas=1,
+        max_replicas=fleet.max_replicas,
+        upscale_delay_s=UPSCALE_SECONDS,
+        downscale_delay_s=DOWNSCALE_SECONDS,
+        metrics_interval_s=1.0,
+        look_back_period_s=5.0,
+        policy=policy,
+    )
+    return {"num_replicas": "auto", "autoscaling_config": config}
+
+
+def _configure_of(settings: Settings) -> Configure:
+    """Replicas have another working folder, and this server's log takes their lines in (`output.py`)."""
+    configure = configure_of(settings)
+    model = Path(configure.model.model)
+    return structs.replace(
+        configure,
+        model=replace(configure.model, model=str(model.absolute()) if model.is_dir() else configure.model.model),
+        adapters=replace(configure.adapters, store=configure.adapters.store.absolute()),
+        log_format="json",
+    )

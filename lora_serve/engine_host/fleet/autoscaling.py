@@ -1,0 +1,26 @@
+"""The number of replicas that a fleet's load needs, for `--replicas auto`: by tokens to compute, not by open requests.
+
+Ray Serve calls `replicas_wanted` each second in its controller, which has pickled it, with this module, by value.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+LOAD = "tokens"  # the figure of each replica
+TOKENS_PER_REPLICA = 4096  # at which another replica pays
+_ROW_TOKENS = 64  # of each running row: the steps that it will yet take part in
+
+
+def load(num_waiting_tokens: int, num_running: int) -> dict[str, float]:
+    """A replica's figure: tokens of prompts that wait, and its running rows."""
+    return {LOAD: float(num_waiting_tokens + _ROW_TOKENS * num_running)}
+
+
+def replicas_wanted(context: Any) -> tuple[int, dict[str, Any]]:
+    """See Ray Serve's custom autoscaling policies. `context`: an AutoscalingContext."""
+    told = (context.aggregated_metrics or {}).get(LOAD, {})
+    wanted = math.ceil(sum(told.values()) / TOKENS_PER_REPLICA)
+    least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+    return max(least, 1, min(wanted, most)), dict(context.policy_state or {})

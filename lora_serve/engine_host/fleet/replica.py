@@ -1,0 +1,61 @@
+"""The Ray Serve deployment of a fleet: each replica's actor holds one whole engine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Sequence
+
+import ray
+from ray import serve
+
+from lora_serve.client.wire import to_engine
+from lora_serve.core.messages import Configure, FromEngine
+from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
+
+
+class EngineReplica:
+    """Ray Serve makes it, and hands it the calls of the gateways. Once it is made it is warm."""
+
+    _engine: ReplicaEngine
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, configure: bytes, settings: str, roots_key: bytes, warmup: str, step_timeout: float
+    ) -> None:
+        """`configure`: a frame with a Configure; `settings`: its digest. `step_timeout`: seconds without progress after
+        which the engine counts as hung; 0: any number. Raises ModelError, ConfigError.
+        """
+        from lora_serve.engine_host.fleet.load import load_engine  # torch, which only an actor needs
+        from lora_serve.model.system.threads import use_one_core
+
+        (message,) = to_engine(configure)
+        assert isinstance(message, Configure)
+        self._step_timeout = step_timeout
+        name = serve.get_replica_context().replica_id.unique_id
+        engine, blobs = await asyncio.to_thread(load_engine, message, name, self._send)
+        sys.setswitchinterval(0.0005)  # see launch.py
+        node = ray.util.get_node_ip_address()
+        self._engine = ReplicaEngine(engine, name, settings, roots_key, node, blobs.answered, use_one_core)
+        await self._engine.warm_up(warmup, message.engine)
+
+    async def events(self, gateway: str, *, replica: str) -> AsyncGenerator[bytes, None]:
+        """See `Transport.events`. `replica` was for the request router."""
+        async for frame in self._engine.events(gateway):
+            yield frame
+
+    async def take(self, gateway: str, frame: bytes, *, replica: str) -> None:
+        """See `Transport.take`."""
+        self._engine.take(gateway, frame)
+
+    async def check_health(self) -> None:
+        """Ray Serve asks every few seconds, and replaces a replica that fails. Raises RuntimeError."""
+        if self._step_timeout and self._engine.seconds_without_progress > self._step_timeout:
+            raise RuntimeError(f"the engine made no progress for {self._step_timeout:g} s")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """The figures that `autoscaling.replicas_wanted` decides by."""
+        return self._engine.load
+
+    def _send(self, asked: Sequence[FromEngine]) -> None:
+        """Called by the loaders, which have nothing to do before the engine is here."""
+        self._engine.send(asked)

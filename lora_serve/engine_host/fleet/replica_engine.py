@@ -1,0 +1,168 @@
+"""The engine of a fleet's replica: loaded, warmed up, and spoken to by the gateways that are attached. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+
+from lora_serve import __version__
+from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.client.message_client import MessageClient
+from lora_serve.core.config import EngineConfig, QueueLimits
+from lora_serve.core.errors import InternalError, InvalidRequestError
+from lora_serve.core.machine import machine_id
+from lora_serve.core.messages import (
+    Evict,
+    FromEngine,
+    Greeting,
+    Ready,
+    Reply,
+    Reported,
+    Submit,
+    ToEngine,
+    WarmUpDone,
+)
+from lora_serve.core.replica_report import ReplicaReport, report_of
+from lora_serve.core.request import InferenceRequest
+from lora_serve.engine.queue_gate import QueueGate
+from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
+from lora_serve.engine_host.fleet.autoscaling import load
+from lora_serve.engine_host.fleet.gateways import OWN, Gateways
+from lora_serve.engine_host.service import EngineService, ServedEngine
+from lora_serve.logs import timed
+from lora_serve.routing.prefix_roots import RecentRoots, prefix_roots
+
+_log = logging.getLogger(__name__)
+REPORT_SECONDS = 1.0
+
+
+class ReplicaEngine:
+    """A served engine and its gateways, on one event loop."""
+
+    def __init__(
+        self,
+        served: ServedEngine,
+        replica: str,
+        settings: str,
+        roots_key: bytes,
+        node: str = "",
+        answered: Callable[[Reply], None] = lambda reply: None,
+        on_thread: Callable[[], None] = lambda: None,
+        report_seconds: float = REPORT_SECONDS,
+    ) -> None:
+        """`settings`: a digest of what the engine was configured with. `answered`: gets replies about blobs."""
+        self._spec = served.spec
+        self._name, self._settings, self._roots_key, self._node = replica, settings, roots_key, node
+        self._asked_at: float | None = None  # of a question that was not answered yet
+        self._last_report: ReplicaReport | None = None
+        self._started_at = time.monotonic()
+        self._roots = RecentRoots()
+        self._own = _OwnClient()
+        self._gateways = self._own.gateways = Gateways(self._take, answered, self._own.receive)
+        self._service = EngineService(served, self._gateways.send, on_thread)
+        self._report_seconds = report_seconds
+        self._reporting = asyncio.create_task(self._report())
+
+    async def warm_up(self, mode: str, config: EngineConfig) -> None:
+        """Runs dummy rows through the ordinary step, before any gateway is there."""
+        dummy = dummy_adapter_ref(self._spec)
+        stages = warmup_stages(mode, self._spec, config, dummy)
+        for stage in stages:
+            with timed(f"warm-up: {stage.name}"):
+                await self._run(stage)
+        if stages:
+            if self._spec.pooling is None:
+                try:
+                    await self._run(grammar_stage(self._spec, dummy))
+                except (InvalidRequestError, InternalError) as error:
+                    _log.warning("there is no structured output: %s", error)
+            await self._own.adapters(Evict(dummy.digest, forget=True))
+        self._service.take(WarmUpDone())
+        gc.collect()
+        gc.freeze()
+
+    def events(self, gateway: str) -> AsyncGenerator[bytes, None]:
+        """See `Gateways.events`."""
+        return self._gateways.events(gateway, [self.greeting(), Ready(self._spec)])
+
+    def greeting(self) -> Greeting:
+        """The first message to a gateway."""
+        age = time.monotonic() - self._started_at
+        return Greeting(self._name, machine_id(), self._node, age, __version__, self._settings, self._roots_key)
+
+    def take(self, gateway: str, frame: bytes) -> None:
+        """See `Gateways.take`."""
+        self._gateways.take(gateway, frame)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of all gateways that have not ended."""
+        return self._gateways.num_requests
+
+    def send(self, messages: Sequence[FromEngine]) -> None:
+        """See `Gateways.send`; called on any thread."""
+        self._gateways.send(messages)
+
+    @property
+    def seconds_without_progress(self) -> float:
+        """The age of the oldest question that waits for the end of a step."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    @property
+    def load(self) -> dict[str, float]:
+        """See `autoscaling.load`."""
+        report = self._last_report
+        return load(0, 0) if report is None else load(report.waiting_tokens, report.num_running)
+
+    async def stop(self) -> None:
+        """End the engine; what still runs gets NotReadyError."""
+        self._reporting.cancel()
+        await asyncio.to_thread(self._service.stop)
+
+    def _take(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self._roots.add(prefix_roots(message.request, self._roots_key))
+        self._service.take(message)
+
+    async def _run(self, stage: WarmupStage) -> None:
+        await asyncio.gather(*(self._exhaust(replace(one, arrival_time=time.monotonic())) for one in stage.requests))
+
+    async def _exhaust(self, request: InferenceRequest) -> None:
+        async for _ in self._own.infer(request):
+            pass
+
+    async def _report(self) -> None:
+        """A step may take longer than a second: the last report is told again then, as silence means a loss."""
+        while True:
+            looking = asyncio.ensure_future(self._look())
+            while not looking.done():
+                await asyncio.wait({looking}, timeout=self._report_seconds)
+                if self._last_report is not None:
+                    self._gateways.report(Reported(self._last_report, self._gateways.num_attached))
+            await asyncio.sleep(self._report_seconds)
+
+    async def _look(self) -> None:
+        self._asked_at = time.monotonic()
+        stats = await self._own.stats()
+        self._asked_at = None
+        self._last_report = report_of(self._name, time.monotonic(), stats, self._roots.roots)
+
+
+class _OwnClient(MessageClient):
+    """The replica's own client of its engine: warm-up, figures, health."""
+
+    gateways: Gateways
+
+    def __init__(self) -> None:
+        super().__init__(QueueGate(QueueLimits(2**31)))
+
+    def receive(self, message: FromEngine) -> None:
+        """Hand a message to whoever waits for it."""
+        self._receive([message])
+
+    def _send(self, message: ToEngine) -> None:
+        self.gateways.ask(OWN, message)

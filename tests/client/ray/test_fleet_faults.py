@@ -1,0 +1,302 @@
+"""What becomes of requests when replicas die, hang, leave and come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from lora_serve.client.ray import attached, link
+from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
+from lora_serve.core.config import QueueLimits
+from lora_serve.core.errors import EngineLostError, NotReadyError, QueueFullError
+from lora_serve.core.messages import (
+    Evict,
+    FinishEvent,
+    Pin,
+    PromptEvent,
+    Resize,
+    SetTenantBudgets,
+    TenantBudget,
+    TokenEvent,
+    Tune,
+    Unpin,
+)
+from lora_serve.core.request import InferenceRequest
+from lora_serve.core.stats import ReplicaState
+from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, fleet_client
+from tests.engine.fake_runner import next_token
+from tests.engine.world import adapter
+from tests.engine_host.engine_clients import request
+from tests.engine_host.fake_engine import SLOW
+
+PATIENCE = 20.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "TICK", 0.05)
+    monkeypatch.setattr(attached, "FIRST_DELAY", 0.02)
+
+
+@asynccontextmanager
+async def started(*names: str, **fields: Any) -> AsyncIterator[tuple[FakeFleet, RayEngineClient]]:
+    async with fleet_client(*names, **fields) as (fleet, client), asyncio.timeout(PATIENCE):
+        if names:
+            await client.start()
+            await until(lambda: len(client.replicas) == len(names))
+        yield fleet, client
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def refused(client: RayEngineClient) -> dict[str, str]:
+    replicas = (await client.stats()).replicas
+    return {one.replica: one.reason for one in replicas if one.state is ReplicaState.REFUSED}
+
+
+async def until_refused(client: RayEngineClient, replica: str) -> None:
+    while replica not in await refused(client):
+        await asyncio.sleep(0.01)
+
+
+async def tokens_of(client: RayEngineClient, asked: InferenceRequest) -> list[int]:
+    return [event.token_id async for event in client.infer(asked) if isinstance(event, TokenEvent)]
+
+
+def expected(prompt: list[int], count: int, digest: str | None = None) -> list[int]:
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(digest, history))
+    return history[len(prompt) :]
+
+
+async def running_on(client: RayEngineClient, fleet: FakeFleet) -> FakeReplica:
+    """The replica with a request."""
+    found: list[FakeReplica] = []
+
+    def look() -> bool:
+        found[:] = [replica for replica in fleet.replicas.values() if replica.engine.num_requests]
+        return bool(found)
+
+    await until(look)
+    return found[0]
+
+
+async def test_who_had_no_token_is_answered_by_another_replica_and_sees_nothing_of_it() -> None:
+    async with started("a", "b") as (fleet, client):
+        begun: list[str] = []
+        asked = request("r", adapter("slow"), prompt=[3, 4])
+        with client.gate.entered((asked,), on_start=begun.append):
+            waiting = asyncio.create_task(events_of(client, asked))
+            victim = await running_on(client, fleet)
+            for name in ("a", "b"):
+                fleet.replicas[name].served.makes_slow_ones_wait = False
+            fleet.kill("a" if victim is fleet.replicas["a"] else "b")
+            events = await waiting
+        assert isinstance(events[0], PromptEvent)
+        assert [event.token_id for event in events if isinstance(event, TokenEvent)] == expected(
+            [3, 4], 4, adapter("slow").digest
+        )
+        assert isinstance(events[-1], FinishEvent)
+        assert {event.request_id for event in events} == {"r"}
+        assert begun == ["r"]
+    assert client.gate.num_requests == 0
+
+
+async def events_of(client: RayEngineClient, asked: InferenceRequest) -> list[Any]:
+    return [event async for event in client.infer(asked)]
+
+
+async def test_who_had_a_token_gets_an_error_that_says_retry_and_is_not_asked_again() -> None:
+    async with started("a", "b") as (fleet, client):
+        events: Any = client.infer(request("r", max_tokens=150, prompt=[SLOW]))
+        async with aclosing(events):
+            while not isinstance(await anext(events), TokenEvent):
+                pass
+            victim = await running_on(client, fleet)
+            victim.dead.set()
+            with pytest.raises(EngineLostError, match="try again"):
+                async for _ in events:
+                    pass
+        await asyncio.sleep(0.1)
+        others = [replica for replica in fleet.replicas.values() if replica is not victim]
+        assert all(replica.engine.num_requests == 0 for replica in others)
+        assert len(await tokens_of(client, request("s"))) == 4
+
+
+async def test_replica_that_says_nothing_counts_as_lost_and_is_attached_again_when_it_speaks() -> None:
+    async with started("a", "b") as (fleet, client):
+        waiting = asyncio.create_task(tokens_of(client, request("r", adapter("slow"), prompt=[3])))
+        victim = await running_on(client, fleet)
+        for replica in fleet.replicas.values():
+            replica.served.makes_slow_ones_wait = False
+        victim.runs.clear()
+        assert await waiting == expected([3], 4, adapter("slow").digest)
+        assert len(client.replicas) == 1
+        victim.runs.set()
+        await until(lambda: len(client.replicas) == 2)
+        assert len(victim.gateways) == 1
+        await until(lambda: victim.engine.num_requests == 0)  # what it was asked before is aborted
+
+
+async def test_request_that_ends_every_replica_is_not_asked_for_ever() -> None:
+    names = [str(index) for index in range(MAX_TRIES + 2)]
+    async with started(*names) as (fleet, client):
+        task = asyncio.create_task(tokens_of(client, request("r", adapter("slow"))))
+        for _ in range(MAX_TRIES):
+            victim = await running_on(client, fleet)
+            name = next(name for name, replica in fleet.replicas.items() if replica is victim)
+            fleet.kill(name)
+            fleet.unlist(name)
+            await until(lambda victim=victim: not victim.engine.num_requests)  # type: ignore[misc]
+        with pytest.raises(EngineLostError):
+            await task
+
+
+async def test_request_waits_while_there_is_no_replica() -> None:
+    async with started("a") as (fleet, client):
+        fleet.kill("a")
+        fleet.unlist("a")
+        await until(lambda: not client.is_there)
+        waiting = asyncio.create_task(tokens_of(client, request("r", prompt=[5])))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        fleet.add("b")
+        assert await waiting == expected([5], 4)
+        assert client.is_there
+
+
+async def test_wait_for_a_replica_has_an_end() -> None:
+    async with started("a", wait=0.2) as (fleet, client):
+        fleet.unlist("a")
+        with pytest.raises(NotReadyError, match="No engine"):
+            await tokens_of(client, request("r"))
+
+
+async def test_replica_that_is_taken_away_finishes_its_requests_and_gets_no_new_ones() -> None:
+    async with started("a", "b") as (fleet, client):
+        running = asyncio.create_task(tokens_of(client, request("r", max_tokens=60, prompt=[SLOW])))
+        victim = await running_on(client, fleet)
+        name = next(name for name, replica in fleet.replicas.items() if replica is victim)
+        fleet.unlist(name)
+        await asyncio.gather(*(tokens_of(client, request(f"s{index}")) for index in range(8)))
+        assert victim.engine.num_requests == 1
+        assert victim.gateways  # the stream is there as long as it has a request
+        assert await running == expected([SLOW], 60)
+        await until(lambda: not victim.gateways)  # and no longer, as Ray Serve waits for its end
+
+
+async def test_gateway_that_leaves_takes_its_requests_along() -> None:
+    async with started("a") as (fleet, client):
+        task = asyncio.create_task(tokens_of(client, request("r", max_tokens=150, prompt=[SLOW])))
+        replica = await running_on(client, fleet)
+        other = RayEngineClient(fleet, QueueLimits(16), 5.0)
+        fleet_of_both = FollowedByTwo(fleet, other)
+        await fleet_of_both.start()
+        assert len(await tokens_of(other, request("s"))) == 4
+        await client.stop()
+        with pytest.raises(NotReadyError, match="shutting down"):
+            await task
+        await until(lambda: replica.engine.num_requests == 0)
+        assert len(await tokens_of(other, request("t"))) == 4
+        await other.stop()
+
+
+class FollowedByTwo:
+    """Lists replicas to another client, too."""
+
+    def __init__(self, fleet: FakeFleet, client: RayEngineClient) -> None:
+        self._fleet, self._client = fleet, client
+
+    async def start(self) -> None:
+        tell = self._fleet._tell
+        await self._client.start()
+        self._fleet._tell = tell
+
+
+async def test_new_replica_has_limits_and_pins_before_it_gets_requests() -> None:
+    async with started("a") as (fleet, client):
+        budgets = SetTenantBudgets((TenantBudget("t", 10),))
+        for command in (Resize(max_loras=2), Tune(max_num_seqs=3), budgets, Pin(adapter("p")), Pin(adapter("q"))):
+            await client.adapters(command)
+        await client.adapters(Unpin(adapter("q").digest))
+        await client.adapters(Evict(adapter("q").digest))
+        fleet.unlist("a")
+        fleet.add("b")
+        await until(lambda: client.replicas == ["b"])
+        stats = await client.links[0].stats()
+        assert stats.max_loras == 2
+        assert stats.batcher is not None
+        assert stats.batcher.limits.max_num_seqs == 3
+        assert [(slot.digest, slot.pinned) for slot in stats.slots] == [(adapter("p").digest, True)]
+
+
+async def test_commands_reach_every_replica() -> None:
+    async with started("a", "b", "c") as (_, client):
+        await client.adapters(Pin(adapter("p")))
+        await asyncio.sleep(0.15)
+        assert [replica.report.device for replica in client.links] == [(adapter("p").digest,)] * 3
+
+
+@pytest.mark.parametrize("facts", [{"version": "0.0.1"}])
+async def test_unlike_replica_gets_no_requests_and_is_named(facts: dict[str, Any]) -> None:
+    async with started("a") as (fleet, client):
+        fleet.add("b", **facts)
+        await until_refused(client, "b")
+        assert "0.0.1" in (await refused(client))["b"]
+        assert client.replicas == ["a"]
+
+
+async def test_replica_of_another_base_model_gets_no_requests() -> None:
+    async with started("a") as (fleet, client):
+        other = fleet.add("b", listed=False)
+        other.set_spec(vocab_size=7)
+        fleet.list("b")
+        await until_refused(client, "b")
+        assert "base model" in (await refused(client))["b"]
+        assert client.replicas == ["a"]
+
+
+async def test_queue_holds_as_many_as_all_replicas_together() -> None:
+    async with started("a", "b", limits=QueueLimits(2)) as (fleet, client):
+        client.gate.enter([request(f"r{index}") for index in range(4)])
+        with pytest.raises(QueueFullError):
+            client.gate.enter([request("more")])
+        fleet.unlist("b")
+        await until(lambda: len(client.replicas) == 1)
+        client.gate.leave("r0")
+        with pytest.raises(QueueFullError):
+            client.gate.enter([request("more")])
+
+
+async def test_choices_of_one_answer_run_on_one_replica() -> None:
+    async with started("a", "b", "c") as (fleet, client):
+        asked = [request(f"r{index}", max_tokens=30, prompt=[SLOW, index], answer_id="x") for index in range(6)]
+        tasks = [asyncio.create_task(tokens_of(client, one)) for one in asked]
+        replica = await running_on(client, fleet)
+        await until(lambda: replica.engine.num_requests == 6)
+        await asyncio.gather(*tasks)
+
+
+async def test_messages_of_one_turn_are_one_call() -> None:
+    async with started("a") as (fleet, client):
+        replica = fleet.replicas["a"]
+        await asyncio.gather(*(tokens_of(client, request(f"r{index}")) for index in range(40)))
+        assert replica.num_frames <= 4
+
+
+async def test_deadline_holds_on_a_replica_with_another_clock() -> None:
+    """The replica says that it is on another machine; its clock is read from its reports."""
+    async with started() as (fleet, client):
+        fleet.add("far", machine="another")
+        await client.start()
+        assert abs(client.links[0].clock_offset) < 0.5
+        assert len(await tokens_of(client, request("r"))) == 4
