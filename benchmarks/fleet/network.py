@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet.cluster import ray_node
+from benchmarks.fleet.cluster import own_token, ray_node
 from benchmarks.fleet.faults import NUM_PROMPTS, NUM_TOKENS, ROWS, TOLD, said
 from benchmarks.fleet.known_answers import KnownAnswers, ask_one_engine
 from benchmarks.fleet.load import Stage, under_load
@@ -77,7 +77,8 @@ def _gateway(site: Site, hosts: Network, flags: Sequence[str]) -> Iterator[Serve
     """On its host, with a replica on each of the other two."""
     head = f"{hosts.addresses['a']}:{GCS_PORT}"
     with ExitStack() as stack:
-        for host, role in {"a": ["--head", "--port", str(GCS_PORT)], "b": ["--address", head]}.items():
+        stack.enter_context(own_token(site.root))
+        for host, role in {"a": ["--head", "--include-dashboard", "false", "--port", str(GCS_PORT)], "b": ["--address", head]}.items():
             one_core = ["--num-cpus", "1"]
             stack.enter_context(ray_node(site.root, hosts.addresses[host], [*role, *one_core], hosts.inside(host)))
         more = ["--ray-address", head, "--cpus-per-replica", "1", "--max-num-seqs", str(ROWS), "--max-loras", "8", *flags]
