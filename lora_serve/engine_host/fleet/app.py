@@ -39,7 +39,7 @@ def application(settings: Settings) -> serve.Application:
         graceful_shutdown_timeout_s=settings.shutdown_timeout + 10,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2,
-        health_check_timeout_s=30,
+        health_check_timeout_s=10,
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
         ray_actor_options={
