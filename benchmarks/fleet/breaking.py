@@ -64,7 +64,9 @@ async def hang(fleet: Fleet, stage: Stage) -> None:
         await asyncio.sleep(HANG)
         was_replaced = not is_alive(pid)
         signal_to(pid, signal.SIGCONT)
-        stage.note(f"replica {pid} stood still, {'was replaced' if was_replaced else 'went on'}", since, may_cut=fleet.rows)
+        stage.note(
+            f"replica {pid} stood still, {'was replaced' if was_replaced else 'went on'}", since, may_cut=fleet.rows
+        )
         await asyncio.sleep(EVERY)
 
 

@@ -30,7 +30,10 @@ class Cluster:
 @contextmanager
 def ray_cluster(folder: Path) -> Iterator[Cluster]:
     """One node of this machine, all cores; its log is in `folder`. Whoever joins is to be started within the block."""
-    with own_token(folder), ray_node(folder, HOST, ["--head", "--include-dashboard", "false", "--port", str(port := free_port())]) as pid:
+    with (
+        own_token(folder),
+        ray_node(folder, HOST, ["--head", "--include-dashboard", "false", "--port", str(port := free_port())]) as pid,
+    ):
         yield Cluster(f"{HOST}:{port}", pid)
 
 
@@ -57,8 +60,8 @@ def ray_node(folder: Path, address: str, flags: Sequence[str], inside: Sequence[
     """
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as temporary:  # short: names of sockets have 107 bytes
         command = [
-            *inside, str(Path(sys.executable).with_name("ray")), "start", *flags, "--block", "--node-ip-address", address,
-            "--temp-dir", temporary, "--disable-usage-stats", "--object-store-memory", str(128 * 2**20),
+            *inside, str(Path(sys.executable).with_name("ray")), "start", *flags, "--block",
+            "--node-ip-address", address, "--temp-dir", temporary, "--disable-usage-stats", "--object-store-memory", str(128 * 2**20),
         ]  # fmt: skip
         child = Child(command, folder / f"ray-{address}.log", without_settings(os.environ))
         try:

@@ -25,7 +25,7 @@ def _is_engine(pid: int) -> bool:
 
 
 def command_of(pid: int) -> str:
-    """"" for one that is gone."""
+    """ "" for one that is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

@@ -98,7 +98,11 @@ def said(log: Path) -> list[str]:
     """What a server logged of its replicas, and every warning and error."""
     words = ("[error", "[warning", "[critical", "replica", "Traceback")
     lines = log.read_text(errors="replace").splitlines()
-    return [line[:300] for line in lines if any(word in line for word in words) and not any(route in line for route in ("GET /", "POST /"))][-TOLD * 3 :]
+    return [
+        line[:300]
+        for line in lines
+        if any(word in line for word in words) and not any(route in line for route in ("GET /", "POST /"))
+    ][-TOLD * 3 :]
 
 
 @contextmanager

@@ -84,11 +84,19 @@ def _measure(servers: Mapping[str, ServerProcess], rows: int, options: argparse.
     names = list(servers)
     for number in range(-1, options.rounds):
         for kind in (names, names[::-1])[number % 2]:
-            found = _round(servers, kind, rows, number, options.requests if rows >= 8 else max(8, options.requests // 6))
+            found = _round(
+                servers, kind, rows, number, options.requests if rows >= 8 else max(8, options.requests // 6)
+            )
             if number >= 0:
                 rounds[kind].append(found)
-            print(f"{rows} rows, {kind}: {found.tokens_per_s:.0f} tokens/s, {found.first_token * 1000:.1f} ms", flush=True)
-    return {"rows": rows, **compared(rounds[options.engine], rounds[AGAINST]), **{k: _told(r) for k, r in rounds.items()}}
+            print(
+                f"{rows} rows, {kind}: {found.tokens_per_s:.0f} tokens/s, {found.first_token * 1000:.1f} ms", flush=True
+            )
+    return {
+        "rows": rows,
+        **compared(rounds[options.engine], rounds[AGAINST]),
+        **{k: _told(r) for k, r in rounds.items()},
+    }
 
 
 def compared(fleet: Sequence[Round], other: Sequence[Round]) -> dict[str, Any]:

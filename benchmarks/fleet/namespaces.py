@@ -87,7 +87,17 @@ def _introduce(made: Network) -> None:
     for host in made.addresses:
         for other, hardware in found.items():
             if other != host:
-                told = ["neigh", "replace", made.addresses[other], "lladdr", hardware, "dev", "eth0", "nud", "permanent"]
+                told = [
+                    "neigh",
+                    "replace",
+                    made.addresses[other],
+                    "lladdr",
+                    hardware,
+                    "dev",
+                    "eth0",
+                    "nud",
+                    "permanent",
+                ]
                 run("ip", "-n", made.prefix + host, *told)
 
 

@@ -1,4 +1,4 @@
-"""Servers of the fleet's measurements: the demo model, adapters of made-up numbers, one store for all of them in turn."""
+"""Servers of the fleet's measurements: the demo model, adapters of made-up numbers, one store for all in turn."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def made_site(num_adapters: int, folder: Path | None = None) -> Iterator[Site]:
     with tempfile.TemporaryDirectory(prefix="lora_serve-fleet-", dir=folder) as scratch:
         root = Path(scratch)
         sizes = linear_sizes(DATA / "model")
-        adapters = {f"tenant{index % 8}/a{index:03d}": root / "adapters" / f"a{index:03d}" for index in range(num_adapters)}
+        adapters = {
+            f"tenant{index % 8}/a{index:03d}": root / "adapters" / f"a{index:03d}" for index in range(num_adapters)
+        }
         for index, target in enumerate(adapters.values()):
             target.mkdir(parents=True)
             write_adapter(target, sizes, RANK, seed=1000 + index)

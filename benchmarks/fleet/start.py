@@ -87,7 +87,10 @@ def _wait_until_whole(server: ServerProcess, engine: str, replicas: int, started
 
 def summary(starts: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Medians."""
-    return {name: round(statistics.median(one[name] for one in starts), 2) for name in ("ready_s", "whole_s", "cpu_s", "peak_rss", "end_s")}
+    return {
+        name: round(statistics.median(one[name] for one in starts), 2)
+        for name in ("ready_s", "whole_s", "cpu_s", "peak_rss", "end_s")
+    }
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ class Verdict:
 
 def verdict(judged: Sequence[Judged], events: Sequence[Event], seconds: float) -> Verdict:
     """Promised: no wrong answer; no request lost before its first token; a cut only by an event, with words that say
-    to try again. Connections of a gateway that was killed are excepted."""
+    to try again. Connections of a gateway that was killed are excepted.
+    """
     deaths = {event.gateway: event for event in events if event.gateway is not None}
     counted = [one for one in judged if not _died_with_gateway(one, deaths)]
     kinds = Counter(one.kind for one in counted)
@@ -59,7 +60,10 @@ def verdict(judged: Sequence[Judged], events: Sequence[Event], seconds: float) -
         "seconds": round(seconds, 1),
         "first_token_ms": spread_ms(one.record.first_token for one in counted if one.kind == "right"),
         "longest_silence_s": round(_longest_silence([one.record for one in counted], seconds), 2),
-        "events": [{**asdict(event), "under_way": _num_hit(counted, event), "cut": _num_cut(counted, event)} for event in events],
+        "events": [
+            {**asdict(event), "under_way": _num_hit(counted, event), "cut": _num_cut(counted, event)}
+            for event in events
+        ],
         "tokens_by_second": _tokens_by_second([one.record for one in counted], seconds),
         "errors": _errors(counted),
     }
@@ -99,7 +103,8 @@ def _says_retry(record: RequestRecord) -> bool:
 def _told(one: Judged) -> str:
     record = one.record
     return (
-        f"request {record.index} for {record.adapter} at gateway {one.gateway}, {record.sent:.2f} to {record.ended:.2f} s, "
+        f"request {record.index} for {record.adapter} at gateway {one.gateway}, "
+        f"{record.sent:.2f} to {record.ended:.2f} s, "
         f"{record.output_tokens} tokens, {record.error}: {record.detail[:200]}"
     )
 
@@ -113,7 +118,9 @@ def _errors(judged: Sequence[Judged]) -> dict[str, int]:
 def _longest_silence(records: Sequence[RequestRecord], seconds: float) -> float:
     """The longest time in which nobody got a token."""
     times = sorted(chunk.time for record in records for chunk in record.chunks)
-    return max((later - earlier for earlier, later in zip([0.0, *times], [*times, seconds], strict=True)), default=seconds)
+    return max(
+        (later - earlier for earlier, later in zip([0.0, *times], [*times, seconds], strict=True)), default=seconds
+    )
 
 
 def _tokens_by_second(records: Sequence[RequestRecord], seconds: float) -> list[int]:
