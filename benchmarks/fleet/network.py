@@ -39,6 +39,7 @@ GCS_PORT = 6379
 NUM_REPLICAS = 2
 AGREED = 5.0  # seconds after healing until the gateway uses both replicas
 SILENCE = 6.0  # seconds: a link that says nothing for 5 is lost
+LOOK = 2.0  # seconds before the end of a cut, when the gateway is asked which replicas it uses
 PATIENCE = 60.0
 
 
@@ -109,9 +110,9 @@ def _gateway(site: Site, hosts: Network, flags: Sequence[str]) -> Iterator[Serve
 def seconds_until_whole(url: str, patience: float) -> float | None:
     """Seconds until the gateway sends requests to every replica; None if it does not."""
     started = time.monotonic()
-    while (now := time.monotonic() - started) < patience:
+    while time.monotonic() - started < patience:
         if num_serving(url) == NUM_REPLICAS:
-            return round(now, 2)
+            return round(time.monotonic() - started, 2)
         time.sleep(0.1)
     return None
 
@@ -127,11 +128,12 @@ async def _run(
             await asyncio.sleep(options.rest)
             since = stage.now
             with hosts.cut(*pair):
-                await asyncio.sleep(options.cut)
-                used = await asyncio.to_thread(num_serving, gateway.url)
+                await asyncio.sleep(options.cut - LOOK)
+                looking = asyncio.ensure_future(asyncio.to_thread(num_serving, gateway.url))
+                await asyncio.sleep(LOOK)
             stage.note(f"{' and '.join(pair)} were cut apart", since, may_cut=ROWS if "g" in pair else 0)
             agreed = await asyncio.to_thread(seconds_until_whole, gateway.url, options.rest + PATIENCE)
-            cuts.append({"hosts": pair, "at": round(since, 1), "replicas_at_its_end": used, "agreed_s": agreed})
+            cuts.append({"hosts": pair, "at": round(since, 1), "replicas_used": await looking, "agreed_s": agreed})
 
     seconds = len(pairs) * (options.cut + options.rest) + options.rest
     judged, stage = await under_load([gateway.url], known, seconds, options.users, breaking)
