@@ -23,6 +23,7 @@ from lora_serve.core.messages import (
     Resize,
     SetTenantBudgets,
     StartedEvent,
+    Submit,
     TenantBudget,
     Timings,
     TokenEvent,
@@ -382,7 +383,21 @@ async def test_long_step_is_no_silence() -> None:
     """The replica goes on reporting while its engine's thread is in a step."""
     async with started("a") as (fleet, client):
         replica = fleet.replicas["a"]
-        replica.served.engine.step = lambda: (time.sleep(1.0), (False, []))[1]  # type: ignore[method-assign, assignment, return-value]
-        await asyncio.sleep(0.8)  # three times as long as a replica may say nothing
+        replica.served.engine.step = lambda: (time.sleep(0.5), (False, []))[1]  # type: ignore[method-assign, assignment, return-value]
+        await asyncio.sleep(0.45)  # twice as long as a replica may say nothing
         assert client.replicas == ["a"]
         assert replica.engine.seconds_without_progress > 0.3
+
+
+async def test_gateway_that_says_nothing_is_left_and_its_requests_are_aborted() -> None:
+    """A network that is cut ends no stream."""
+    async with started("a") as (fleet, client):
+        replica, links = fleet.replicas["a"], client.links
+        frames = replica.engine.events("cut off")
+        await anext(frames)
+        replica.engine.take("cut off", body_of([Submit(request("r", max_tokens=190, prompt=[SLOW]))]))
+        assert replica.engine.num_requests == 1
+        assert [frame async for frame in frames]  # it ends
+        await until(lambda: replica.engine.num_requests == 0)
+        await asyncio.sleep(0.2)
+        assert client.links == links  # the client has nothing to ask, and says so
