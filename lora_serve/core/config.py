@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lora_serve.core.errors import ModelError
@@ -205,6 +205,17 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverflowConfig:
+    """The neighbours that compute what would wait here for long. Times are seconds."""
+
+    neighbours: tuple[tuple[str, str], ...]  # name and URL; none: nothing leaves
+    after: float = 1.0  # of predicted wait
+    timeout: float = 10.0  # for the first token there, at most
+    model_map: tuple[tuple[str, str], ...] = ()  # see `ModelMap`
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccountingConfig:
     """The counting of tenants' limits and usage."""
 
@@ -225,3 +236,4 @@ class FleetConfig:
     address: str | None  # "auto" or HOST:PORT of a cluster to join; None: one of this server's own is started
     name: str  # of the application in the cluster
     wait: float  # seconds that a request waits while no engine is there
+    router: str = "affinity"  # who chooses the engine of a request: a file of routing/routers/

@@ -28,6 +28,7 @@ from lora_serve.core.messages import (
     ForgetStaged,
     FromEngine,
     GetStats,
+    Greeting,
     KeepBeside,
     LoadRefused,
     Message,
@@ -39,6 +40,7 @@ from lora_serve.core.messages import (
     PromptEvent,
     Ready,
     Reply,
+    Reported,
     Resize,
     SetTenantBudgets,
     SmokeTest,
@@ -57,6 +59,7 @@ from lora_serve.core.messages import (
     WarmUpDone,
 )
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec, PoolingSpec
+from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import (
     AdapterUse,
     FinishReason,
@@ -121,6 +124,8 @@ TO_ENGINE: tuple[ToEngine, ...] = (
 )  # fmt: skip
 FROM_ENGINE: tuple[FromEngine, ...] = (
     Ready(SPEC),
+    Greeting("a1", "machine", "10.0.0.1", 1.5, "0.1.0", "abc", b"\x00key"),
+    Reported(ReplicaReport("a1", 2.5, ("sha256:a",), ("sha256:b",), prefix_roots=(2**63,)), 2),
     StartedEvent("r"),
     PromptEvent("r", Timings(1.0, 2.0, 3.0), (None, LOGPROBS), 4, fell_back=True),
     TokenEvent("r", 5, LOGPROBS),

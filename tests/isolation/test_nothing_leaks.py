@@ -93,7 +93,15 @@ def misuse(story: Story, url: str, bad: Path, good: Path) -> None:
             for body in ({**chat, **more}, {**chat, **more, "temperature": "hot"}):
                 say("POST", f"{url}{path}", json={"max_tokens": 2, **body}, headers=headers)
         say("POST", f"{url}{path}?api_key={TOKEN}", data=f'{{"prompt": "{PROMPT}'.encode(), headers={"X-Zebra": TOKEN})
-    for path in ("/admin/adapters", "/admin/engine", "/metrics", "/v1/models", "/v1/models/acme/a", "/tokenizer_info"):
+    for path in (
+        "/admin/adapters",
+        "/admin/engine",
+        "/admin/fleet?adapter=acme/a",
+        "/metrics",
+        "/v1/models",
+        "/v1/models/acme/a",
+        "/tokenizer_info",
+    ):
         for headers in (ADMIN, {"Authorization": f"Bearer {TOKEN}"}, {}):
             say("GET", f"{url}{path}", headers=headers)
     for path in (

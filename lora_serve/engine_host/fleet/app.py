@@ -19,12 +19,18 @@ from lora_serve.core.messages import Configure
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.configure import configure_of
 from lora_serve.engine_host.fleet import autoscaling
+from lora_serve.engine_host.fleet.arguments import settings_of
 from lora_serve.engine_host.fleet.replica import EngineReplica
 
 UPSCALE_SECONDS, DOWNSCALE_SECONDS = 5.0, 300.0  # of need, or of none, before the number of replicas changes
 _UNBOUNDED = 2**31 - 1  # requests of one replica as Serve counts them: the queues are the engine's own
 _ROUTER = "lora_serve.client.ray.request_router:NamedReplicaRouter"
 _ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}  # a frame crosses one thread less
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application of a RayService, whose arguments are settings by name. Raises ConfigError."""
+    return application(settings_of(args))
 
 
 def application(settings: Settings) -> serve.Application:
