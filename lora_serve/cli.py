@@ -1,7 +1,7 @@
 """`lora-serve`: finds the command, whose module reads its flags and imports only what it needs.
 
 Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model, 3 `serve` lost its engine
-for good. `adapters`, `tenants`, `keys`, `fleet` and `registry` have more: their --help lists them.
+for good. `adapters`, `tenants`, `keys` and `registry` have more: their --help lists them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ COMMANDS = {
     "adapters": ("SUBCOMMAND [flags]", "ask a running server: list, show, register, upload, route, canary, ..."),
     "tenants": ("SUBCOMMAND [flags]", "ask a running server: list, create, show, set, delete tenants"),
     "keys": ("SUBCOMMAND [flags]", "ask a running server: create, list, revoke a tenant's API keys"),
-    "fleet": ("SUBCOMMAND [flags]", "ask a running server: its engine replicas, what each holds"),
     "registry": ("SUBCOMMAND [flags]", "back up, restore, rebuild, move or check a registry, without a server"),
     "usage": ("[flags]", "what tenants used, as a table or CSV"),
     "audit": ("[flags]", "who did what over the admin API"),

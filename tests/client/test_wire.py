@@ -24,10 +24,12 @@ from lora_serve.core.messages import (
     Convert,
     ErrorEvent,
     Evict,
+    FindFile,
     FinishEvent,
     ForgetStaged,
     FromEngine,
     GetStats,
+    Greeting,
     KeepBeside,
     LoadRefused,
     Message,
@@ -39,6 +41,7 @@ from lora_serve.core.messages import (
     PromptEvent,
     Ready,
     Reply,
+    Reported,
     Resize,
     SetTenantBudgets,
     SmokeTest,
@@ -57,6 +60,7 @@ from lora_serve.core.messages import (
     WarmUpDone,
 )
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec, PoolingSpec
+from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import (
     AdapterUse,
     FinishReason,
@@ -116,11 +120,14 @@ SETTINGS = Settings(model="m", store=Path("/s"), redis_url="redis://:password@h/
 
 TO_ENGINE: tuple[ToEngine, ...] = (
     configure_of(SETTINGS), Submit(REQUEST), Abort("r"), GetStats(1), Ping(2), ForgetStaged(), WarmUpDone(), Stop(),
+    FindFile(3, Path("/store/shown")),
     Convert(3, Path("/f"), "sha256:a", None, 1.5), Validate(4, Path("/f"), "sha256:a", 8, True, 2.0),
     Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25)), Reply(2), *(Command(5, command) for command in COMMANDS),
 )  # fmt: skip
 FROM_ENGINE: tuple[FromEngine, ...] = (
     Ready(SPEC),
+    Greeting("a1", "machine", "10.0.0.1", 1.5, "0.1.0", "abc", b"\x00key"),
+    Reported(ReplicaReport("a1", 2.5, ("sha256:a",), ("sha256:b",), prefix_roots=(2**63,)), 2),
     StartedEvent("r"),
     PromptEvent("r", Timings(1.0, 2.0, 3.0), (None, LOGPROBS), 4, fell_back=True),
     TokenEvent("r", 5, LOGPROBS),

@@ -47,6 +47,13 @@ async def test_where_an_adapter_lives(run: Run, house: Any) -> None:
     assert line.split()[:2] == [digest, home]
 
 
+async def test_card_of_an_adapter_names_its_replicas(run: Run, house: Any) -> None:
+    home = await play_fleet(house)
+    lines = (await run("adapters", "show", "acme/one")).out.splitlines()
+    assert ["replicas", home, "(host,", "device)"] in [line.split() for line in lines]
+    assert ["replicas", "-"] in [line.split() for line in (await run("adapters", "show", "acme/none")).out.splitlines()]
+
+
 async def test_unknown_adapter_is_said_in_words(run: Run) -> None:
     ended = await run("fleet", "status", "--adapter", "acme/nobody")
     assert ended.code != 0

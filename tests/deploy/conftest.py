@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.commands.server_process import ServerProcess
+from lora_serve.core.settings import Settings
 from tests.deploy.rendering import EXAMPLES, MORE, ROOT, Rendered, parsed, rendered
 from tests.deploy.wrong_values import WRONG
 
@@ -56,3 +57,11 @@ def ask(url: str, body: Any = None) -> str:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         return str(answer.read().decode())
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No setting of the machine that runs the tests."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"LORA_SERVE_{name.upper()}", raising=False)
+    return monkeypatch

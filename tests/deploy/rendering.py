@@ -39,7 +39,20 @@ MORE: dict[str, dict[str, Any]] = {
             "tenant_weight": ["acme=2", "lumen=1"],
             "adapter_tenant_floor": 0.25,
             "adapter_host_memory": "4GiB",
-        }
+            "overflow": "gpu=http://10.0.0.7:8000",
+            "overflow_model_map": ["acme/*=*", "base=big"],
+        },
+        "secret": {"name": "keys", "overflowKey": "neighbours"},
+    },
+    "fleet": PLAIN
+    | {
+        "engine": "ray",
+        "replicas": 3,
+        "redis": {"mode": "bundled"},
+        "model": {"initContainer": {"image": "fetcher", "resources": {"limits": {"memory": "1Gi"}}}},
+        "settings": {"max_upload_size": 4_000_000_000, "speculate": "off", "tenant_weight": ["a=2"]},
+        "resources": {"limits": {"cpu": "2500m", "memory": "8Gi"}},
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
     },
     "alone": PLAIN | {"replicas": 1, "redis": {"mode": "none"}, "networkPolicy": {"enabled": False}},
 }
@@ -76,10 +89,17 @@ class Rendered:
         """Variable -> its text, or where that comes from."""
         return {item["name"]: item.get("value", item.get("valueFrom")) for item in self.server()["env"]}
 
-    def pods(self) -> Iterator[dict[str, Any]]:
+    def templates(self) -> Iterator[dict[str, Any]]:
+        """Those of pods."""
         for item in self.documents:
             if item["kind"] == "StatefulSet":
-                yield item["spec"]["template"]["spec"]
+                yield item["spec"]["template"]
+            elif item["kind"] == "RayService":
+                cluster = item["spec"]["rayClusterConfig"]
+                yield from (group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]))
+
+    def pods(self) -> Iterator[dict[str, Any]]:
+        return (template["spec"] for template in self.templates())
 
 
 def rendered(asked: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str, str] | str], dict[str, Any]]:

@@ -13,13 +13,15 @@ from tests.deploy.rendering import NAMES, Rendered
 @pytest.mark.parametrize("name", NAMES)
 def test_pods_may_do_no_more_than_they_need(renderings: dict[str, Rendered], name: str) -> None:
     pods = list(renderings[name].pods())
-    assert len(pods) == (2 if name == "trial" else 1)
+    assert len(pods) == {"trial": 2, "ray": 3, "fleet": 4}.get(name, 1)
     for pod in pods:
         context = pod["securityContext"]
         assert context["runAsNonRoot"] is True
         assert context["runAsUser"] > 0
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert pod["automountServiceAccountToken"] is False
+        autoscales = pod["containers"][0]["name"] == "ray-head"  # beside it KubeRay runs what asks Kubernetes for pods
+        assert pod["automountServiceAccountToken"] is autoscales
+        assert pod["enableServiceLinks"] is False
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
         for container in [*pod["containers"], *pod.get("initContainers", [])]:
             own = container["securityContext"]
@@ -43,7 +45,8 @@ def test_secrets_are_only_named(renderings: dict[str, Rendered], name: str) -> N
         if variable.endswith(("_KEY", "_PASSWORD", "_TOKEN")):
             assert "secretKeyRef" in value, variable
     url = rendering.environment().get("LORA_SERVE_REDIS_URL")
-    expected = {"trial": "redis://:$(REDIS_PASSWORD)@lora-serve-redis:6379/0", "alone": None}
+    bundled = "redis://:$(REDIS_PASSWORD)@lora-serve-redis:6379/0"
+    expected = {"trial": bundled, "fleet": bundled, "alone": None}
     if name in expected:
         assert url == expected[name]
     else:

@@ -18,7 +18,9 @@ from tests.deploy.rendering import CHART, NAMES, PLAIN, Rendered
 
 # The oldest that Chart.yaml allows, which knows no volumes of images yet, and the newest of the validator's.
 OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version()
-GATEWAY = yaml.safe_load(Path(__file__).with_name("gateway_crds.yaml").read_text())
+SCHEMAS: dict[str, Any] = {}
+for file in ("gateway_crds.yaml", "kuberay_crds.yaml"):
+    SCHEMAS |= yaml.safe_load(Path(__file__).with_name(file).read_text())
 
 
 @cache
@@ -40,8 +42,11 @@ def _check(text: str, version: str) -> None:
     """Many a document is the same with all values."""
     document = json.loads(text)
     kind = document["kind"]
-    if kind in GATEWAY:
-        jsonschema.validate(document, GATEWAY[kind])
+    if kind in SCHEMAS:
+        jsonschema.validate(document, SCHEMAS[kind])
+        for template in Rendered((document,), "").templates():
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"} | template["metadata"]}
+            kubernetes_validate.validate(pod | {"spec": template["spec"]}, version, strict=True)
     elif kind in custom_resources():
         known = custom_resources()[kind].model_validate(document)
         kept = json.loads(known.model_dump_json(by_alias=True, exclude_unset=True))
@@ -74,6 +79,7 @@ def test_every_kind_is_rendered_somewhere(renderings: dict[str, Rendered]) -> No
     assert kinds == {
         "StatefulSet", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "HorizontalPodAutoscaler",
         "ScaledObject", "ServiceMonitor", "PrometheusRule", "ConfigMap", "InferencePool", "HTTPRoute",
+        "RayService",
     }  # fmt: skip
 
 
@@ -82,10 +88,19 @@ def test_a_field_that_nobody_knows_is_seen(renderings: dict[str, Rendered]) -> N
     for name, kind in (
         ("plain", "StatefulSet"), ("hpa", "HorizontalPodAutoscaler"), ("grows", "ScaledObject"),
         ("cpu", "ServiceMonitor"), ("cpu", "PrometheusRule"), ("gateway", "InferencePool"), ("gateway", "HTTPRoute"),
+        ("ray", "RayService"),
     ):  # fmt: skip
         broken = copy.deepcopy(renderings[name].of(kind))
         broken["spec"]["noSuchField"] = 1
         with pytest.raises((AssertionError, jsonschema.ValidationError)):
+            check(broken)
+
+
+def test_a_field_that_nobody_knows_is_seen_in_a_pod_of_ray(renderings: dict[str, Rendered]) -> None:
+    for i in range(2):
+        broken = copy.deepcopy(renderings["ray"].of("RayService"))
+        list(Rendered((broken,), "").pods())[i]["containers"][0]["noSuchField"] = 1
+        with pytest.raises(kubernetes_validate.ValidationError):
             check(broken)
 
 

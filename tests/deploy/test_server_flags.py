@@ -12,46 +12,23 @@ import yaml
 
 import lora_serve
 from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS
-from lora_serve.core.settings import Settings, load_settings
+from lora_serve.core.settings import Settings
+from tests.deploy.pod_settings import SECRETS, settings_of_pod
 from tests.deploy.rendering import CHART, DEPLOY, NAMES, ROOT, Rendered
 
 # What the chart sets itself; the rest may stand in `settings`.
 OWN = {
-    "admin_key", "api_key", "redis_url", "config", "model", "served_model_name", "host", "port", "store", "engine",
-    "shutdown_timeout", "ssl_certfile", "ssl_keyfile",
+    "admin_key", "api_key", "overflow_api_key", "redis_url", "config", "model", "served_model_name", "host", "port",
+    "store", "engine", "shutdown_timeout", "ssl_certfile", "ssl_keyfile", "replicas", "max_replicas",
+    "cpus_per_replica", "num_gpus", "ray_address", "fleet_name",
 }  # fmt: skip
-SECRETS = {
-    "LORA_SERVE_ADMIN_KEY": "a-long-enough-secret",
-    "LORA_SERVE_API_KEY": "another-long-secret",
-    "LORA_SERVE_REDIS_URL": "rediss://user:word@redis.example.org:6380/0",
-}
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No setting of the machine that runs the tests."""
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"LORA_SERVE_{name.upper()}", raising=False)
-    return monkeypatch
-
-
-def settings_of(rendering: Rendered, environment: pytest.MonkeyPatch, folder: Path) -> Settings:
-    """What the server reads in the pod; files of this machine stand for those that are mounted there."""
-    for name in ("config.json", "tls.crt", "tls.key"):
-        (folder / name).write_text("{}")
-    for name, value in rendering.environment().items():
-        if name.startswith("LORA_SERVE_"):
-            environment.setenv(name, value if isinstance(value, str) else SECRETS[name])
-    serve, *arguments = rendering.server()["args"]
-    assert serve == "serve"
-    return load_settings([re.sub(r"^/(model|tls)\b", str(folder), argument) for argument in arguments])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_server_understands_its_flags_and_variables(
     renderings: dict[str, Rendered], name: str, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    settings = settings_of(renderings[name], environment, tmp_path)
+    settings = settings_of_pod(renderings[name], environment, tmp_path)
     container = renderings[name].server()
     assert (settings.host, settings.port) == ("0.0.0.0", container["ports"][0]["containerPort"])
     assert (settings.redis_url is None) == (name == "alone")
@@ -63,18 +40,21 @@ def test_server_understands_its_flags_and_variables(
 def test_values_of_settings_arrive_as_they_were_given(
     renderings: dict[str, Rendered], environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found = settings_of(renderings["settings"], environment, tmp_path)
+    found = settings_of_pod(renderings["settings"], environment, tmp_path)
     assert found.max_upload_size == 4_000_000_000
     assert (found.speculate, found.enable_prefix_caching, found.fuse_layers) == ("off", False, True)
     assert found.tenant_weight == (("acme", 2.0), ("lumen", 1.0))
     assert found.adapter_tenant_floor == 0.25
     assert found.adapter_host_memory == 4 * 2**30
+    overflow = found.overflow_slice()
+    assert (overflow.neighbours, overflow.api_key) == ((("gpu", "http://10.0.0.7:8000"),), "a-key-of-the-neighbour")
+    assert overflow.model_map == (("acme/*", "*"), ("base", "big"))
 
 
 def test_more_flags_win_over_settings_and_tls_is_on(
     renderings: dict[str, Rendered], environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found = settings_of(renderings["tls"], environment, tmp_path)
+    found = settings_of_pod(renderings["tls"], environment, tmp_path)
     assert found.max_loras == 7
     assert (found.ssl_certfile, found.ssl_keyfile) == (tmp_path / "tls.crt", tmp_path / "tls.key")
     container = renderings["tls"].server()

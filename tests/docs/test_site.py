@@ -123,6 +123,9 @@ OTHERS = {
     "--from-literal",
     "--cascade",
     "--set",
+    "--build-arg",
+    "--create-namespace",
+    "--for",
 }
 
 

@@ -7,13 +7,14 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 from lora_serve import __version__
 from lora_serve.client.ray.link import ReplicaLink, gateway_names
 from lora_serve.client.ray.transport import Transport
 from lora_serve.core.config import QueueLimits
-from lora_serve.core.errors import EngineLostError
-from lora_serve.core.messages import FromEngine, Greeting, Reported
+from lora_serve.core.errors import AdapterUnavailableError, EngineLostError
+from lora_serve.core.messages import FindFile, FromEngine, Greeting, Reported
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import ReplicaState, ReplicaStats
 from lora_serve.engine.desired_state import DesiredState
@@ -32,6 +33,7 @@ class LinkUsers:
 
     asked: Callable[[ReplicaLink, FromEngine], None] = lambda link, message: None  # gets what a replica asks for
     ended: Callable[[ReplicaLink], Awaitable[None]] | None = None  # called when a link has ended
+    shown: Path | None = None  # a file of this server's store, which replicas must see; None: any will do
 
 
 class AttachedReplicas:
@@ -145,13 +147,14 @@ class AttachedReplicas:
 
     async def _attach(self, link: ReplicaLink) -> bool:
         greeting, spec = await link.open()
-        if words := self._misfit(greeting, spec):
+        if words := self._misfit(greeting, spec) or await self._blindness(link):
             if link.replica not in self.refused:
                 _log.error("replica %s gets no requests: %s", link.replica, words)
             self.refused[link.replica] = ReplicaStats(
                 link.replica, greeting.node, ReplicaState.REFUSED, words, greeting.version, spec.fingerprint
             )
             return False
+        self.refused.pop(link.replica, None)
         await link.bring_to((*self._desired.limits(), *self._desired.residents()), PREPARE_SECONDS)
         if not link.is_open or link.replica not in self._listed:
             return False
@@ -171,6 +174,17 @@ class AttachedReplicas:
             return f"it runs lora-serve {greeting.version}, this server {__version__}"
         if self.spec is not None and spec.fingerprint != self.spec.fingerprint:
             return f"its base model {spec.name} is another than {self.spec.name}"
+        return ""
+
+    async def _blindness(self, link: ReplicaLink) -> str:
+        """Words about why a replica cannot read adapters; empty if it can."""
+        path = self._users.shown
+        try:
+            if path is not None:
+                await link.call(lambda call_id: FindFile(call_id, path))
+        except AdapterUnavailableError:
+            folder = path.parent if path is not None else ""
+            return f"it does not see the folder {folder}, this server's --store: mount it there at the same path"
         return ""
 
     async def _until_over(self, link: ReplicaLink) -> None:

@@ -74,7 +74,7 @@ class ReplicaLink(MessageClient):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ended by itself: the replica died, or cannot be reached."""
+        """Whether the link ended by itself: the replica died, or cannot be reached."""
         return self.lost is not None and self.lost.done() and not self._is_closing
 
     @property
@@ -103,7 +103,7 @@ class ReplicaLink(MessageClient):
 
     async def close(self) -> None:
         """Detach: what still runs there is aborted."""
-        self._is_closing = True
+        self._is_closing = self.lost is None or not self.lost.done()
         if self.lost is not None:
             self.lost.cancel()
             await asyncio.wait({self.lost}, timeout=_CLOSE_SECONDS)

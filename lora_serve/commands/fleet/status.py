@@ -10,12 +10,17 @@ from rich.table import Table
 
 from lora_serve.commands.flags import adapter_id
 from lora_serve.commands.output import plain, seconds_text
-from lora_serve.commands.verb import Call, Verb
+from lora_serve.commands.verb import Call, Verb, run_alone
 
 _MAX_NAMES = 3  # of adapters in a line
-_COLUMNS = ("replica", "node", "state", "age", "requests", "running", "waiting", "waiting tokens", "KV", "slots", "host",
-            "loads", "adapters")  # fmt: skip
-_RIGHT = _COLUMNS[3:-1]
+_COUNTS = ("age", "requests", "running", "waiting", "waiting tokens", "KV", "slots", "host", "loads")
+_COLUMNS = ("replica", "node", "state", *_COUNTS, "adapters")
+
+
+def run(arguments: list[str]) -> int:
+    """Runs the subcommand; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
+    summary = "Show the engines behind a running server: state, load, the adapters that each holds."
+    return run_alone(Verb("lora-serve fleet status", summary, (), _flags, show_status), arguments)
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +44,7 @@ async def show_status(call: Call) -> None:
 
 
 def _replicas(cards: list[dict[str, Any]]) -> Table:
-    table = _table(_COLUMNS, _RIGHT)
+    table = _table(_COLUMNS, _COUNTS)
     for card in cards:
         table.add_row(*map(plain, _cells(card)))
     return table
@@ -96,14 +101,3 @@ def _table(columns: tuple[str, ...], right: tuple[str, ...]) -> Table:
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left")
     return table
-
-
-VERBS = (
-    Verb(
-        "status",
-        "Show the engines behind a server: state, load, the adapters that each holds.",
-        ("status", "status --adapter acme/support", "status --json"),
-        _flags,
-        show_status,
-    ),
-)

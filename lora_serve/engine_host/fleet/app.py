@@ -19,6 +19,7 @@ from lora_serve.core.messages import Configure
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.configure import configure_of
 from lora_serve.engine_host.fleet import autoscaling
+from lora_serve.engine_host.fleet.arguments import settings_of
 from lora_serve.engine_host.fleet.replica import EngineReplica
 
 UPSCALE_SECONDS, DOWNSCALE_SECONDS = 5.0, 300.0  # of need, or of none, before the number of replicas changes
@@ -27,11 +28,16 @@ _ROUTER = "lora_serve.client.ray.request_router:NamedReplicaRouter"
 _ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}  # a frame crosses one thread less
 
 
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application of a RayService, whose arguments are settings by name. Raises ConfigError."""
+    return application(settings_of(args))
+
+
 def application(settings: Settings) -> serve.Application:
     """The application; equal settings give an equal version, which Serve leaves as it runs."""
-    fleet, frame = settings.fleet_slice(), body_of([_configure_of(settings)])
+    fleet, configure = settings.fleet_slice(), _configure_of(settings)
     more = (settings.warmup, settings.engine_step_timeout)
-    version = hashlib.sha256(frame + repr((__version__, more)).encode()).hexdigest()[:16]
+    version = _version_of(configure, *more)
     deployment = serve.deployment(EngineReplica).options(
         name="engine",
         **_number_of(fleet),
@@ -49,7 +55,13 @@ def application(settings: Settings) -> serve.Application:
         },
     )
     deployment._version = version  # noqa: SLF001  without one each deployment counts as another
-    return deployment.bind(frame, version, secrets.token_bytes(16), *more)
+    return deployment.bind(body_of([configure]), version, secrets.token_bytes(16), *more)
+
+
+def _version_of(configure: Configure, *more: object) -> str:
+    """A digest of all that makes an engine what it is: servers of one fleet may have stores of their own."""
+    anywhere = structs.replace(configure, adapters=replace(configure.adapters, store=Path()))
+    return hashlib.sha256(body_of([anywhere]) + repr((__version__, more)).encode()).hexdigest()[:16]
 
 
 def _number_of(fleet: FleetConfig) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from lora_serve.core.messages import (
     Call,
     CloseBlob,
     ErrorEvent,
+    FindFile,
     FinishEvent,
     FromEngine,
     Reply,
@@ -92,6 +93,9 @@ class Gateways:
         for message in to_engine(frame):
             if isinstance(message, Reply):
                 self._answered(message)
+            elif isinstance(message, FindFile):
+                error = None if message.path.exists() else AdapterUnavailableError("The file is not there.")
+                self._outboxes[gateway].put(Reply(message.call_id, error=error))
             else:
                 self.ask(gateway, message)
 

@@ -1,4 +1,4 @@
-"""What the processes of replicas write, in the log of the server that started them.
+"""Lines that the processes of replicas write, in the log of the server that started them.
 
 A replica logs in JSON on its standard error (`--log-format json`); Ray collects such lines from every node. Here each
 becomes a record of this server's log again, with the replica's process and node.
@@ -20,8 +20,27 @@ _KNOWN = {"time", "level", "logger", "message", "exception"}
 
 
 @contextmanager
+def plain_records() -> Iterator[None]:
+    """Takes back what an import of Ray in the block does to every log record of this process: a field of Ray's."""
+    before = logging.getLogRecordFactory()
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)
+
+
+def take_words_of(name: str) -> None:
+    """Brings the warnings of one of Ray's libraries, which write for themselves, into this server's log."""
+    logger = logging.getLogger(name)
+    logger.handlers.clear()
+    logger.setLevel(logging.WARNING)
+    logger.propagate = True
+
+
+@contextmanager
 def logged_output() -> Iterator[None]:
     """Takes the lines of workers from Ray, which has just been connected, as long as the block lasts."""
+    _take_serves_records()
     dispatcher = importlib.import_module("ray._private.ray_logging").global_worker_stdstream_dispatcher
     dispatcher.remove_handler(_RAYS_OWN)
     dispatcher.add_handler(_NAME, log_batch)
@@ -29,6 +48,15 @@ def logged_output() -> Iterator[None]:
         yield
     finally:
         dispatcher.remove_handler(_NAME)
+
+
+def _take_serves_records() -> None:
+    """Ray Serve in this process logs as any library does, from warnings on: it comes with a handler of its own."""
+    importlib.import_module("ray.serve")
+    logger = logging.getLogger("ray.serve")
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.WARNING)
 
 
 def log_batch(batch: Mapping[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """The port that Ray Serve opens in every replica for calls over gRPC: by itself it listens on all of the machine's
-addresses. What arrives there is unpickled, so it is as open as the cluster: it asks for the cluster's token, if that has
-one.
+addresses. What arrives there is unpickled; it asks for the cluster's token, if the cluster has one.
 """
 
 from __future__ import annotations

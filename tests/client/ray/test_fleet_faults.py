@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lora_serve.client.ray import attached, link
+from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
+from lora_serve.client.wire import body_of
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import EngineLostError, NotReadyError, QueueFullError
 from lora_serve.core.messages import (
@@ -20,7 +24,9 @@ from lora_serve.core.messages import (
     PromptEvent,
     Resize,
     SetTenantBudgets,
+    StartedEvent,
     TenantBudget,
+    Timings,
     TokenEvent,
     Tune,
     Unpin,
@@ -300,3 +306,79 @@ async def test_deadline_holds_on_a_replica_with_another_clock() -> None:
         await client.start()
         assert abs(client.links[0].clock_offset) < 0.5
         assert len(await tokens_of(client, request("r"))) == 4
+
+
+async def test_replica_that_does_not_see_the_store_gets_no_requests(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    async with started(users=LinkUsers(shown=shown)) as (fleet, client):
+        loading = asyncio.create_task(client.start())
+        fleet.add("a")
+        await until_refused(client, "a")
+        assert str(tmp_path) in (await refused(client))["a"]
+        assert not client.is_there
+        shown.touch()
+        await loading
+        assert client.replicas == ["a"]
+        assert await refused(client) == {}
+
+
+class ScriptedFleet(FakeFleet):
+    """Its replica "half" computes prompts and dies; it says so in frames of its own."""
+
+    async def events(self, replica: str, gateway: str) -> AsyncIterator[bytes]:
+        async with aclosing(super().events(replica, gateway)) as frames:  # type: ignore[type-var]
+            async for frame in frames:
+                yield frame
+                if replica == "half" and self.replicas["half"].num_frames:
+                    timings = Timings(0.0, 0.0, 0.0)
+                    yield body_of([StartedEvent("r"), PromptEvent("r", timings, None)])
+                    raise ConnectionResetError
+
+
+async def test_prompt_without_a_token_is_no_answer_yet() -> None:
+    fleet = ScriptedFleet()
+    fleet.add("half")
+    fleet.replicas["half"].engine.take = lambda gateway, frame: None  # type: ignore[method-assign]
+    client = RayEngineClient(fleet, QueueLimits(16), 10.0)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await client.start()
+            waiting = asyncio.create_task(events_of(client, request("r", prompt=[8])))
+            await until(lambda: fleet.replicas["half"].num_frames > 0)
+            fleet.unlist("half")
+            fleet.add("whole")
+            events = await waiting
+    finally:
+        await client.stop()
+        await fleet.stop()
+    assert [type(event) for event in events] == [PromptEvent, *[TokenEvent] * 4, FinishEvent]
+
+
+async def test_figures_are_those_of_all_replicas_and_of_those_that_are_no_more() -> None:
+    async with started("a", "b") as (fleet, client):
+        await asyncio.gather(*(tokens_of(client, request(f"r{index}", prompt=[index, 9])) for index in range(8)))
+        before = await client.stats()
+        assert {one.replica: one.state for one in before.replicas} == {
+            "a": ReplicaState.READY,
+            "b": ReplicaState.READY,
+        }
+        assert before.num_steps == sum(one.stats.num_steps for one in before.replicas if one.stats is not None)
+        fleet.kill("a")
+        await until(lambda: client.replicas == ["b"])
+        fleet.unlist("a")
+        after = await client.stats()
+        while len(after.replicas) > 1:
+            after = await client.stats()
+        assert after.num_steps >= before.num_steps
+        assert after.num_replicas_lost == 1
+        assert [one.replica for one in after.replicas] == ["b"]
+
+
+async def test_long_step_is_no_silence() -> None:
+    """The replica goes on reporting while its engine's thread is in a step."""
+    async with started("a") as (fleet, client):
+        replica = fleet.replicas["a"]
+        replica.served.engine.step = lambda: (time.sleep(1.0), (False, []))[1]  # type: ignore[method-assign, assignment, return-value]
+        await asyncio.sleep(0.8)  # three times as long as a replica may say nothing
+        assert client.replicas == ["a"]
+        assert replica.engine.seconds_without_progress > 0.3

@@ -66,10 +66,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- $a := .Values.autoscaling -}}
 {{- $grows := ne $a.mode "off" -}}
+{{- $fleet := eq .Values.engine "ray" -}}
+{{- if and $fleet (eq .Values.redis.mode "none") -}}
+{{- fail "engine ray: gateways and engines share adapters through a Redis; take redis.mode external or bundled" -}}
+{{- end -}}
+{{- if and $fleet (has $a.mode (list "hpa" "keda")) -}}
+{{- fail "engine ray: the engines grow by Ray's own autoscaler; take autoscaling.mode: ray" -}}
+{{- end -}}
+{{- if and (not $fleet) (eq $a.mode "ray") -}}
+{{- fail "autoscaling.mode ray is for engine: ray; take hpa or keda" -}}
+{{- end -}}
+{{- if and $fleet .Values.extraArgs -}}
+{{- fail "engine ray: the engines read no flags, and must not differ from their gateways; give settings in place of extraArgs" -}}
+{{- end -}}
+{{- if and $fleet .Values.inferencePool.enabled -}}
+{{- fail "engine ray: gateways choose the engine by its adapters themselves; leave inferencePool off" -}}
+{{- end -}}
 {{- if and (eq .Values.redis.mode "none") (or $grows (gt (int .Values.replicas) 1)) -}}
 {{- fail "redis.mode none: replicas share adapters, tenants and limits through a Redis; take external or bundled, or replicas: 1 without autoscaling" -}}
 {{- end -}}
-{{- if and $grows (gt (int $a.minReplicas) (int $a.maxReplicas)) -}}
+{{- if and $grows (not $fleet) (gt (int $a.minReplicas) (int $a.maxReplicas)) -}}
 {{- fail (printf "autoscaling: minReplicas %d is above maxReplicas %d" (int $a.minReplicas) (int $a.maxReplicas)) -}}
 {{- end -}}
 {{- if and (eq .Values.redis.mode "external") (not .Values.secret.redisUrl) -}}

@@ -140,6 +140,7 @@ class TenantCard(Answer):
     name: str
     object: Literal["tenant"]
     may_use_base: bool
+    offload: bool
     quota: dict[str, Any]
     created: int
     num_keys: int

@@ -1,0 +1,42 @@
+"""An application that a configuration of Serve declares, as KubeRay does: gateways join it and change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lora_serve.core.settings import Settings
+from lora_serve.engine_host.fleet.cluster import open_cluster
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
+IMPORT_PATH = f"{__name__}:build"
+
+
+def build(args: dict[str, Any]) -> Any:
+    from ray import serve
+
+    class Declared:
+        pass
+
+    return serve.deployment(Declared).options(name="declared", num_replicas=args["replicas"]).bind()
+
+
+@pytest.mark.nightly
+def test_gateway_leaves_a_declared_application_as_it_is() -> None:
+    settings = Settings(model="org/name", engine="ray", fleet_name="declared-fleet", cpus_per_replica=1)
+    with open_cluster(settings.fleet_slice()):
+        from ray import serve
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        from lora_serve.engine_host.fleet.deploy import deploy
+
+        serve.start(proxy_location="Disabled")
+        declared = {"name": "declared-fleet", "route_prefix": None, "import_path": IMPORT_PATH, "args": {"replicas": 1}}
+        _get_global_client().deploy_apps(ServeDeploySchema(applications=[declared]), _blocking=True)
+        deploy(settings)
+        assert list(serve.status().applications["declared-fleet"].deployments) == ["declared"]
+        deploy(settings.model_copy(update={"fleet_name": "own"}))
+        assert "own" in serve.status().applications
+        serve.delete("own")
