@@ -120,6 +120,8 @@ async def _joined_by(fleet: Fleet, stage: Stage, replicas: int, flags: Sequence[
             now = set(await fleet.engines())
     finally:
         await asyncio.to_thread(joined.__exit__, None, None, None)
+    if len(now) != replicas or (flags and now & before):
+        stage.unfinished.append(f"replicas {sorted(before)} were to become {replicas}, and are {sorted(now)}")
     stage.note(f"{len(before)} replicas became {len(now)}, {len(now & before)} of them the same", since, may_cut=0)
 
 
@@ -136,6 +138,4 @@ async def until_whole(fleet: Fleet, patience: float) -> float | None:
     raise AssertionError
 
 
-BREAKING: dict[str, Breaking] = {
-    each.__name__: each for each in (nothing, kill, hang, gateway, redis, update, scale)
-}
+BREAKING: dict[str, Breaking] = {each.__name__: each for each in (nothing, kill, hang, gateway, redis, update, scale)}

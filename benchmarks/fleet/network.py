@@ -137,7 +137,7 @@ async def _run(
 
     seconds = len(pairs) * (options.cut + options.rest) + options.rest
     judged, stage = await under_load([gateway.url], known, seconds, options.users, breaking)
-    found = verdict(judged, stage.events, stage.now)
+    found = verdict(judged, stage.events, max((one.record.ended for one in judged), default=0.0))
     times = sorted(chunk.time for one in judged for chunk in one.record.chunks)
     for cut in cuts:
         cut["longest_silence_s"] = _longest_silence(times, cut["at"], cut["at"] + options.cut)

@@ -66,7 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def one_round(site: Site, router: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """A server with this router, warmed by a fifth of the requests."""
     engine = engine_flags(options.engine, options.replicas, ["--router", router] if options.engine == "ray" else [])
-    more = ["--max-loras", str(options.slots), "--max-cpu-loras", str(options.adapters // 2), "--max-num-seqs", "8", *site.modules, *options.flags]
+    more = [
+        "--max-loras",
+        str(options.slots),
+        "--max-cpu-loras",
+        str(options.adapters // 2),
+        "--max-num-seqs",
+        "8",
+        *site.modules,
+        *options.flags,
+    ]
     with site.server(f"router-{router}-{seed}", engine, *more) as server:
         target = Target(server.url, BASE)
         _asked(target, site, options, options.requests // 5, seed + 1000)
