@@ -3,10 +3,11 @@
     python -m benchmarks.fleet.routing [--routers affinity two_choices] [--adapters 64] [--slots 4] [--requests 1000]
                                        [--rounds 2] [--out FILE.json] [--flags ...]
 
-64 adapters over 2 replicas with 4 slots each and host memory for 32 each, Zipf 1.1, a closed loop of 16 users, 32 tokens an answer; the same
-requests in the same order for every router, each on a server of its own, in turn. Counted are the loads into slots and
-into host memory of all replicas (GET /admin/fleet: tiers) between the end of a warm round and the end. The power of two choices is what Ray
-Serve does by itself: of two replicas drawn by lot, the one with fewer requests.
+64 adapters over 2 replicas with 4 slots each and host memory for 32 each, Zipf 1.1, a closed loop of 16 users, 32
+tokens an answer; the same requests in the same order for every router, each on a server of its own, in turn. Counted
+are the loads into slots and into host memory of all replicas (GET /admin/fleet: tiers) between the end of a warm round
+and the end. The power of two choices is what Ray Serve does by itself: of two replicas drawn by lot, the one with fewer
+requests.
 """
 
 from __future__ import annotations
