@@ -34,6 +34,7 @@ SILENT_TICKS = 5  # after which a replica counts as lost: reports come every sec
 TICK = 1.0  # second
 _WORD_TICKS = 3  # between two words to the replica
 _CLOSE_SECONDS = 5.0
+_GONE = {"ActorDiedError", "ActorUnavailableError", "ReplicaGoneError"}  # names: no Ray here
 
 
 class ReplicaLink(MessageClient):
@@ -138,7 +139,7 @@ class ReplicaLink(MessageClient):
                     self._silent = 0
                     self._take(from_engine(frame))
         except Exception as error:
-            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            return _why(error)
         return "it closed the stream"
 
     async def _write(self) -> str:
@@ -150,7 +151,7 @@ class ReplicaLink(MessageClient):
             try:
                 await self._transport.take(self.replica, self._gateway, body_of(messages))
             except Exception as error:
-                return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                return _why(error)
 
     async def _listen(self) -> str:
         """Ticks are counted, not seconds: if this process was stopped for a minute, that is one."""
@@ -200,6 +201,13 @@ class ReplicaLink(MessageClient):
             await self.adapters(command)
         except LoraServeError as error:
             _log.warning("replica %s refused a %s: %s", self.replica, type(command).__name__, error)
+
+
+def _why(error: Exception) -> str:
+    """Words about a call that failed; Ray's own of a process that is gone would tell nobody more."""
+    if type(error).__name__ in _GONE:
+        return "its process ended, or its machine cannot be reached"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _lost() -> EngineLostError:

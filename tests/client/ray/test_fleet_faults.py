@@ -206,6 +206,8 @@ async def test_figures_tell_a_lost_replica_from_one_that_was_taken_away() -> Non
         assert before.num_steps > 0
         fleet.kill("a")
         await until(lambda: len(client.links) == 2)
+        states = {one.replica: one.state.value for one in (await client.stats()).replicas or ()}
+        assert states == {"a": "lost", "b": "ready", "c": "ready"}
         fleet.unlist("a")
         fleet.unlist("b")
         names: list[str] = ["a"]
