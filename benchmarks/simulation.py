@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +33,39 @@ RESULTS = ROOT / "benchmarks" / "results" / "simulation.json"
 DOCUMENT = ROOT / "docs" / "explanation" / "simulation.md"
 LARGE = read_profile("llama-8b-h100")
 FEW_SLOTS = LARGE.changed(max_loras=8)
+SMALL_TIERS = LARGE.changed(max_loras=4, host_bytes=32 * LARGE.adapter_bytes)
 SWEPT_RATES = (60.0, 120.0, 180.0, 210.0)  # of 16 replicas, requests per second
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs on the same requests; `rates`: once for each, else the scenario's own."""
+    """Runs on the same requests; `rates`, `seeds`: once for each, else the scenario's own."""
 
     trace: str  # "code" or "conv"
     scenario: Scenario
     policies: Sequence[str] = ("fcfs",)
     routers: Sequence[str] = ("affinity",)
     rates: Sequence[float] = ()
+    seeds: Sequence[int] = ()
 
 
 COMPARISONS: dict[str, Callable[[], Comparison]] = {
     "routers": lambda: Comparison(
-        "code", Scenario(LARGE, WorkloadConfig(20_000, 640.0, 10_000, 1_000), 64), routers=router_names()
+        "code",
+        Scenario(LARGE, WorkloadConfig(20_000, 640.0, 10_000, 1_000, seed=1), 64, warm_share=0.5),
+        routers=router_names(),
+    ),
+    "tiers": lambda: Comparison(
+        "code",
+        Scenario(SMALL_TIERS, WorkloadConfig(1_200, 4.0, 64, 16, zipf=1.1), 2, warm_share=0.4),
+        routers=("affinity", "two_choices"),  # of two replicas, two choices are all there are
+        seeds=(1, 2, 3),
     ),
     "sweep": lambda: Comparison(
-        "code", Scenario(LARGE, WorkloadConfig(5_000, None, 2_500, 250), 16), routers=router_names(), rates=SWEPT_RATES
+        "code",
+        Scenario(LARGE, WorkloadConfig(5_000, None, 2_500, 250, seed=1), 16),
+        routers=router_names(),
+        rates=SWEPT_RATES,
     ),
     "fleet": lambda: Comparison(
         "code", Scenario(LARGE, WorkloadConfig(20_000, 850.0, 10_000, 1_000), 64), policies=policy_names()
@@ -91,8 +105,8 @@ def run(name: str, comparison: Comparison, traces: Path | None, scale: float = 1
     workload = replace(workload, num_requests=int(scale * workload.num_requests))
     rows = read_rows(comparison.trace, traces)
     runs = []
-    for rate in comparison.rates or (comparison.scenario.workload.rate,):
-        workload = replace(workload, rate=rate)
+    for rate, seed in product(comparison.rates or (workload.rate,), comparison.seeds or (workload.seed,)):
+        workload = replace(workload, rate=rate, seed=seed)
         # no prompt of these traces is another's beginning: without the cache, the same figures in half the time
         scenario = replace(comparison.scenario, workload=workload, enable_prefix_caching=False)
         arrivals = scenario.arrivals(rows)
@@ -101,10 +115,12 @@ def run(name: str, comparison: Comparison, traces: Path | None, scale: float = 1
                 start = time.perf_counter()
                 summary = scenario.run(arrivals, policy, router)
                 seconds = round(time.perf_counter() - start, 1)
-                runs.append({"rate": rate, **asdict(summary)})
-                print(f"{name}: {policy}, {router}, {rate}/s took {seconds} s; {summary.ttft}", flush=True)
+                runs.append({"rate": rate, "seed": seed, **asdict(summary)})
+                print(f"{name}: {policy}, {router}, {rate}/s, seed {seed} took {seconds} s; {summary.ttft}", flush=True)
     facts = {"trace": comparison.trace, "num_trace_rows": len(rows), "num_replicas": comparison.scenario.num_replicas}
-    facts |= {"max_loras": comparison.scenario.profile.max_loras, "profile": comparison.scenario.profile.name}
+    profile = comparison.scenario.profile
+    facts |= {"max_loras": profile.max_loras, "num_host": profile.host_bytes // profile.adapter_bytes}
+    facts |= {"profile": profile.name}
     return {**facts, "workload": asdict(workload), "runs": runs}
 
 
@@ -125,7 +141,8 @@ def with_tables(text: str, results: dict[str, Any]) -> str:
 
 
 def _part(result: dict[str, Any]) -> str:
-    return f"{_caption(result)}\n\n{_rate_table(result) or table(_summaries(result))}{_group_table(result)}"
+    figures = _rate_table(result) or _seed_table(result) or table(_summaries(result))
+    return f"{_caption(result)}\n\n{figures}{_group_table(result)}"
 
 
 def _caption(result: dict[str, Any]) -> str:
@@ -137,7 +154,7 @@ def _caption(result: dict[str, Any]) -> str:
         f"{workload['num_requests']} requests of the Azure {result['trace']} trace ({result['num_trace_rows']} rows) "
         f"at {shown} per second; {workload['num_adapters']} adapters of {workload['num_tenants']} tenants, Zipf "
         f"{workload['zipf']:g}; {result['num_replicas']} replicas of `{result['profile']}` with {result['max_loras']} "
-        f"slots each{''.join(f'; {extra}' for extra in extras)}."
+        f"slots and room for {result['num_host']} in host memory each{''.join(f'; {extra}' for extra in extras)}."
     )
 
 
@@ -145,7 +162,7 @@ _EXTRAS = {"flood": "of the requests from one tenant more", "urgent": "of the re
 
 
 def _summaries(result: dict[str, Any]) -> list[Summary]:
-    runs = [{key: value for key, value in run.items() if key != "rate"} for run in result["runs"]]
+    runs = [{key: value for key, value in run.items() if key not in ("rate", "seed")} for run in result["runs"]]
     return [Summary(**{**run, "fairness": Fairness(**run["fairness"])}) for run in runs]
 
 
@@ -158,6 +175,19 @@ def _rate_table(result: dict[str, Any]) -> str:
     for router in sorted({run["router"] for run in result["runs"]}):
         values = [run["ttft"]["p99"] for run in result["runs"] if run["router"] == router]
         lines.append(f"| {router} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _seed_table(result: dict[str, Any]) -> str:
+    seeds = sorted({run["seed"] for run in result["runs"]})
+    if len(seeds) == 1:
+        return ""
+    lines = ["| seed | router | host loads/1000 | slot loads/1000 | TTFT p50 s | TTFT p95 s | TTFT p99 s |"]
+    lines.append("|" + " --- |" * 7)
+    for run_ in result["runs"]:
+        loads, times = (run_["host_loads_per_1000"], run_["slot_loads_per_1000"]), run_["ttft"]
+        values = [f"{count:.0f}" for count in loads] + [f"{times[share]:.3f}" for share in ("p50", "p95", "p99")]
+        lines.append(f"| {run_['seed']} | {run_['router']} | " + " | ".join(values) + " |")
     return "\n".join(lines) + "\n"
 
 

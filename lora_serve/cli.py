@@ -16,6 +16,7 @@ from lora_serve.logs import drop_import_noise
 # Command: its arguments, what it does. Each is a module of lora_serve/commands with `run(arguments) -> exit code`.
 COMMANDS = {
     "serve": ("PATH_OR_HUB_ID [flags]", "start the server"),
+    "fleet": ("PATH_OR_HUB_ID [flags]", "start the server with engines on Ray; fleet status, fleet stop"),
     "demo": ("[--port N] [--once]", "serve the bundled model and adapters"),
     "check": ("ADAPTER_DIR --model PATH", "validate an adapter offline: what would be rejected, and why"),
     "adapters": ("SUBCOMMAND [flags]", "ask a running server: list, show, register, upload, route, canary, ..."),

@@ -12,7 +12,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests import engine_choice
+from tests.engine_choice import engine_host, ray_cluster
 from tests.tiers import is_default, is_search
+
+__all__ = ["engine_host", "ray_cluster"]
 
 pytest.register_assert_rewrite("tests.canary.watch", "tests.faults.injecting", "tests.hostile.sending")
 
@@ -29,6 +33,14 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="lora_serve_tests_state_"
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    engine_choice.add_options(parser)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    engine_choice.parametrize(metafunc)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is collected: little of that is garbage, and looking for it takes a fifth of the time
     settings.load_profile("default" if is_default(config) else "nightly")
@@ -37,9 +49,14 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Searches are in both tiers."""
+    engine_choice.select(config, items)
     if not is_default(config):
         for item in filter(is_search, items):
             item.add_marker(pytest.mark.nightly)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    return engine_choice.report(config)
 
 
 def pytest_collection_finish() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import redis
+
+from lora_serve.commands.server_process import free_port
 
 
 class RedisServer:
@@ -71,9 +72,3 @@ class RedisServer:
                 else:
                     return
         raise TimeoutError("redis-server did not come up")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -14,8 +14,10 @@ from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import ConfigError, InvalidAdapterError
+from lora_serve.core.setting_groups.overflow import is_address_of
 from lora_serve.core.setting_texts import template_in
 from lora_serve.core.settings import Settings
+from lora_serve.engine_host.fleet.cluster import check_installed
 from lora_serve.model.native import levels
 from lora_serve.server.sockets.listener import bound_socket, check_exposure
 from lora_serve.server.sockets.tls import ServerTls
@@ -28,6 +30,7 @@ def check_start(settings: Settings) -> None:
     Raises ConfigError and ModelError.
     """
     _check_extras(settings)
+    _check_neighbours(settings)
     with bound_socket(settings.host, settings.port) as listener:
         check_exposure(settings.server_slice(), listener)
     if (tls := settings.tls_slice()) is not None:
@@ -40,6 +43,12 @@ def check_start(settings: Settings) -> None:
     _check_model(settings)
     _check_template(settings)
     _check_modules(settings)
+
+
+def _check_neighbours(settings: Settings) -> None:
+    for _, url in settings.overflow_slice().neighbours:
+        if is_address_of(url, settings.host, settings.port):
+            raise ConfigError(f"--overflow: {url} is this server itself: name another one")
 
 
 def _check_model(settings: Settings) -> None:
@@ -106,6 +115,8 @@ def _check_adapter_config(file: Path, item: str, max_rank: int) -> None:
 
 def _check_extras(settings: Settings) -> None:
     """Packages that only some settings need."""
+    if settings.engine == "ray":
+        check_installed()
     if settings.redis_url is not None:
         if importlib.util.find_spec("redis") is None:
             raise ConfigError("--redis-url needs the package redis: pip install 'lora-serve[redis]'")

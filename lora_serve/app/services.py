@@ -10,6 +10,8 @@ from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.client.base import EngineClient
+from lora_serve.core.config import OverflowConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts.base import LoadedEngine
@@ -18,6 +20,7 @@ from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.lifecycle import Lifecycle
+from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
@@ -53,6 +56,7 @@ def build_services(
         adapter_config, model.spec, storage.catalog, storage.store, model.verifier, base_tokens, quota_of, templates
     )
     registry.sweep()
+    metrics = Metrics(settings.base_name, settings.metrics_tenants)
     return Services(
         client=model.client,
         catalog=storage.catalog,
@@ -70,7 +74,7 @@ def build_services(
             tuple(AdminKey.of(secret) for secret in settings.api_key),
         ),
         keys=keys,
-        metrics=Metrics(settings.base_name, settings.metrics_tenants),
+        metrics=metrics,
         store=storage.store,
         store_monitor=monitor,
         traces=traces,
@@ -83,9 +87,17 @@ def build_services(
         ),
         quotas=accounting.quotas,
         meter=accounting.meter,
+        overflow=overflow_of(settings.overflow_slice(), model.client, metrics, keys),
         audit=accounting.audit,
         templates=AdapterTemplates(processes),
     )
+
+
+def overflow_of(config: OverflowConfig, client: EngineClient, metrics: Metrics, keys: KeyTable) -> Overflow | None:
+    """The neighbours of --overflow; None if there are none."""
+    if not config.neighbours:
+        return None
+    return Overflow(config, client, metrics.registry, keys.directory.may_leave)
 
 
 def base_templates(text: TextModel, spec: ModelSpec, processes: TemplateProcesses, rule: str) -> BaseTemplates | None:

@@ -89,7 +89,7 @@ class WarmSetKeeper:
 
     async def warm_device(self) -> None:
         """Loads the device's adapters beside the pinned ones; loads that take more than 30 s go on after the return."""
-        refs = self._for_device()
+        refs = self._for_device(await self._num_engines())
         try:
             async with asyncio.timeout(DEVICE_SECONDS):
                 await asyncio.gather(*(self._warm(ref, "device") for ref in refs))
@@ -114,7 +114,9 @@ class WarmSetKeeper:
                 _log.error("hot adapters were no longer noted", exc_info=outcome)
 
     async def _keep(self, is_over: asyncio.Event) -> None:
-        for ref in self._for_host():  # one after the other: the other loader threads are the callers'
+        for ref in self._for_host(
+            await self._num_engines()
+        ):  # one after the other: the other loader threads are the callers'
             await self._warm(ref, "host")
         self._is_warm = True
         loop, is_stale = asyncio.get_running_loop(), asyncio.Event()
@@ -144,18 +146,27 @@ class WarmSetKeeper:
         except (OSError, LoraServeError) as error:  # a TimeoutError is an OSError
             _log.warning("hot adapters could not be noted in %s: %r", self._path.name, error)
 
-    def _for_device(self) -> list[AdapterRef]:
+    async def _num_engines(self) -> int:
+        """A fleet's replicas hold adapters of their own beside the pinned ones, which are on all of them."""
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                return max(1, len((await self._client.stats()).replicas or ()))
+        except (TimeoutError, LoraServeError):
+            return 1
+
+    def _for_device(self, num_engines: int) -> list[AdapterRef]:
         pinned = [entry.ref() for entry in self._catalog.snapshot.entries.values() if entry.pinned]
         refs = [ref for ref in self._known(self._noted.device) if ref not in pinned]
         max_bytes = self._config.device_bytes
-        left = None if max_bytes is None else max_bytes - sum(ref.num_bytes for ref in pinned)
-        return _fitting(refs, self._config.max_loras - len(pinned), left)
+        left = None if max_bytes is None else num_engines * (max_bytes - sum(ref.num_bytes for ref in pinned))
+        return _fitting(refs, num_engines * (self._config.max_loras - len(pinned)), left)
 
-    def _for_host(self) -> list[AdapterRef]:
+    def _for_host(self, num_engines: int) -> list[AdapterRef]:
         """Those that fit into host memory beside the device's adapters, which were loaded through it."""
-        first = self._for_device()
+        first, max_items = self._for_device(num_engines), self._config.max_cpu_loras
         refs = first + self._known(self._noted.host)
-        return _fitting(refs, self._config.max_cpu_loras, self._config.host_bytes)[len(first) :]
+        most = None if max_items is None else num_engines * max_items
+        return _fitting(refs, most, num_engines * self._config.host_bytes)[len(first) :]
 
     def _known(self, digests: Iterable[str]) -> list[AdapterRef]:
         """References of the digests that the catalog still has."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import BatchLimits, QueueLimits
 from lora_serve.core.errors import LoraServeError, NotReadyError
+from lora_serve.core.fleet_stats import merged
 from lora_serve.core.messages import (
     AdapterCommand,
     Event,
@@ -35,7 +36,14 @@ from lora_serve.core.messages import (
     Unpin,
 )
 from lora_serve.core.request import FinishReason, InferenceRequest
-from lora_serve.core.stats import AdapterCounters, BatcherStats, EngineStats, SlotInfo
+from lora_serve.core.stats import (
+    AdapterCounters,
+    BatcherStats,
+    EngineStats,
+    ReplicaState,
+    ReplicaStats,
+    SlotInfo,
+)
 from lora_serve.engine.queue_gate import QueueGate
 
 MAX_LORAS = 4
@@ -83,6 +91,7 @@ class MockEngineClient:
     max_loras: int = MAX_LORAS
     limits: BatchLimits = field(default_factory=lambda: BatchLimits(8, 64))
     running: bool = False
+    replicas: tuple[str, ...] = ()  # of the fleet that it plays: pinned adapters are on all of them, others on one
 
     def __post_init__(self) -> None:
         self._rows: dict[str, _Row] = {}
@@ -127,25 +136,41 @@ class MockEngineClient:
         return None
 
     async def stats(self) -> EngineStats:
-        waiting = [row.request for row in self._rows.values() if row.waiting]
+        if not self.replicas:
+            return self._stats(list(self._rows.values()), list(self._resident.values()))
+        return merged([self._replica(name) for name in self.replicas])
+
+    def replica_of(self, digest: str) -> str:
+        """The replica that holds the adapter, unless it is pinned."""
+        return self.replicas[int(hashlib.sha256(digest.encode()).hexdigest(), 16) % len(self.replicas)]
+
+    def _replica(self, name: str) -> ReplicaStats:
+        rows = [row for row in self._rows.values() if self.replica_of(_lead(row.request)) == name]
+        pinned, residents = self._pinned, self._resident.items()
+        held = [ref for digest, ref in residents if digest in pinned or self.replica_of(digest) == name]
+        stats = self._stats(rows, held)
+        return ReplicaStats(name, "127.0.0.1", ReplicaState.READY, num_requests=len(rows), stats=stats)
+
+    def _stats(self, rows: list[_Row], held: list[AdapterRef]) -> EngineStats:
+        waiting = [row.request for row in rows if row.waiting]
         slots = tuple(
             SlotInfo(index, 1, ref.digest, ref.name, ref.num_bytes, 0, ref.digest in self._pinned)
-            for index, ref in enumerate(self._resident.values())
+            for index, ref in enumerate(held)
         )
         return EngineStats(
-            num_running=len(self._rows) - len(waiting),
+            num_running=len(rows) - len(waiting),
             num_waiting=len(waiting),
-            running_adapters=tuple(ref.name for ref in self._resident.values()),
+            running_adapters=tuple(ref.name for ref in held),
             waiting_adapters=tuple(ref.name for request in waiting for ref in request.refs),
             max_loras=self.max_loras,
             num_blocks=100,
-            num_free_blocks=100 - len(self._rows),
+            num_free_blocks=100 - len(rows),
             block_size=16,
             num_preemptions=0,
             slots=slots,
-            host_digests=tuple(self._resident),
+            host_digests=tuple(ref.digest for ref in held),
             loading_digests=(),
-            adapters={digest: AdapterCounters(hits=1, misses=1, loads=1) for digest in self._resident},
+            adapters={ref.digest: AdapterCounters(hits=1, misses=1, loads=1) for ref in held},
             batcher=BatcherStats(
                 self.limits, self.limits.max_num_seqs, self.limits.max_num_batched_tokens, self.limits.batch_wait
             ),
@@ -212,6 +237,11 @@ class MockEngineClient:
     def _logprobs(self, request: InferenceRequest, token_id: int) -> TokenLogprobs | None:
         count = request.sampling.logprobs
         return None if count is None else token_logprobs(token_id, count, self.vocab_size)
+
+
+def _lead(request: InferenceRequest) -> str:
+    """The digest that decides which replica runs the request."""
+    return request.refs[0].digest if request.refs else request.request_id
 
 
 def derived_token_id(request: InferenceRequest, position: int, vocab_size: int, fell_back: bool = False) -> int:

@@ -27,19 +27,23 @@ class ServerFailedError(Exception):
 
 
 class ServerProcess:
-    """A server child on loopback. `with` starts it and always ends it.
+    """A server child, on loopback unless told otherwise. `with` starts it and always ends it.
 
     It stands in a process group of its own, so a Ctrl-C at the terminal reaches only its parent, which decides.
     Settings of this process's environment (LORA_SERVE_X) do not reach it: it does what `arguments` say.
     LORA_SERVE_KERNELS, which is none, does.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path, port: int = 0) -> None:
+    def __init__(
+        self, arguments: Sequence[str], log: Path, port: int = 0, *, host: str = HOST, inside: Sequence[str] = ()
+    ) -> None:
+        """`inside`: what comes before the command, for one on a network of its own; `host`: its address there."""
         self.port = port or free_port()
-        self.url = f"http://{HOST}:{self.port}"
+        self.url = f"http://{host}:{self.port}"
         self.log = log
-        self._arguments = [sys.executable, "-m", "lora_serve", "serve", "--host", HOST, "--port", str(self.port)]
-        self._arguments += arguments
+        self._host = host
+        self._arguments = [*inside, sys.executable, "-m", "lora_serve", "serve", "--host", host]
+        self._arguments += ["--port", str(self.port), *arguments]
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ServerProcess:
@@ -80,7 +84,7 @@ class ServerProcess:
             time.sleep(POLL_SECONDS)
 
     def is_ready(self) -> bool:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=2)
+        connection = http.client.HTTPConnection(self._host, self.port, timeout=2)
         try:
             connection.request("GET", "/ready")
             return connection.getresponse().status == 200

@@ -31,6 +31,9 @@ def _name_flags(parser: argparse.ArgumentParser) -> None:
 def _create_flags(parser: argparse.ArgumentParser) -> None:
     _name_flags(parser)
     parser.add_argument("--no-base", dest="base", action="store_false", help="it may not use the base model itself")
+    parser.add_argument(
+        "--no-offload", dest="offload", action="store_false", help="neighbours (--overflow) may not answer for it"
+    )
     add_quota_flags(parser)
 
 
@@ -38,6 +41,9 @@ def _set_flags(parser: argparse.ArgumentParser) -> None:
     _name_flags(parser)
     parser.add_argument(
         "--base", action=argparse.BooleanOptionalAction, help="whether it may use the base model itself"
+    )
+    parser.add_argument(
+        "--offload", action=argparse.BooleanOptionalAction, help="whether neighbours (--overflow) may answer for it"
     )
     add_quota_flags(parser)
 
@@ -55,14 +61,15 @@ async def list_tenants(call: Call) -> None:
         if not page["has_more"]:
             break
         query["after"] = page["last_id"]
-    table = Table("tenant", "base", "keys", "adapters", "created", "limits", box=None, pad_edge=False)
+    table = Table("tenant", "base", "offload", "keys", "adapters", "created", "limits", box=None, pad_edge=False)
     for card in data:
         table.add_row(*map(plain, _cells(card)))
     call.output.show({**page, "data": data}, table)
 
 
 async def create_tenant(call: Call) -> None:
-    body = {"name": call.flags.name, "may_use_base": call.flags.base, "quota": given_quota(call.flags)}
+    flags = call.flags
+    body = {"name": flags.name, "may_use_base": flags.base, "offload": flags.offload, "quota": given_quota(flags)}
     card = (await call.client.call("POST", PATH, body=body)).data
     call.output.show(card, f"tenant {card['name']} created; it needs a key: lora-serve keys create {card['name']}")
 
@@ -74,14 +81,16 @@ async def show_tenant(call: Call) -> None:
 
 def check_set(flags: argparse.Namespace) -> None:
     """Checks that something is to be set. Raises ConfigError."""
-    if flags.base is None and not given_quota(flags):
-        raise ConfigError("set: expected --base, --no-base or a limit")
+    if flags.base is None and flags.offload is None and not given_quota(flags):
+        raise ConfigError("set: expected --base, --no-base, --offload, --no-offload or a limit")
 
 
 async def set_tenant(call: Call) -> None:
     body: dict[str, Any] = {"quota": given_quota(call.flags)}
     if call.flags.base is not None:
         body["may_use_base"] = call.flags.base
+    if call.flags.offload is not None:
+        body["offload"] = call.flags.offload
     card = (await call.client.call("PATCH", f"{PATH}/{call.flags.name}", body=body)).data
     call.output.show(card, _facts(card))
 
@@ -99,6 +108,7 @@ async def delete_tenant(call: Call) -> None:
 def _cells(card: dict[str, Any]) -> Iterator[Any]:
     yield card["name"]
     yield "yes" if card["may_use_base"] else "no"
+    yield "yes" if card["offload"] else "no"
     yield card["num_keys"]
     yield card["num_adapters"]
     yield time_text(card["created"])
@@ -107,7 +117,7 @@ def _cells(card: dict[str, Any]) -> Iterator[Any]:
 
 def _facts(card: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
-    titles = ("tenant", "base model", "keys", "adapters", "created", "limits")
+    titles = ("tenant", "base model", "offload", "keys", "adapters", "created", "limits")
     for title, value in zip(titles, _cells(card), strict=True):
         table.add_row(title, plain(value))
     return table

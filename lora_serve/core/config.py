@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lora_serve.core.errors import ModelError
@@ -202,6 +202,17 @@ class ServerConfig:
     attempts: AttemptLimits = AttemptLimits()
     tool_call_parser: str = "auto"  # the settings of the same names describe both
     reasoning_parser: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverflowConfig:
+    """The neighbours that compute what would wait here for long. Times are seconds."""
+
+    neighbours: tuple[tuple[str, str], ...]  # name and URL; none: nothing leaves
+    after: float = 1.0  # of predicted wait
+    timeout: float = 10.0  # for the first token there, at most
+    model_map: tuple[tuple[str, str], ...] = ()  # see `ModelMap`
+    api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,6 +194,12 @@ class EngineLostError(CapacityError):
     reason = "engine_lost"
 
 
+class NeighbourLostError(CapacityError):
+    """The server that computed the answer broke off after its first token; nothing is asked a second time."""
+
+    reason = "neighbour_lost"
+
+
 class AdapterUnavailableError(CapacityError):
     """The adapter's weights cannot be fetched at present."""
 

@@ -55,8 +55,8 @@ def merged(replicas: Sequence[ReplicaStats], lost: EngineStats = EMPTY, num_lost
 
 
 def counters_of(stats: EngineStats) -> EngineStats:
-    """What counts from the engine's start on, without what it holds and does now. Figures of single adapters are
-    dropped, as nobody would ever forget them.
+    """The figures that count from the engine's start on, without what it holds and does now. Those of single adapters
+    are dropped, as nobody would ever forget them.
     """
     return replace(
         EMPTY,
@@ -78,8 +78,8 @@ def counters_of(stats: EngineStats) -> EngineStats:
 
 
 def added(one: EngineStats, other: EngineStats) -> EngineStats:
-    """Both engines' figures as one's; their replicas are left out. Limits of the batcher are those of one engine,
-    those of slots and blocks of both.
+    """Figures of two engines as those of one, without their replicas. Slots and blocks are those of both, the limits
+    of the batcher those of one engine.
     """
     return EngineStats(
         num_running=one.num_running + other.num_running,

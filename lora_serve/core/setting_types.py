@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
@@ -135,7 +135,7 @@ def parse_replicas(value: Any) -> Any:
     raise ValueError("expected auto, or a number of engines from 1 to 1000")
 
 
-Replicas = Annotated[int | Literal["auto"], BeforeValidator(parse_replicas)]
+Replicas = Annotated[int | str, BeforeValidator(parse_replicas)]
 
 
 class SettingsGroup(BaseModel):

@@ -48,6 +48,7 @@ from lora_serve.core.setting_groups.http import (
 )
 from lora_serve.core.setting_groups.model import ServedModelSettings, name_of_model
 from lora_serve.core.setting_groups.operation import AccountingSettings, ObservabilitySettings, OperationSettings
+from lora_serve.core.setting_groups.overflow import OverflowSettings
 from lora_serve.core.vllm.taking import VLLM_KEYS, add_vllm_flags, as_vllm_reads, parsed_keys, taken
 from lora_serve.core.web_origin import parse_name, parse_origin
 
@@ -56,7 +57,7 @@ _HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _MAX_MESSAGE = 400  # characters of what is said of one value
 MAX_FILE_BYTES = 2**20
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # what vLLM reads where no --api-key is given
-SECRETS = ("admin_key", "api_key", "redis_url", "otlp_traces_endpoint")
+SECRETS = ("admin_key", "api_key", "redis_url", "otlp_traces_endpoint", "overflow", "overflow_api_key")
 
 
 class Settings(
@@ -68,6 +69,7 @@ class Settings(
     GrammarSettings,
     RequestLimitSettings,
     AccountingSettings,
+    OverflowSettings,
     BrowserSettings,
     AccessSettings,
     FleetSettings,
@@ -141,7 +143,7 @@ class Settings(
         )
 
     def fleet_slice(self) -> FleetConfig:
-        replicas = None if self.replicas == "auto" else self.replicas
+        replicas = self.replicas if isinstance(self.replicas, int) else None  # auto
         most = replicas or self.max_replicas or 1
         num_gpus = float(self.device == "cuda") if self.num_gpus is None else self.num_gpus
         return FleetConfig(

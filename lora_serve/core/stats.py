@@ -198,7 +198,7 @@ class EngineStats:
     num_step_tokens: int = 0  # in all of them
     num_waiting_tokens: int = 0  # of the prompts of all requests, that are still to be computed
     num_running_tokens: int = 0  # of running rows, that are computed
-    replicas: tuple[ReplicaStats, ...] = ()  # empty: the server has one engine, and these are its figures
+    replicas: tuple[ReplicaStats, ...] | None = None  # None: the server has one engine, and no fleet
     num_replicas_lost: int = 0  # since the server's start; others took their places
 
 
@@ -209,6 +209,7 @@ class ReplicaState(enum.StrEnum):
     READY = "ready"
     DRAINING = "draining"  # it gets no new request
     REFUSED = "refused"  # it does not belong to this fleet: another model, another version of this program
+    LOST = "lost"  # it has ended, or does not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +219,10 @@ class ReplicaStats:
     replica: str  # a random name that no replica before it had
     node: str  # the machine's address
     state: ReplicaState
-    reason: str = ""  # why it is draining or refused
+    reason: str = ""  # for any state but READY, in words
     version: str = ""  # of this program
     fingerprint: str = ""  # ModelSpec.fingerprint of its base model
     age: float = 0.0  # seconds since its start
     num_requests: int = 0  # that this server has sent it and that have not ended
-    num_servers: int = 1  # that send it requests: this one, and others
+    num_servers: int = 1  # that send it requests, this one among them
     stats: EngineStats | None = None  # None: it has told none yet

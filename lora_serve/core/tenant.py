@@ -58,6 +58,7 @@ class Tenant:
     quota: Quota = NO_LIMITS
     may_use_base: bool = True
     created: float = 0.0  # Unix seconds
+    offload: bool = True  # neighbours may compute answers for it, and with its adapters
 
 
 @dataclass(frozen=True, slots=True)

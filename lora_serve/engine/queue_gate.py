@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import QueueFullError, TenantQueueFullError
 from lora_serve.core.request import InferenceRequest
+from lora_serve.engine.wait_forecast import WaitForecast
 
 _MEMORY = 5.0  # seconds of waiting after which an observation weighs 1/e
 _UNKNOWN = 1.0  # seconds, while no request has left the queue yet
@@ -92,6 +93,7 @@ class QueueGate:
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}  # by request id
         self._all = WaitingLine(clock())
+        self.forecast: WaitForecast | None = None  # None: nobody asks for it
         self._lines: dict[str, WaitingLine] = {}  # by account and WaitingLimit, only those with waiting requests
 
     @property
@@ -109,6 +111,15 @@ class QueueGate:
     def check(self) -> None:
         """Raises QueueFullError if not even the smallest request may enter: cheap, called before a body is read."""
         self._check_all(1, 1, self._clock())
+
+    def predicted_wait(self, requests: Sequence[InferenceRequest]) -> float:
+        """The seconds until these requests would start, if they came now; infinity if they would be refused."""
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        if any(_excess(self._all, len(requests), num_tokens, self._limits.max_requests, self._limits.max_tokens)):
+            return math.inf
+        if self.forecast is None:
+            return 0.0
+        return self.forecast.seconds(self._all.num_requests, self._all.num_tokens, self._clock())
 
     def enter(
         self,
@@ -137,6 +148,8 @@ class QueueGate:
         for request in fresh:
             names, num_tokens = (_account(request), *(limit.name for limit in lines)), len(request.prompt_token_ids)
             self._waiting[request.request_id] = _Waiting(names, num_tokens, on_start)
+            if self.forecast is not None and self._all.num_requests == 0:
+                self.forecast.begin(now)
             self._all.add(num_tokens, now)
             for name in names:
                 self._lines.setdefault(name, WaitingLine(now)).add(num_tokens, now)
@@ -144,17 +157,25 @@ class QueueGate:
     def start(self, request_id: str) -> None:
         """Notes that a request's first tokens are in a step, so it waits no longer."""
         waiting = self._waiting.get(request_id)
+        if waiting is None:
+            return
         self.leave(request_id)
-        if waiting is not None and waiting.on_start is not None:
+        if self.forecast is not None:
+            self.forecast.started(request_id, self._clock())
+        if waiting.on_start is not None:
             waiting.on_start(request_id)
 
     def leave(self, request_id: str) -> None:
-        """Ends the wait of a request; an unknown id has left already."""
+        """Ends the wait of a request; one that waits no longer has ended."""
         waiting = self._waiting.pop(request_id, None)
-        if waiting is None:
-            return
         now = self._clock()
+        if waiting is None:
+            if self.forecast is not None:
+                self.forecast.ended(request_id, now)
+            return
         self._all.remove(waiting.num_tokens, now)
+        if self.forecast is not None:
+            self.forecast.left(waiting.num_tokens, now, others_wait=self._all.num_requests > 0)
         for name in waiting.lines:
             line = self._lines[name]
             line.remove(waiting.num_tokens, now)

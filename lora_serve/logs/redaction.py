@@ -77,6 +77,7 @@ def redaction_for(settings: Settings) -> Redaction:
     """Shows nothing in place of keys and passwords."""
     secrets = [
         settings.admin_key or "",
+        settings.overflow_api_key or "",
         *settings.api_key,
         *passwords_in(settings.redis_url, settings.otlp_traces_endpoint),
     ]

@@ -27,7 +27,7 @@ def make_adapters(
     root = model_root(cache, shape, seed) / f"rank{'-'.join(map(str, ranks))}"
     folders = {f"{tenant}/a{index:04d}": root / f"a{index:04d}" for index in range(count)}
     missing = [(index, folder) for index, folder in enumerate(folders.values()) if not folder.exists()]
-    sizes = _linear_sizes(model) if missing else {}
+    sizes = linear_sizes(model) if missing else {}
     for index, folder in missing:
         rank, own_seed = ranks[index % len(ranks)], seed * 1_000_003 + index + 1
         into_place(folder, lambda target, rank=rank, own=own_seed: write_adapter(target, sizes, rank, own))  # type: ignore[misc]
@@ -62,6 +62,7 @@ def _config(rank: int) -> dict[str, object]:
     }
 
 
-def _linear_sizes(model: Path) -> dict[str, tuple[int, int]]:
+def linear_sizes(model: Path) -> dict[str, tuple[int, int]]:
+    """Module path -> (out_features, in_features) of the layers that adapters of `write_adapter` change."""
     linears = ((name, part) for name, part in empty_network(model).named_modules() if isinstance(part, nn.Linear))
     return {name: (part.out_features, part.in_features) for name, part in linears if name.endswith(LORA_TARGETS)}

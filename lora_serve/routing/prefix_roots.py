@@ -45,7 +45,7 @@ def prefix_roots(request: InferenceRequest, key: bytes) -> tuple[int, ...]:
 
 
 class RecentRoots:
-    """The roots that a replica has computed last: its host adds a request's once its prompt is computed."""
+    """The last roots of a replica: its host adds a request's once its prompt is computed."""
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
@@ -58,6 +58,9 @@ class RecentRoots:
             self._roots.move_to_end(root)
         while len(self._roots) > self._most:
             self._roots.popitem(last=False)
+
+    def __contains__(self, root: int) -> bool:
+        return root in self._roots
 
     @property
     def roots(self) -> tuple[int, ...]:

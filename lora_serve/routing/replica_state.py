@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable
 
 from lora_serve.core.replica_report import ReplicaReport
+from lora_serve.routing.prefix_roots import RecentRoots
 from lora_serve.routing.routed_request import RoutedRequest
 
 
@@ -31,7 +32,8 @@ class ReplicaState:
         self._others_requests = 0
         self._others_tokens = 0
         self._tiers: dict[str, Tier] = {}
-        self._roots: set[int] = set()
+        self._roots: frozenset[int] = frozenset()
+        self._sent_roots = RecentRoots()  # since the report
 
     @property
     def num_requests(self) -> int:
@@ -49,7 +51,7 @@ class ReplicaState:
 
     def num_known_roots(self, roots: Iterable[int]) -> int:
         """The number of a prompt's beginnings that it has probably computed."""
-        return sum(root in self._roots for root in roots)
+        return sum(root in self._roots or root in self._sent_roots for root in roots)
 
     def take(self, report: ReplicaReport) -> None:
         """Takes in a report, unless a later one came first."""
@@ -57,7 +59,8 @@ class ReplicaState:
             return
         self.report = report
         self._tiers = _tiers_of(report)
-        self._roots = set(report.prefix_roots)
+        self._roots = frozenset(report.prefix_roots)
+        self._sent_roots = RecentRoots()
         for request in self._open.values():  # the report may be older than they are
             self._note(request)
         self._others_requests = max(0, report.num_running + report.num_waiting - len(self._open))
@@ -85,7 +88,7 @@ class ReplicaState:
         """What the replica will have because of a request."""
         for digest in request.digests:
             self._tiers.setdefault(digest, Tier.LOADING)
-        self._roots.update(request.roots)
+        self._sent_roots.add(request.roots)
 
 
 def _tiers_of(report: ReplicaReport) -> dict[str, Tier]:

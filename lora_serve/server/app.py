@@ -36,6 +36,8 @@ def build_app(services: Services) -> web.Application:
     app[PROBED] = {}
     app[WRONG_KEYS] = WrongKeys(services.config.attempts.wrong_keys)
     app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching, probing))
+    if services.overflow is not None:
+        app.cleanup_ctx.append(_asking_neighbours)
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(guard.add_headers)
     for ending in ("", "/"):  # as vLLM's framework, which leads `/v1/models/` to `/v1/models`
@@ -45,4 +47,11 @@ def build_app(services: Services) -> web.Application:
 
 async def _reconciling(app: web.Application) -> AsyncIterator[None]:
     async with Reconciler(app[SERVICES]).running():
+        yield
+
+
+async def _asking_neighbours(app: web.Application) -> AsyncIterator[None]:
+    overflow = app[SERVICES].overflow
+    assert overflow is not None
+    async with overflow.running():
         yield

@@ -49,6 +49,7 @@ class RequestContext:
     adapters: AdapterSet | None = None  # that answer
     active: tuple[str, ...] = ()  # see `AdapterSet.activity`
     fell_back: OnCold | None = None  # `base` or `previous`: `adapters` answer for others that were cold
+    served_by: str = ""  # the neighbour that computed the answer, or some of its rows; empty: this server
     timings: Timings | None = None  # the slowest of the request's rows, part by part
     decode: float | None = None  # seconds after the first token
     num_prompt_tokens: int = 0
@@ -81,11 +82,13 @@ class RequestContext:
 
         `-` and None: nobody, nothing, or not yet. Never a prompt, never a key.
         """
+        elsewhere = {"served_by": self.served_by} if self.served_by else {}
         return {
             "request_id": self.request_id,
             "tenant": self.caller.tenant if self.caller else "-",
             "adapter": self.adapters.label if self.adapters else "-",
             "digest": "+".join(self.adapters.digests) if self.adapters else None,
+            **elsewhere,
         }
 
 
@@ -111,6 +114,8 @@ def _own_headers(context: RequestContext) -> dict[str, str]:
     headers = {"X-Request-Id": context.request_id}
     if context.adapters is not None:
         headers |= _adapter_headers(context.adapters, context)
+    if context.served_by:
+        headers["X-Served-By"] = context.served_by
     for unit, state in context.rate_limits.items():
         # https://platform.openai.com/docs/guides/rate-limits
         headers[f"x-ratelimit-limit-{unit}"] = str(state.limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,7 @@ class Lifecycle:
         self.state = ServerState.STARTING
         self.reason = "The server is warming up."
         self.num_inside = 0
+        self.engine_since = time.monotonic()  # when the engine's start began
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -35,7 +37,8 @@ class Lifecycle:
             self.state, self.reason = ServerState.READY, ""
 
     def restarting(self) -> None:
-        """The engine is lost and another one is being started. Nothing happens while the server drains."""
+        """The engine is lost and another one is being started. A server that drains does so all the same."""
+        self.engine_since = time.monotonic()
         if self.state is ServerState.READY:
             self.state = ServerState.STARTING
         if self.state is ServerState.STARTING:

@@ -9,6 +9,7 @@ from lora_serve.server.admin import (
     adapters,
     audit,
     engine,
+    fleet,
     keys,
     metadata,
     registration,
@@ -56,6 +57,7 @@ from lora_serve.server.schemas.queries import (
     AdaptersQuery,
     AuditQuery,
     DeletionQuery,
+    FleetQuery,
     PageQuery,
     UploadFields,
     UsageQuery,
@@ -234,4 +236,5 @@ TABLE = RouteTable(
     Route("GET", "/admin/audit", _OWN, audit.get_audit, query=AuditQuery, answer=cards.AuditPage),
     Route("GET", "/admin/engine", _ADMIN, engine.get_engine, answer=cards.EngineCard),
     Route("PUT", "/admin/engine", _ADMIN, engine.put_engine, LimitFields, answer=cards.EngineCard),
+    Route("GET", "/admin/fleet", _ADMIN, fleet.get_fleet, query=FleetQuery, answer=cards.Fleet),
 )

@@ -25,6 +25,7 @@ from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.background.tasks import BackgroundTasks, Call
 from lora_serve.server.lifecycle import Lifecycle
+from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.audit.log import AuditLog
@@ -79,6 +80,7 @@ class Services:
     quotas: Quotas = field(default_factory=Quotas)
     meter: Meter = field(default_factory=lambda: Meter(None))  # the default: in memory only
     templates: AdapterTemplates = field(default_factory=AdapterTemplates)
+    overflow: Overflow | None = None  # None: nothing leaves this server
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))  # the default: nothing is kept
 
     async def edit(self, change: Call[T], name: str) -> T:

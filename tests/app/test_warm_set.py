@@ -135,6 +135,16 @@ async def test_pinned_adapters_keep_their_places(tmp_path: Path, engine: MockEng
     assert warmed(engine) == [("a", "device")]
 
 
+async def test_fleet_has_room_for_what_its_replicas_hold_together(
+    tmp_path: Path, engine: MockEngineClient, catalog: Catalog
+) -> None:
+    engine.replicas = ("r1", "r2", "r3")
+    write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("bacd"), digests("ef")))
+    catalog.set_pinned("b", True)
+    await run_once(keeper(engine, catalog, tmp_path, max_loras=2, max_cpu_loras=1))
+    assert warmed(engine) == [("a", "device"), ("c", "device"), ("d", "device")]
+
+
 async def test_adapter_that_cannot_be_loaded_does_not_stop_the_start(
     tmp_path: Path, engine: MockEngineClient, catalog: Catalog, caplog: pytest.LogCaptureFixture
 ) -> None:

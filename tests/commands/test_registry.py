@@ -18,8 +18,9 @@ from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.maintenance.registries import open_registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.cli import main
+from lora_serve.commands.server_process import free_port
 from tests.commands.conftest import Ended
-from tests.redis_server import RedisServer, free_port
+from tests.redis_server import RedisServer
 from tests.registries import at, blob, content, corrupt, fill, put
 
 Registry = Callable[..., Ended]

@@ -25,6 +25,9 @@ async def test_tenant_lives_by_the_commands(run: Run) -> None:
     shown = (await run("tenants", "show", "acme", "--json")).document
     assert shown["quota"] == {"max_running": 4, "max_stored_bytes": 10 * 2**20}
     assert not shown["may_use_base"]
+    assert shown["offload"]
+    assert (await run("tenants", "set", "acme", "--no-offload")).code == 0
+    assert not (await run("tenants", "show", "acme", "--json")).document["offload"]
     assert (await run("tenants", "set", "acme", "--base", "--max-running", "none", "--max-queued", "7")).code == 0
     assert (await run("tenants", "set", "acme", "--registrations-per-minute", "30")).code == 0
     shown = (await run("tenants", "show", "acme", "--json")).document
@@ -33,7 +36,7 @@ async def test_tenant_lives_by_the_commands(run: Run) -> None:
     shown = (await run("tenants", "show", "acme", "--json")).document
     assert (shown["may_use_base"], shown["quota"]) == (True, {"max_queued": 7, "max_stored_bytes": 10 * 2**20})
     table = (await run("tenants", "list")).out
-    assert re.search(r"acme +yes +0 +0 .* max queued 7, max stored bytes 10485760", table)
+    assert re.search(r"acme +yes +no +0 +0 .* max queued 7, max stored bytes 10485760", table)
     gone = await run("tenants", "delete", "acme", "--yes")
     assert gone.out == "tenant acme deleted, with 0 adapters\n"
     assert (await run("tenants", "list", "--json")).document["data"] == []

@@ -30,6 +30,7 @@ from lora_serve.adapters.sources.intake import Progress, no_progress
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.sources.timeouts import Timeouts
+from lora_serve.commands.server_process import free_port
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,
@@ -39,7 +40,6 @@ from lora_serve.core.errors import (
 )
 from tests.fake_hub import COMMIT, FakeHub
 from tests.http_thread import break_off, serving
-from tests.own_redis import free_port, own_redis
 
 CONFIG, WEIGHTS, TOKENIZER = "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"
 FILES = {CONFIG: b'{"r": 1}', WEIGHTS: Random(0).randbytes(2_560_000), TOKENIZER: b'{"added_tokens": []}'}
@@ -645,17 +645,10 @@ class RedisPlace(Place):
         return RedisKeySource(f"redis://:secret@127.0.0.1:{free_port()}/0"), "redis://adapter"
 
 
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with own_redis(tmp_path_factory.mktemp("redis")) as url:
-        yield url
-
-
 class TestRedisKey(AdapterSourceContract):
     @pytest.fixture
     def place(self, redis_url: str) -> Iterator[RedisPlace]:
         place = RedisPlace(redis_url)
-        place.client.flushdb()
         yield place
         place.client.close()
 

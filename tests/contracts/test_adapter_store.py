@@ -18,8 +18,8 @@ from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.redis import CHUNK_BYTES, RedisStore
 from lora_serve.adapters.stores.tiered import TieredStore
+from lora_serve.commands.server_process import free_port
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
-from tests.redis_server import free_port
 
 CONFIG, WEIGHTS, TOKENS = "adapter_config.json", "adapter_model.safetensors", "lora_serve_added_tokens.json"
 

@@ -21,7 +21,7 @@ every_router = pytest.mark.parametrize("name", NAMES)
 
 
 def test_files_of_the_folder_are_the_routers() -> None:
-    assert router_names() == NAMES == ["affinity", "hash", "least_loaded", "two_choices"]
+    assert router_names() == NAMES
 
 
 def test_new_file_in_the_folder_is_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ GUESSES = st.dictionaries(
     )
 )
 SPECULATION = objects_of(SpeculationStats, adapters=GUESSES, mode=st.just("auto"))
-ENGINES = objects_of(EngineStats, speculation=SPECULATION, replicas=st.just(()), num_replicas_lost=st.just(0))
+ENGINES = objects_of(EngineStats, speculation=SPECULATION, replicas=st.none(), num_replicas_lost=st.just(0))
 
 
 def replica(name: str, stats: EngineStats | None = None, state: ReplicaState = ReplicaState.READY) -> ReplicaStats:

@@ -13,6 +13,7 @@ from tests.deploy.rendering import Rendered
 SECRETS = {
     "LORA_SERVE_ADMIN_KEY": "a-long-enough-secret",
     "LORA_SERVE_API_KEY": "another-long-secret",
+    "LORA_SERVE_OVERFLOW_API_KEY": "a-key-of-the-neighbour",
     "LORA_SERVE_REDIS_URL": "rediss://user:word@redis.example.org:6380/0",
 }
 

@@ -39,7 +39,10 @@ MORE: dict[str, dict[str, Any]] = {
             "tenant_weight": ["acme=2", "lumen=1"],
             "adapter_tenant_floor": 0.25,
             "adapter_host_memory": "4GiB",
-        }
+            "overflow": "gpu=http://10.0.0.7:8000",
+            "overflow_model_map": ["acme/*=*", "base=big"],
+        },
+        "secret": {"name": "keys", "overflowKey": "neighbours"},
     },
     "fleet": PLAIN
     | {

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
+from lora_serve.commands.server_process import free_port
 from tests.deploy.rendering import Rendered
-from tests.redis_server import free_port
 
 PASSWORD = "0123456789abcdef"
 

@@ -18,9 +18,9 @@ from tests.deploy.rendering import CHART, DEPLOY, NAMES, ROOT, Rendered
 
 # What the chart sets itself; the rest may stand in `settings`.
 OWN = {
-    "admin_key", "api_key", "redis_url", "config", "model", "served_model_name", "host", "port", "store", "engine",
-    "shutdown_timeout", "ssl_certfile", "ssl_keyfile", "replicas", "max_replicas", "cpus_per_replica", "num_gpus",
-    "ray_address", "fleet_name",
+    "admin_key", "api_key", "overflow_api_key", "redis_url", "config", "model", "served_model_name", "host", "port",
+    "store", "engine", "shutdown_timeout", "ssl_certfile", "ssl_keyfile", "replicas", "max_replicas",
+    "cpus_per_replica", "num_gpus", "ray_address", "fleet_name",
 }  # fmt: skip
 
 
@@ -46,6 +46,9 @@ def test_values_of_settings_arrive_as_they_were_given(
     assert found.tenant_weight == (("acme", 2.0), ("lumen", 1.0))
     assert found.adapter_tenant_floor == 0.25
     assert found.adapter_host_memory == 4 * 2**30
+    overflow = found.overflow_slice()
+    assert (overflow.neighbours, overflow.api_key) == ((("gpu", "http://10.0.0.7:8000"),), "a-key-of-the-neighbour")
+    assert overflow.model_map == (("acme/*", "*"), ("base", "big"))
 
 
 def test_more_flags_win_over_settings_and_tls_is_on(

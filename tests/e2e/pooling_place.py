@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, KEY
 from tests.e2e.plain_http import call
+from tests.engine_choice import EngineHost
 from tests.pooling_models import load_adapter_alone, load_base, pooled, save_pooling_adapter, save_pooling_model
 from tests.text.tiny_tokenizer import CORPUS, bert_tokenizer
 
@@ -49,14 +50,13 @@ class Place:
         return output.logits[0] if self._task == "classify" else pooled(output.last_hidden_state[0], "mean")
 
 
-def serving(place: Place, *more: str) -> Iterator[ServerProcess]:
+def serving(host: EngineHost, place: Place) -> Iterator[ServerProcess]:
     """A server of the model, on which the adapters are registered by the admin API."""
     arguments = [
         "--model", str(place.model), "--served-model-name", "tiny", "--admin-key", KEY,
-        "--store", str(place.root / "store"), "--adapter-root", str(place.root), "--max-loras", "2", *more,
+        "--store", str(place.root / "store"), "--adapter-root", str(place.root), "--max-loras", "2",
     ]  # fmt: skip
-    with ServerProcess(arguments, place.root / "log") as process:
-        process.wait_until_ready(90)
+    with host.serving(arguments, place.root / "log") as process:
         for name, folder in place.adapters.items():
             metadata = {"labels": LABELS} if name == NAMES[0] else {}
             body = {"id": name, "source": str(folder), "metadata": metadata}

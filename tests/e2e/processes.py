@@ -36,6 +36,11 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def descendants_of(pid: int) -> list[int]:
+    children = children_of(pid)
+    return children + [one for child in children for one in descendants_of(child)]
+
+
 def eventually(is_so: Callable[[], bool], words: str) -> None:
     """Wait until it is so."""
     deadline = time.monotonic() + PATIENCE

@@ -60,7 +60,7 @@ def ask(server: ServerProcess, ids: list[int] | list[list[int]], **fields: Any) 
         "prompt": ids, "max_tokens": 8, "temperature": 0, "logprobs": 1, "ignore_eos": True,
         "return_tokens_as_token_ids": True, **fields,
     }  # fmt: skip
-    return call(f"{server.url}/v1/completions", body)
+    return call(f"{server.url}/v1/completions", body, ADMIN)
 
 
 def tokens_of(reply: Reply, choice: int = 0) -> list[int]:

@@ -12,6 +12,7 @@ import pytest
 from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.plain_http import call
 from tests.e2e.pooling_place import LABELS, NAMES, TEXTS, TOLERANCE, Place, serving
+from tests.engine_choice import EngineHost
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def server(place: Place) -> Iterator[ServerProcess]:
-    yield from serving(place)
+def server(engine_host: EngineHost, place: Place) -> Iterator[ServerProcess]:
+    yield from serving(engine_host, place)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ import pytest
 from lora_serve.commands.server_process import HOST, ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
-from tests.e2e.processes import PATIENCE, eventually
+from tests.e2e.processes import eventually
 from tests.tiers import mostly_nightly
 
 pytestmark = pytest.mark.timeout(300)
@@ -51,11 +51,9 @@ CLIENTS_KEY = "key-of-all-clients"
 def guarded(site: Site) -> Iterator[ServerProcess]:
     """Wants keys, as one of its flags of vLLM's says, and may open few files."""
     vllm = ["--enable-lora", "--uvicorn-log-level", "info", "--tensor-parallel-size", "1", "--api-key", CLIENTS_KEY]
-    arguments = site.arguments("guarded", "--warmup", "off", *vllm, "--keep-alive-timeout", "600")
-    process = ServerProcess(arguments, site.root / "guarded-log")
-    process._arguments[:0] = ["/bin/sh", "-c", f'ulimit -n {MAX_DESCRIPTORS}; exec "$0" "$@"']
-    with process:
-        process.wait_until_ready(PATIENCE)
+    wrapper = ["/bin/sh", "-c", f'ulimit -n {MAX_DESCRIPTORS}; exec "$0" "$@"']
+    flags = "--warmup", "off", *vllm, "--keep-alive-timeout", "600"
+    with site.serving("guarded", *flags, wrapper=wrapper) as process:
         yield process
 
 

@@ -15,6 +15,7 @@ from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN
 from tests.e2e.plain_http import call
 from tests.e2e.pooling_place import MAX_LENGTH, NAMES, TEXTS, TOLERANCE, Place, serving
+from tests.engine_choice import EngineHost
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +24,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def server(place: Place) -> Iterator[ServerProcess]:
-    yield from serving(place)
+def server(engine_host: EngineHost, place: Place) -> Iterator[ServerProcess]:
+    yield from serving(engine_host, place)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ sys.exit(main(sys.argv[1:]))
 class HttpsServer(ServerProcess):
     """As its parent, behind a certificate of an authority that only we know."""
 
-    def __init__(self, arguments: list[str], log: Path, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, arguments: list[str], log: Path) -> None:
         super().__init__(arguments, log)
         self.url = f"https://{HOST}:{self.port}"
         self._context = context
@@ -50,8 +51,8 @@ def test_server_speaks_https_and_takes_a_renewed_certificate_on_sighup(site: Sit
     files = make_certificate(tmp_path / "tls")
     flags = ["--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key)]
     context = files.client_context()
-    with HttpsServer([*site.arguments("https"), *flags], tmp_path / "log", context) as server:
-        server.wait_until_ready(600)
+    make = partial(HttpsServer, context)
+    with site.host.serving(site.arguments("https", *flags), tmp_path / "log", make=make) as server:
         with (
             DefaultHttpxClient(verify=context) as transport,
             OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=transport, timeout=300) as client,

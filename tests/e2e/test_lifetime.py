@@ -22,8 +22,7 @@ from tests.e2e.plain_http import call
 def test_acknowledged_registrations_survive_kill_minus_nine(site: Site) -> None:
     folders = [save_sibling(site.adapters["acme/a"], site.root / "kill" / str(i), 1000 + i) for i in range(60)]
     acknowledged: list[str] = []
-    with ServerProcess(site.arguments("kill-store", "--warmup", "off"), site.root / "kill-log") as process:
-        process.wait_until_ready(90)
+    with site.serving("kill", "--warmup", "off") as process:
 
         def register() -> None:
             for index, folder in enumerate(folders):
@@ -41,8 +40,7 @@ def test_acknowledged_registrations_survive_kill_minus_nine(site: Site) -> None:
         process.wait()
         thread.join()
     assert 12 <= len(acknowledged) < 60, "the kill must hit the middle of the registrations"
-    with ServerProcess(site.arguments("kill-store", "--warmup", "off"), site.root / "kill-log") as process:
-        process.wait_until_ready(90)
+    with site.serving("kill", "--warmup", "off") as process:
         listed = {card["id"] for card in call(f"{process.url}/v1/models").json["data"]}
         assert set(acknowledged) <= listed
         for name in listed - {"tiny"}:
@@ -70,4 +68,4 @@ def test_wrong_start_exits_with_two_and_names_the_flag(arguments: list[str], wor
 
 
 def test_commands_find_a_running_server_by_themselves(site: Site, server: ServerProcess) -> None:
-    assert (server.url, str(site.root / "store")) in {(note.url, note.store) for note in running_servers()}
+    assert (server.url, str(site.store("store"))) in {(note.url, note.store) for note in running_servers()}

@@ -7,17 +7,17 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lora_serve.commands.server_process import HOST, ServerProcess
+from tests.e2e.answers import metric
 from tests.e2e.conftest import Site
 from tests.e2e.plain_http import call
-from tests.e2e.processes import PATIENCE, engine_of, eventually, is_alive
+from tests.e2e.processes import children_of, eventually, is_alive
 from tests.tiers import mostly_nightly
 
 pytestmark = pytest.mark.timeout(300)
@@ -63,16 +63,10 @@ def entries_of(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@contextmanager
-def logging_to(log: Path, site: Site, name: str, *flags: str, closed: bool = False) -> Iterator[ServerProcess]:
+def logging_to(log: Path, site: Site, name: str, closed: bool = False) -> AbstractContextManager[ServerProcess]:
     """`closed`: the server's standard streams."""
-    arguments = [*site.arguments(name, "--warmup", "off", "--log-format", "json"), *flags]
-    process = ServerProcess(arguments, log)
-    if closed:
-        process._arguments[:0] = ["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-']
-    with process:
-        process.wait_until_ready(PATIENCE)
-        yield process
+    wrapper = ["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-'] if closed else []
+    return site.serving(name, "--warmup", "off", "--log-format", "json", log=log, wrapper=wrapper)
 
 
 def seconds_of_each(process: ServerProcess, count: int) -> list[float]:
@@ -95,11 +89,6 @@ def complete(process: ServerProcess) -> int:
     return call(f"{process.url}/v1/completions", body).status
 
 
-def metric(process: ServerProcess, name: str) -> float:
-    lines = call(f"{process.url}/metrics").text.splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
-
-
 def exit_code(process: ServerProcess) -> int:
     """SIGTERM, once; well within what --shutdown-timeout and the last resort would take."""
     start = time.monotonic()
@@ -109,11 +98,11 @@ def exit_code(process: ServerProcess) -> int:
     return process.wait()
 
 
-@pytest.mark.parametrize("engine", mostly_nightly(["thread", "process"], "thread"))
-def test_log_pipe_that_nobody_reads_delays_no_answer_and_no_end(site: Site, tmp_path: Path, engine: str) -> None:
+@pytest.mark.engines("thread", nightly=["process"])
+def test_log_pipe_that_nobody_reads_delays_no_answer_and_no_end(site: Site, tmp_path: Path) -> None:
     pipe = UnreadPipe(tmp_path / "log")
-    with logging_to(pipe.path, site, f"unread-{engine}", "--engine", engine) as process:
-        children = [engine_of(process.pid)] if engine == "process" else []
+    with logging_to(pipe.path, site, "unread") as process:
+        children = children_of(process.pid)
         seconds = seconds_of_each(process, NUM_REQUESTS)
         assert seconds[len(seconds) * 99 // 100] < SLOWEST
         assert complete(process) == 200

@@ -16,6 +16,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, NAMES, Site
+from tests.engine_choice import EngineHost
 from tests.oracle import load_peft, logprobs_with_peft
 
 MODELS = ("tiny", *NAMES)
@@ -102,7 +103,9 @@ def test_streaming_gives_the_same_text_as_not_streaming(openai: OpenAI, model: s
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
 
 
-async def test_sixty_four_users_get_their_own_adapters_answers(server: ServerProcess, oracle: Any) -> None:
+async def test_sixty_four_users_get_their_own_adapters_answers(
+    server: ServerProcess, engine_host: EngineHost, oracle: Any
+) -> None:
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=90) as client:
         asks = [(MODELS[user % len(MODELS)], prompt(3 + user % 30, user)) for user in range(64)]
         answers = await asyncio.gather(
@@ -112,7 +115,7 @@ async def test_sixty_four_users_get_their_own_adapters_answers(server: ServerPro
         check_with_peft(oracle, model, ids, answer.choices[0])
     async with aiohttp.ClientSession(server.url, headers=ADMIN) as session:
         engine = await (await session.get("/admin/engine")).json()
-    assert max(batch["num_adapters"] for batch in engine["recent_batches"]) == len(NAMES)
+    assert max(batch["num_adapters"] for batch in engine["recent_batches"]) >= len(NAMES) / engine_host.num_engines
 
 
 async def test_cancelled_stream_frees_its_row_within_a_second(server: ServerProcess) -> None:

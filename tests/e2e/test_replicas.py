@@ -2,74 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from lora_serve.commands.server_process import ServerProcess
-from tests.e2e.conftest import ADMIN, Site
+from tests.e2e.conftest import ADMIN, Pair
 from tests.e2e.merged import save_sibling
-from tests.redis_server import RedisServer
 
 NUMBERS = itertools.count(100)
 PROMPT = "Dear customer"
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Servers A and B, their Redis, and fresh adapters of the tiny model."""
-
-    a: str
-    b: str
-    redis: RedisServer
-    site: Site
-
-    def fresh(self) -> Path:
-        """A folder whose content no server has seen."""
-        number = next(NUMBERS)
-        template = next(iter(self.site.adapters.values()))
-        return save_sibling(template, self.site.root / "fresh" / str(number), number)
-
-    def bytes_on_disk(self, hexadecimal: str) -> list[Path]:
-        return list(self.site.root.glob(f"replica-*/**/{hexadecimal}*"))
-
-    def keys_in_redis(self, hexadecimal: str) -> list[bytes]:
-        with self.redis.client() as client:
-            return list(client.scan_iter(match=f"*{hexadecimal}*"))
+def fresh(pair: Pair) -> Path:
+    """A folder whose content no server has seen."""
+    number = next(NUMBERS)
+    template = next(iter(pair.site.adapters.values()))
+    return save_sibling(template, pair.site.root / "fresh" / str(number), number)
 
 
-@pytest.fixture(scope="module")
-def pair(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    redis = RedisServer(tmp_path_factory.mktemp("redis"), append_only=True)
-    redis.start()
-    arguments = [site.arguments(f"replica-{name}", "--redis-url", redis.url) for name in "ab"]
-    try:
-        with (
-            ServerProcess(arguments[0], site.root / "log-a") as a,
-            ServerProcess(arguments[1], site.root / "log-b") as b,
-        ):
-            a.wait_until_ready(90)
-            b.wait_until_ready(90)
-            yield Pair(a.url, b.url, redis, site)
-    finally:
-        redis.stop()
+def bytes_on_disk(pair: Pair, hexadecimal: str) -> list[Path]:
+    return [path for store in pair.stores for path in store.glob(f"**/{hexadecimal}*")]
+
+
+def keys_in_redis(pair: Pair, hexadecimal: str) -> list[bytes]:
+    with pair.redis.client() as client:
+        return list(client.scan_iter(match=f"*{hexadecimal}*"))
 
 
 @pytest.fixture
 async def http() -> Iterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60), headers=ADMIN) as session:
         yield session
 
 
 async def register(http: aiohttp.ClientSession, url: str, name: str, folder: Path) -> str:
     """The digest."""
-    async with http.post(f"{url}/admin/adapters", json={"id": name, "source": str(folder)}, headers=ADMIN) as answer:
+    async with http.post(f"{url}/admin/adapters", json={"id": name, "source": str(folder)}) as answer:
         assert answer.status in (200, 201), await answer.text()
         return str((await answer.json())["digest"])
 
@@ -96,38 +70,64 @@ async def served(http: aiohttp.ClientSession, url: str, name: str, digest: str |
 async def test_registered_on_one_is_served_by_the_other_within_two_seconds(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
-    digest = await register(http, pair.a, "acme/first", pair.fresh())
-    theirs = await served(http, pair.b, "acme/first", digest, 2)
-    assert theirs == (await ask(http, pair.a, "acme/first"))[2]
-    assert theirs != (await ask(http, pair.b, "tiny"))[2]
+    digest = await register(http, pair.one.url, "acme/first", fresh(pair))
+    theirs = await served(http, pair.other.url, "acme/first", digest, 2)
+    assert theirs == (await ask(http, pair.one.url, "acme/first"))[2]
+    assert theirs != (await ask(http, pair.other.url, "tiny"))[2]
 
 
 async def test_new_version_and_rollback_reach_both_and_running_streams_end_as_they_began(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
     name = "acme/moving"
-    first = await register(http, pair.a, name, pair.fresh())
-    old_text = await served(http, pair.b, name, first, 2)
+    first = await register(http, pair.one.url, name, fresh(pair))
+    old_text = await served(http, pair.other.url, name, first, 2)
     body = {"model": name, "prompt": PROMPT, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
-    async with http.post(f"{pair.b}/v1/completions", json=body) as stream:
+    async with http.post(f"{pair.other.url}/v1/completions", json=body) as stream:
         assert stream.headers["X-Adapter-Digest"] == first
-        second = await register(http, pair.a, name, pair.fresh())
-        await served(http, pair.b, name, second, 2)
+        second = await register(http, pair.one.url, name, fresh(pair))
+        await served(http, pair.other.url, name, second, 2)
         assert (await stream.read()).endswith(b"data: [DONE]\n\n")
-    async with http.post(f"{pair.b}/admin/adapters/{name}/rollback", headers=ADMIN) as answer:
+    async with http.post(f"{pair.other.url}/admin/adapters/{name}/rollback") as answer:
         assert answer.status == 200
-    assert await served(http, pair.a, name, first, 2) == old_text
+    assert await served(http, pair.one.url, name, first, 2) == old_text
+
+
+async def test_pin_on_one_holds_on_both_within_two_seconds_until_the_other_takes_it_back(
+    pair: Pair, http: aiohttp.ClientSession
+) -> None:
+    name = "acme/pinned"
+    digest = await register(http, pair.one.url, name, fresh(pair))
+    await served(http, pair.other.url, name, digest, 2)
+    for url, verb in ((pair.one.url, "pin"), (pair.other.url, "unpin")):
+        async with http.post(f"{url}/admin/adapters/{name}/{verb}") as answer:
+            assert answer.status == 200, await answer.text()
+        deadline = time.monotonic() + 2
+        while [await pins(http, process.url, name, digest) for process in (pair.one, pair.other)] != [
+            verb == "pin"
+        ] * 2:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+
+async def pins(http: aiohttp.ClientSession, url: str, name: str, digest: str) -> bool | None:
+    """What the card says of the pin; None while the engine does something else."""
+    async with http.get(f"{url}/admin/adapters/{name}") as answer:
+        is_pinned = bool((await answer.json())["pinned"])
+    async with http.get(f"{url}/admin/engine") as answer:
+        slots = (await answer.json())["slots"]
+    return is_pinned if is_pinned == any(slot["digest"] == digest and slot["pinned"] for slot in slots) else None
 
 
 async def test_canary_split_is_the_same_on_every_replica(pair: Pair, http: aiohttp.ClientSession) -> None:
     name = "acme/canary"
-    await register(http, pair.a, name, pair.fresh())
-    digest = await register(http, pair.a, name, pair.fresh())
+    await register(http, pair.one.url, name, fresh(pair))
+    digest = await register(http, pair.one.url, name, fresh(pair))
     route = {"version": 1, "canary": {"version": 2, "percent": 50}}
-    async with http.put(f"{pair.a}/admin/adapters/{name}/route", json=route, headers=ADMIN) as answer:
+    async with http.put(f"{pair.one.url}/admin/adapters/{name}/route", json=route) as answer:
         assert answer.status == 200
     sides = []
-    for url in (pair.a, pair.b):
+    for url in (pair.one.url, pair.other.url):
         await served(http, url, f"{name}@2", digest, 2)
         users = [f"user-{number}" for number in range(24)]
         sides.append([(await ask(http, url, name, user=user, max_tokens=1))[1] for user in users])
@@ -139,38 +139,38 @@ async def test_deleted_on_one_is_gone_everywhere_bytes_and_all_and_may_come_back
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
     name = "acme/gone"
-    digest = await register(http, pair.a, name, pair.fresh())
-    await served(http, pair.b, name, digest, 2)
-    assert pair.keys_in_redis(digest[7:])
-    assert len(pair.bytes_on_disk(digest[7:])) >= 2
+    digest = await register(http, pair.one.url, name, fresh(pair))
+    await served(http, pair.other.url, name, digest, 2)
+    assert keys_in_redis(pair, digest[7:])
+    assert len(bytes_on_disk(pair, digest[7:])) >= (1 if pair.site.host.is_shared else 2)
     body = {"model": name, "prompt": PROMPT, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
-    async with http.post(f"{pair.b}/v1/completions", json=body) as stream:
-        async with http.delete(f"{pair.a}/admin/adapters/{name}", headers=ADMIN) as answer:
+    async with http.post(f"{pair.other.url}/v1/completions", json=body) as stream:
+        async with http.delete(f"{pair.one.url}/admin/adapters/{name}") as answer:
             assert answer.status == 200
-        other = await register(http, pair.b, name, pair.fresh())
-        await served(http, pair.a, name, other, 2)
+        other = await register(http, pair.other.url, name, fresh(pair))
+        await served(http, pair.one.url, name, other, 2)
         assert (await stream.read()).endswith(b"data: [DONE]\n\n")
     deadline = time.monotonic() + 5
-    while pair.keys_in_redis(digest[7:]) or pair.bytes_on_disk(digest[7:]):
-        assert time.monotonic() < deadline, (pair.keys_in_redis(digest[7:]), pair.bytes_on_disk(digest[7:]))
+    while keys_in_redis(pair, digest[7:]) or bytes_on_disk(pair, digest[7:]):
+        assert time.monotonic() < deadline, (keys_in_redis(pair, digest[7:]), bytes_on_disk(pair, digest[7:]))
         threading.Event().wait(0.05)
-    for url in (pair.a, pair.b):
-        async with http.get(f"{url}/admin/engine", headers=ADMIN) as answer:
+    for url in (pair.one.url, pair.other.url):
+        async with http.get(f"{url}/admin/engine") as answer:
             engine = await answer.json()
         assert digest not in engine["host_digests"]
         assert digest not in [slot["digest"] for slot in engine["slots"]]
 
 
 async def test_redis_killed_and_back_under_load_disturbs_nobody(pair: Pair, http: aiohttp.ClientSession) -> None:
-    digests = {name: await register(http, pair.a, name, pair.fresh()) for name in ("acme/x", "acme/y")}
+    digests = {name: await register(http, pair.one.url, name, fresh(pair)) for name in ("acme/x", "acme/y")}
     for name, digest in digests.items():
-        await served(http, pair.b, name, digest, 2)
-    with Load([(url, name) for url in (pair.a, pair.b) for name in digests]) as load:
+        await served(http, pair.other.url, name, digest, 2)
+    with Load([(url, name) for url in (pair.one.url, pair.other.url) for name in digests]) as load:
         load.wait_for(8)
         pair.redis.kill()
         load.wait_for(16)
         async with http.post(
-            f"{pair.b}/admin/adapters", json={"id": "acme/new", "source": str(pair.fresh())}, headers=ADMIN
+            f"{pair.other.url}/admin/adapters", json={"id": "acme/new", "source": str(fresh(pair))}
         ) as answer:
             assert answer.status == 503
             assert int(answer.headers["Retry-After"]) >= 1
@@ -178,33 +178,34 @@ async def test_redis_killed_and_back_under_load_disturbs_nobody(pair: Pair, http
         load.wait_for(8)
         pair.redis.start()
         started = time.monotonic()
-        await _registers(http, pair.b, "acme/new", pair.fresh(), started + 5)
-        await served(http, pair.a, "acme/new", (await ask(http, pair.b, "acme/new"))[1], started + 7 - time.monotonic())
+        await _registers(http, pair.other.url, "acme/new", fresh(pair), started + 5)
+        new = (await ask(http, pair.other.url, "acme/new"))[1]
+        await served(http, pair.one.url, "acme/new", new, started + 7 - time.monotonic())
         load.wait_for(8)
     assert load.failures == []
     for name, digest in digests.items():
-        await served(http, pair.a, name, digest, 1)
+        await served(http, pair.one.url, name, digest, 1)
 
 
 async def test_emptied_redis_is_filled_again_by_the_replicas(pair: Pair, http: aiohttp.ClientSession) -> None:
     name = "acme/kept"
-    digest = await register(http, pair.a, name, pair.fresh())
-    await served(http, pair.b, name, digest, 2)
+    digest = await register(http, pair.one.url, name, fresh(pair))
+    await served(http, pair.other.url, name, digest, 2)
     with pair.redis.client() as client:
         client.flushall()
     deadline = time.monotonic() + 5
-    while not any(key.endswith(b":manifest") for key in pair.keys_in_redis(digest[7:])):
+    while not any(key.endswith(b":manifest") for key in keys_in_redis(pair, digest[7:])):
         assert time.monotonic() < deadline
         threading.Event().wait(0.05)
-    await served(http, pair.a, name, digest, 1)
-    other = await register(http, pair.b, "acme/after", pair.fresh())
-    await served(http, pair.a, "acme/after", other, 3)
+    await served(http, pair.one.url, name, digest, 1)
+    other = await register(http, pair.other.url, "acme/after", fresh(pair))
+    await served(http, pair.one.url, "acme/after", other, 3)
 
 
 async def _registers(http: aiohttp.ClientSession, url: str, name: str, folder: Path, deadline: float) -> None:
     while True:
         source = {"id": name, "source": str(folder)}
-        async with http.post(f"{url}/admin/adapters", json=source, headers=ADMIN) as answer:
+        async with http.post(f"{url}/admin/adapters", json=source) as answer:
             if answer.status == 201:
                 return
             assert answer.status == 503, await answer.text()
@@ -256,7 +257,7 @@ def plain_request(url: str, name: str) -> Callable[[], str]:
     import urllib.request
 
     body = json.dumps({"model": name, "prompt": PROMPT, "max_tokens": 4}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json", **ADMIN})
 
     def ask() -> str:
         try:

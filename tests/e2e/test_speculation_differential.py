@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from lora_serve.commands.demo import DATA
-from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.plain_http import call
 from tests.e2e.test_speculation_over_http import FORMAT, PROMPTS, TOOLS
+from tests.engine_choice import EngineHost, hosted_by
 
 pytestmark = pytest.mark.nightly
 CACHED = {"prompt_tokens_details", "input_tokens_details", "cache_read_input_tokens", "input_tokens"}  # who came first
@@ -149,14 +149,13 @@ def metric(text: str, name: str) -> float:
 
 
 @contextmanager
-def server_of(root: Path, *flags: str) -> Iterator[str]:
+def server_of(host: EngineHost, root: Path, *flags: str) -> Iterator[str]:
     adapters = [f"{folder.parent.name}/{folder.name}={folder}" for folder in sorted(DATA.glob("adapters/*/*"))]
     arguments = [
         "--model", str(DATA / "model"), "--dtype", "float32", "--store", str(root / "store"), "--adapter-root",
         str(DATA / "adapters"), "--max-num-batched-tokens", "128", "--lora-modules", *adapters, *flags,
     ]  # fmt: skip
-    with ServerProcess(arguments, root / "log") as server:
-        server.wait_until_ready(120)
+    with host.serving(arguments, root / "log") as server:
         yield server.url
 
 
@@ -198,15 +197,15 @@ TIGHT = ("--kv-cache-memory", "1536KiB", "--policy", "priority", "--max-num-seqs
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    with server_of(tmp_path_factory.mktemp("off"), "--speculate", "off", *ROOMY) as url:
+    with server_of(hosted_by("thread"), tmp_path_factory.mktemp("off"), "--speculate", "off", *ROOMY) as url:
         return ask_all(url)
 
 
 @pytest.mark.parametrize("flags", [("4", *ROOMY), ("auto", *ROOMY), ("4", *TIGHT)], ids=["4", "auto", "preempting"])
 def test_answers_are_those_of_a_server_without_guesses(
-    flags: tuple[str, ...], wanted: list[Any], tmp_path: Path
+    engine_host: EngineHost, flags: tuple[str, ...], wanted: list[Any], tmp_path: Path
 ) -> None:
-    with server_of(tmp_path, "--speculate", *flags) as url:
+    with server_of(engine_host, tmp_path, "--speculate", *flags) as url:
         leave_early(url)
         wait_until_idle(url)
         found = ask_all(url)

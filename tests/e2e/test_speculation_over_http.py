@@ -12,9 +12,8 @@ import pytest
 
 from lora_serve.app.launch import speculation_note
 from lora_serve.commands.demo import DATA
-from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.plain_http import call
-from tests.tiers import mostly_nightly
+from tests.engine_choice import EngineHost, hosted_by
 
 PROMPTS = json.loads((DATA / "prompts.json").read_text())
 TOOLS = json.loads((DATA / "tools.json").read_text())
@@ -40,7 +39,7 @@ def bodies() -> list[dict[str, Any]]:
     return found
 
 
-def answers(root: Path, *flags: str) -> tuple[list[Any], dict[str, float]]:
+def answers(host: EngineHost, root: Path, *flags: str) -> tuple[list[Any], dict[str, float]]:
     """The choices of each answer, and the figures of guesses."""
     adapters = [f"{folder.parent.name}/{folder.name}={folder}" for folder in sorted(DATA.glob("adapters/*/*"))]
     arguments = [
@@ -48,8 +47,7 @@ def answers(root: Path, *flags: str) -> tuple[list[Any], dict[str, float]]:
         "--kv-cache-memory", "32MiB", "--adapter-root", str(DATA / "adapters"), "--max-num-batched-tokens", "128",
         "--lora-modules", *adapters, *flags,
     ]  # fmt: skip
-    with ServerProcess(arguments, root / "log") as server:
-        server.wait_until_ready(120)
+    with host.serving(arguments, root / "log") as server:
         with ThreadPoolExecutor(12) as pool:
             replies = list(pool.map(lambda body: call(f"{server.url}/v1/chat/completions", body), bodies()))
         metrics = call(f"{server.url}/metrics").text
@@ -74,14 +72,14 @@ def logprobs_of(choices: list[Any]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    found, figures = answers(tmp_path_factory.mktemp("off"), "--speculate", "off")
+    found, figures = answers(hosted_by("thread"), tmp_path_factory.mktemp("off"), "--speculate", "off")
     assert not any(figures.values())
     return found
 
 
-@pytest.mark.parametrize("host", mostly_nightly(("thread", "process"), "process"))
-def test_tenants_get_the_same_answers(host: str, wanted: list[Any], tmp_path: Path) -> None:
-    found, figures = answers(tmp_path, "--speculate", "4", "--engine", host)
+@pytest.mark.engines("process", nightly=["thread"])
+def test_tenants_get_the_same_answers(engine_host: EngineHost, wanted: list[Any], tmp_path: Path) -> None:
+    found, figures = answers(engine_host, tmp_path, "--speculate", "4")
     for body, one, other in zip(bodies(), found, wanted, strict=True):
         assert without_numbers(one) == without_numbers(other), body
         assert logprobs_of(one) == pytest.approx(logprobs_of(other), abs=1e-3)

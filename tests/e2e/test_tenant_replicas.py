@@ -15,8 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.commands.server_process import ServerProcess
-from tests.e2e.conftest import ADMIN, Site
+from tests.e2e.conftest import ADMIN, Pair, Site
 from tests.e2e.merged import save_sibling
 from tests.redis_server import RedisServer
 from tests.tiers import mostly_nightly
@@ -83,25 +82,13 @@ def _readable(client: Any, key: bytes) -> Any:
 
 
 @pytest.fixture(scope="module", params=mostly_nightly(["redis", "sqlite"], "redis"))
-def world(request: pytest.FixtureRequest, site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, site: Site) -> Iterator[World]:
     if request.param == "sqlite":
-        with ServerProcess(site.arguments("alone", "--auth", "on"), site.root / "log-alone") as server:
-            server.wait_until_ready(240)
-            yield World([server.url], [site.root / "alone"], None, site)
-        return
-    redis = RedisServer(tmp_path_factory.mktemp("redis"), append_only=True)
-    redis.start()
-    flags = ["--redis-url", redis.url, "--auth", "on"]
-    try:
-        with (
-            ServerProcess(site.arguments("tenants-a", *flags), site.root / "log-a") as a,
-            ServerProcess(site.arguments("tenants-b", *flags), site.root / "log-b") as b,
-        ):
-            a.wait_until_ready(240)
-            b.wait_until_ready(240)
-            yield World([a.url, b.url], [site.root / "tenants-a", site.root / "tenants-b"], redis, site)
-    finally:
-        redis.stop()
+        with site.serving("alone", "--auth", "on") as server:
+            yield World([server.url], [site.store("alone")], None, site)
+    else:
+        pair: Pair = request.getfixturevalue("pair")
+        yield World([pair.one.url, pair.other.url], pair.stores, pair.redis, site)
 
 
 @pytest.fixture

@@ -22,26 +22,19 @@ def ask(process: ServerProcess, name: str) -> None:
 
 
 def test_hot_adapters_of_the_last_run_are_warm_after_a_restart(site: Site) -> None:
-    arguments, log = (
-        site.arguments("warm-store", "--max-loras", "2", "--adapter-eviction", "lru"),
-        site.root / "warm-log",
-    )
-    modules = [f"{name}={folder}" for name, folder in site.adapters.items()]
-    with ServerProcess([*arguments, "--lora-modules", *modules], log) as process:
-        process.wait_until_ready(90)
+    flags = "--max-loras", "2", "--adapter-eviction", "lru"
+    with site.serving("warm", *flags, *site.modules()) as process:
         for name in ("acme/a", "acme/b", "globex/c"):
             ask(process, name)
         assert process.stop() == 0
     digest = {name: adapter_digest(folder) for name, folder in site.adapters.items()}
     hot = {
-        item["digest"]: item["tier"]
-        for item in json.loads((site.root / "warm-store" / "hot.json").read_text())["adapters"]
+        item["digest"]: item["tier"] for item in json.loads((site.store("warm") / "hot.json").read_text())["adapters"]
     }
     assert hot[digest["globex/c"]] == hot[digest["acme/b"]] == "device"
     assert hot[digest["acme/a"]] == "host"
 
-    with ServerProcess(arguments, log) as process:
-        process.wait_until_ready(90)
+    with site.serving("warm", *flags) as process:
         for name in ("acme/b", "globex/c"):
             assert "device" in card(process, name)["tiers"], "it must be there before /ready"
         while "host" not in card(process, "acme/a")["tiers"]:
@@ -53,10 +46,8 @@ def test_hot_adapters_of_the_last_run_are_warm_after_a_restart(site: Site) -> No
 
 @pytest.mark.nightly  # by day: tests/faults/test_disk_faults.py
 def test_broken_note_of_the_last_run_does_not_stop_the_start(site: Site) -> None:
-    arguments, log = site.arguments("broken-store"), site.root / "broken-log"
-    (site.root / "broken-store").mkdir()
-    (site.root / "broken-store" / "hot.json").write_text("{broken")
-    with ServerProcess([*arguments, "--lora-modules", f"acme/a={site.adapters['acme/a']}"], log) as process:
-        process.wait_until_ready(90)
-        assert "hot.json is ignored" in log.read_text()
+    site.store("broken").mkdir()
+    (site.store("broken") / "hot.json").write_text("{broken")
+    with site.serving("broken", "--lora-modules", f"acme/a={site.adapters['acme/a']}") as process:
+        assert "hot.json is ignored" in process.log.read_text()
         ask(process, "acme/a")

@@ -17,11 +17,11 @@ from tests.canary.house import KEY
 from tests.canary.questions import BASE, World
 from tests.canary.watch import Watch
 from tests.e2e.processes import children_of, engine_of, eventually, is_alive
+from tests.engine_choice import EngineHost
 from tests.faults.changing import Changes
 from tests.oracle import save_adapter
 from tests.tiers import mostly_nightly
 
-PATIENCE = 300.0
 pytestmark = pytest.mark.timeout(600)  # each starts several servers
 
 
@@ -30,12 +30,12 @@ def folder(world: World) -> Path:
     return save_adapter(world.model, world.root / "adapters" / "victim", seed=77, std=0.2, r=4)
 
 
-def arguments(world: World, store: Path, engine: str, is_first: bool) -> list[str]:
+def arguments(world: World, store: Path, is_first: bool) -> list[str]:
     modules = ["--lora-modules", *world.modules()] if is_first else []
     return [
         "--model", str(world.model), "--served-model-name", BASE, "--admin-key", KEY, "--store", str(store),
         "--adapter-root", str(world.root), "--max-model-len", "96", "--kv-cache-memory", "4MiB", "--warmup", "off",
-        "--engine", engine, "--engine-max-restarts", "50", *modules,
+        "--engine-max-restarts", "50", *modules,
     ]  # fmt: skip
 
 
@@ -46,14 +46,13 @@ def ask_all(process: ServerProcess, canaries: Canaries) -> None:
 
 
 def test_server_killed_at_any_moment_loses_nothing_that_was_acknowledged(
-    world: World, canaries: Canaries, folder: Path, tmp_path: Path
+    engine_host: EngineHost, world: World, canaries: Canaries, folder: Path, tmp_path: Path
 ) -> None:
     """A life ends at any moment of registrations and deletions, and the next one finds all there is."""
     changes, generator = Changes(folder), random.Random(3)
     for life in range(2):
-        flags = arguments(world, tmp_path / "store", "thread", is_first=life == 0)
-        with ServerProcess(flags, tmp_path / f"log-{life}") as process:
-            process.wait_until_ready(PATIENCE)
+        flags = arguments(world, tmp_path / "store", is_first=life == 0)
+        with engine_host.serving(flags, tmp_path / f"log-{life}") as process:
             ask_all(process, canaries)
             changes.assert_kept(process)
             timer = threading.Timer(generator.uniform(0.05, 0.6), os.kill, (process.pid, signal.SIGKILL))
@@ -63,14 +62,14 @@ def test_server_killed_at_any_moment_loses_nothing_that_was_acknowledged(
     assert changes.num_done >= 8
 
 
+@pytest.mark.engines("process", alone="the engine's process is killed")
 @pytest.mark.parametrize("num_kills", mostly_nightly([1, 4], 1))
 def test_engine_killed_at_random_moments_costs_503s_and_its_server_takes_it_along(
-    world: World, canaries: Canaries, folder: Path, tmp_path: Path, num_kills: int
+    engine_host: EngineHost, world: World, canaries: Canaries, folder: Path, tmp_path: Path, num_kills: int
 ) -> None:
     """While canaries ask and adapters come and go. Then the server is killed: what it acknowledged is there again."""
     changes, generator = Changes(folder), random.Random(4)
-    with ServerProcess(arguments(world, tmp_path / "store", "process", is_first=True), tmp_path / "log") as process:
-        process.wait_until_ready(PATIENCE)
+    with engine_host.serving(arguments(world, tmp_path / "store", is_first=True), tmp_path / "log") as process:
         changing = threading.Thread(target=changes.until_dead, args=(process, "some", lambda number: None))
         with Watch(process.url, canaries, may_refuse=True, pause=0.05) as watch:
             changing.start()
@@ -88,7 +87,6 @@ def test_engine_killed_at_random_moments_costs_503s_and_its_server_takes_it_alon
         process.wait()
         changing.join()
         eventually(lambda: not is_alive(engine), "the engine outlives its server")
-    with ServerProcess(arguments(world, tmp_path / "store", "process", is_first=False), tmp_path / "again") as process:
-        process.wait_until_ready(PATIENCE)
+    with engine_host.serving(arguments(world, tmp_path / "store", is_first=False), tmp_path / "again") as process:
         changes.assert_kept(process)
         ask_all(process, canaries)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.conftest import site
+from tests.e2e.conftest import files, site
 from tests.server.conftest import (
     adapter_config,
     admin,
@@ -26,6 +26,7 @@ __all__ = [
     "auth_required",
     "catalog",
     "directory",
+    "files",
     "house",
     "http",
     "make_adapter",

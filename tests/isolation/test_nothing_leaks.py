@@ -24,7 +24,6 @@ import pytest
 import redis
 import requests
 
-from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import Site
 from tests.redis_server import RedisServer
 
@@ -94,7 +93,15 @@ def misuse(story: Story, url: str, bad: Path, good: Path) -> None:
             for body in ({**chat, **more}, {**chat, **more, "temperature": "hot"}):
                 say("POST", f"{url}{path}", json={"max_tokens": 2, **body}, headers=headers)
         say("POST", f"{url}{path}?api_key={TOKEN}", data=f'{{"prompt": "{PROMPT}'.encode(), headers={"X-Zebra": TOKEN})
-    for path in ("/admin/adapters", "/admin/engine", "/metrics", "/v1/models", "/v1/models/acme/a", "/tokenizer_info"):
+    for path in (
+        "/admin/adapters",
+        "/admin/engine",
+        "/admin/fleet?adapter=acme/a",
+        "/metrics",
+        "/v1/models",
+        "/v1/models/acme/a",
+        "/tokenizer_info",
+    ):
         for headers in (ADMIN, {"Authorization": f"Bearer {TOKEN}"}, {}):
             say("GET", f"{url}{path}", headers=headers)
     for path in (
@@ -133,8 +140,7 @@ def story(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stor
             "--redis-url", url,
         ]  # fmt: skip
         story = Story(root, store, root / "log", url)
-        with ServerProcess(arguments, story.log) as server:
-            server.wait_until_ready(600)
+        with site.host.serving(arguments, story.log) as server:
             limits = Path(f"/proc/{server.pid}/limits").read_text()
             story.core_limit = int(limits.partition("Max core file size")[2].split()[0].replace("unlimited", "-1"))
             misuse(story, server.url, bad, good)

@@ -17,6 +17,7 @@ from lora_serve.adapters.archives.unpacking import WEIGHTS_NAME
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.stores.redis import RedisStore
+from lora_serve.commands.server_process import free_port
 from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.tenant import Caller, Quota, Role
@@ -26,7 +27,7 @@ from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 from tests.catalog_versions import version
 from tests.certificates import make_certificate
-from tests.redis_server import RedisServer, free_port
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "a-password-of-redis"

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.routing.fleet_view import FleetView
+from lora_serve.routing.replica_state import Tier
 from lora_serve.routing.routed_request import RoutedRequest
 from lora_serve.routing.routers import create_router
-from lora_serve.routing.routers.affinity import BOUND, bound
+from lora_serve.routing.routers.affinity import BOUND, LOAD_TOKENS, limits
 from tests.routing.fleets import DIGESTS, fleets, report, request, requests, view_of
 
 NAMES = tuple(f"replica-{index}" for index in range(8))
@@ -30,7 +31,9 @@ def loaded(view: FleetView, replica: str, num_tokens: int) -> None:
 @given(view=fleets(), asked=requests())
 def test_no_replica_above_the_bound_gets_a_request(view: FleetView, asked: RoutedRequest) -> None:
     states = {state.replica: state for state in view.replicas}
-    assert states[first(view, asked)].load < bound(asked, view.replicas)
+    limit, stretched = limits(asked, view.replicas)
+    chosen = states[first(view, asked)]
+    assert chosen.load < (stretched if chosen.tier(asked.digests) is not Tier.NONE else limit)
 
 
 @given(st.lists(requests(), min_size=1, max_size=60))
@@ -40,7 +43,7 @@ def test_loads_stay_within_the_bound_whatever_comes(asked: list[RoutedRequest]) 
         view.sent(first(view, each), each)
     largest = max(each.num_tokens for each in asked)
     mean = sum(state.load for state in view.replicas) / 4
-    slack = max(2048, largest)  # no report has told what a load costs
+    slack = max(LOAD_TOKENS, largest)  # no report has told what a load costs
     assert max(state.load for state in view.replicas) <= max(BOUND * mean, mean + slack) + largest
 
 
@@ -136,13 +139,21 @@ def test_base_model_goes_to_its_prefix_and_else_to_the_least_loaded() -> None:
     assert first(view, request(2, roots=(7, 8))) == "c"
 
 
-def test_home_keeps_what_a_load_elsewhere_would_cost_more_than_waiting() -> None:
+def test_replica_that_has_the_adapter_keeps_it_while_a_load_would_cost_more_than_waiting() -> None:
     view = view_of(*NAMES)
     home = first(view, request(0, "x"))
     loaded(view, home, 900)
-    assert first(view, request(1, "x")) == home
-    for replica in NAMES:
-        view.update(report(replica, load_tokens=300))
-    assert first(view, request(2, "x")) != home
-    view.update(report(home, 2.0, load_tokens=6000))  # mean: 1012
-    assert first(view, request(3, "x")) == home
+    assert first(view, request(1, "x")) != home  # nobody has it: a load is due anywhere
+    view.update(report(home, host=("x",), load_tokens=6000))
+    assert first(view, request(2, "x")) == home
+    view.update(report(home, 2.0, host=("x",), load_tokens=300))
+    assert first(view, request(3, "x")) != home
+
+
+def test_second_copy_takes_over_before_a_load_would_pay() -> None:
+    view = view_of(*NAMES)
+    home, *_, other = create_router("affinity").choose(request(0, "x"), view.replicas)
+    for replica in (home, other):
+        view.update(report(replica, device=("x",), load_tokens=6000))
+    loaded(view, home, 900)
+    assert first(view, request(1, "x")) == other

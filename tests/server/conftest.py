@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,26 @@ async def services(
     auth_required: bool,
     sources: Callable[[AdapterConfig], SourceTable],
 ) -> AsyncIterator[Services]:
-    config, keys = adapter_config, KeyTable(directory)
+    async with opened_services(
+        text_model, spec, catalog, directory, verifier, adapter_config, server_config, auth_required, sources
+    ) as made:
+        yield made
+
+
+@asynccontextmanager
+async def opened_services(
+    text_model: TextModel,
+    spec: ModelSpec,
+    catalog: Catalog,
+    directory: Directory,
+    verifier: FakeVerifier,
+    config: AdapterConfig,
+    server_config: ServerConfig,
+    auth_required: bool,
+    sources: Callable[[AdapterConfig], SourceTable] = build_sources,
+) -> AsyncIterator[Services]:
+    """The parts of an application over a mock engine."""
+    keys = KeyTable(directory)
     engine = MockEngineClient(spec.vocab_size, eos_token_ids=spec.eos_token_ids)
     await engine.start()
     base_tokens = BaseTokens(text_model.vocabulary())
@@ -212,6 +232,15 @@ async def services(
 async def house(
     services: Services, verifier: FakeVerifier, tmp_path: Path, make_adapter: Callable[..., Path]
 ) -> AsyncIterator[House]:
+    async with opened_house(services, verifier, tmp_path, make_adapter) as house:
+        yield house
+
+
+@asynccontextmanager
+async def opened_house(
+    services: Services, verifier: FakeVerifier, tmp_path: Path, make_adapter: Callable[..., Path]
+) -> AsyncIterator[House]:
+    """The application on a socket of its own."""
     app, watch = build_app(services), AnswerWatch()
     watch.watch(app)
     runner = HttpRunner(app, shutdown_timeout=1.0)

@@ -111,7 +111,7 @@ async def test_probes_and_admin_answer_while_the_queue_is_full(
     house: House, admin: aiohttp.ClientSession, post: Post
 ) -> None:
     async with waiting(house, post, QueueLimits(1), 1):
-        for path in ("/health", "/ready", "/metrics", "/v1/models", "/admin/engine"):
+        for path in ("/health", "/ready", "/metrics", "/v1/models", "/admin/engine", "/admin/fleet"):
             async with admin.get(path) as response:
                 assert response.status == 200, path
 

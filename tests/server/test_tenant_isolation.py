@@ -201,7 +201,7 @@ async def test_key_of_the_role_metrics_reads_all_names_there_and_nothing_else(te
     seen = {key: (await tenancy.call(key, "GET", "/metrics")).body for key in ("scraper", "admin", "acme+", None)}
     assert [b'running_lora_adapters="globex/secret"' in seen[key] for key in seen] == [True, True, False, False]
     assert (await tenancy.ask("scraper", "own")).status == 403
-    for path in ("/v1/models", "/admin/adapters", "/admin/usage", "/admin/engine"):
+    for path in ("/v1/models", "/admin/adapters", "/admin/usage", "/admin/engine", "/admin/fleet"):
         assert (await tenancy.call("scraper", "GET", path)).status == 403
     made = await tenancy.call("acme+", "POST", "/admin/tenants/acme/keys", {"role": "metrics"})
     assert made.status == 403, "a tenant's own admin would read all tenants' names"

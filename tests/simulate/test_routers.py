@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -14,8 +15,10 @@ from tests.simulate.small_fleet import outcomes, rows, scenario
 LENGTHS = rows((40, 6), (10, 3), (70, 4))
 
 
+@cache
 def figures(router: str, zipf: float = 0.9, rate: float = 40.0, **fields: int) -> Summary:
-    config = scenario(600, num_replicas=6, num_adapters=40, zipf=zipf, rate=rate, **fields)
+    """Host memory of 8 adapters on each of 6 replicas: all 40 fit in if none is there twice."""
+    config = scenario(400, num_replicas=6, num_adapters=40, zipf=zipf, rate=rate, host_bytes=800, **fields)
     return config.run(config.arrivals(LENGTHS), "fcfs", router)
 
 
@@ -29,13 +32,14 @@ def test_affinity_loads_a_third_of_what_two_choices_loads() -> None:
 def test_two_gateways_that_do_not_know_each_other_load_little_more() -> None:
     one, two = figures("affinity"), figures("affinity", num_gateways=2)
     assert two.host_loads_per_1000 < figures("two_choices", num_gateways=2).host_loads_per_1000 / 3
-    assert two.busiest_replica < one.busiest_replica + 0.2
+    assert two.ttft["p95"] < 1.2 * one.ttft["p95"]
 
 
-def test_under_skew_least_loaded_has_a_lower_tail_than_hash() -> None:
-    by_hash, least_loaded = figures("hash", zipf=1.5), figures("least_loaded", zipf=1.5)
-    assert least_loaded.ttft["p99"] < by_hash.ttft["p99"]
-    assert least_loaded.busiest_replica < by_hash.busiest_replica
+def test_under_skew_a_bound_keeps_hashs_tail_low_for_few_loads_more() -> None:
+    aware, by_hash = figures("affinity", zipf=1.5), figures("hash", zipf=1.5)
+    assert aware.ttft["p95"] < by_hash.ttft["p95"] / 5
+    assert aware.busiest_replica < by_hash.busiest_replica
+    assert by_hash.host_loads_per_1000 <= aware.host_loads_per_1000 < 1.2 * by_hash.host_loads_per_1000
 
 
 def test_loads_of_the_warm_up_are_not_counted() -> None:

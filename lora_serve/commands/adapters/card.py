@@ -13,7 +13,7 @@ from lora_serve.commands.output import bytes_text, plain, time_text
 # Fields of the first table that are shown under another name; all others keep the server's name.
 _SHOWN = {"id", "object", "tenant", "pinned", "created", "version", "route", "aliases", "digest", "bytes", "state",
           "tiers", "targets", "kinds", "metadata", "versions", "warnings", "shared_with",
-          "defaults"}  # fmt: skip
+          "defaults", "replicas"}  # fmt: skip
 _LIST = ("id", "version", "rank", "size", "state", "tiers", "hits", "misses", "pinned")
 _RIGHT = ("rank", "size", "hits", "misses")
 
@@ -74,6 +74,8 @@ def _facts(card: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "size", bytes_text(card["bytes"])
     yield "state", card["state"]
     yield "tiers", ", ".join(card["tiers"])
+    if (replicas := card.get("replicas")) is not None:
+        yield "replicas", ", ".join(f"{place['replica']} ({_held(place)})" for place in replicas) or "-"
     yield "pinned", "yes" if card["pinned"] else "no"
     yield "created", time_text(card["created"])
     yield "targets", ", ".join(card["targets"])
@@ -87,6 +89,10 @@ def _facts(card: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name.replace("_", " "), _value(value)
     for warning in card["warnings"]:
         yield "warning", warning
+
+
+def _held(place: dict[str, Any]) -> str:
+    return ", ".join([*place["tiers"], *["loading"] * place["is_loading"]])
 
 
 def _value(value: Any) -> str:

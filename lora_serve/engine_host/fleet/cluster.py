@@ -19,7 +19,7 @@ from typing import Any
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.engine_host.fleet.node import LOOPBACK, Node, explained, joining_node, own_head
-from lora_serve.engine_host.fleet.output import logged_output
+from lora_serve.engine_host.fleet.output import logged_output, plain_records, take_words_of
 
 CONNECT_SECONDS = 3.0  # for a TCP connection to a cluster's GCS
 DRIVER_SECONDS = 20.0  # for this process to be one of the cluster's
@@ -47,7 +47,10 @@ def open_cluster(config: FleetConfig) -> Iterator[Cluster]:
     """Starts or joins a cluster, and connects this process to it as long as the block lasts. Takes seconds: call it
     on a thread. Raises ConfigError in words where Ray is not installed, or no cluster can be reached.
     """
-    check_installed()
+    with plain_records():
+        check_installed()
+        importlib.import_module("ray")
+    take_words_of("ray")
     with ExitStack() as stack:
         if config.address is None:
             node, variables = stack.enter_context(own_head(config))
@@ -68,7 +71,7 @@ def open_cluster(config: FleetConfig) -> Iterator[Cluster]:
 
 def check_installed() -> None:
     """Raises ConfigError in words if there is no Ray here. Imports nothing of it."""
-    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.serve") is None:
+    if not all(importlib.util.find_spec(name) for name in ("ray", "starlette")):  # the second comes with ray[serve]
         raise ConfigError("--engine ray needs the package ray: pip install 'lora-serve[ray]'")
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LOG, ENDED = "start.log", "ended"
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _GRACE_SECONDS = 5.0  # that Ray may take to end its processes itself
 _MAX_SWEEPS = 20  # a process that was being started is found by a later one
 
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, _ignore)  # the server's end is told by the pipe; unlike SIG_IGN, children have their own
     folder, command = Path(arguments[0]), arguments[1:]
     libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whom their parents leave behind are waited for here
     with (folder / LOG).open("ab") as log:
         child = subprocess.Popen(
             command,
@@ -40,11 +41,12 @@ def main(arguments: list[str]) -> int:
             stderr=log,
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509  no thread runs yet
         )
-    threading.Thread(target=_tell_end, args=(child, folder), daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=_reap, args=(child.pid, folder, ended), daemon=True).start()
     sys.stdin.buffer.read()
-    child.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(_GRACE_SECONDS)
+    with suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGTERM)
+    ended.wait(_GRACE_SECONDS)
     end_session(os.getsid(0))
     shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -54,10 +56,14 @@ def _ignore(number: int, frame: object) -> None:
     pass
 
 
-def _tell_end(child: subprocess.Popen[bytes], folder: Path) -> None:
-    code = child.wait()
-    with suppress(OSError):
-        (folder / ENDED).write_text(str(code))
+def _reap(pid: int, folder: Path, ended: threading.Event) -> None:
+    """Waits for the command, and for processes that were left to this one; returns once there is none."""
+    with suppress(ChildProcessError):
+        while True:
+            if os.wait()[0] == pid:
+                with suppress(OSError):
+                    (folder / ENDED).touch()
+                ended.set()
 
 
 def end_session(session: int) -> None:

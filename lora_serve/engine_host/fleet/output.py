@@ -20,6 +20,24 @@ _KNOWN = {"time", "level", "logger", "message", "exception"}
 
 
 @contextmanager
+def plain_records() -> Iterator[None]:
+    """Takes back what an import of Ray in the block does to every log record of this process: a field of Ray's."""
+    before = logging.getLogRecordFactory()
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)
+
+
+def take_words_of(name: str) -> None:
+    """Brings the warnings of one of Ray's libraries, which write for themselves, into this server's log."""
+    logger = logging.getLogger(name)
+    logger.handlers.clear()
+    logger.setLevel(logging.WARNING)
+    logger.propagate = True
+
+
+@contextmanager
 def logged_output() -> Iterator[None]:
     """Takes the lines of workers from Ray, which has just been connected, as long as the block lasts."""
     dispatcher = importlib.import_module("ray._private.ray_logging").global_worker_stdstream_dispatcher

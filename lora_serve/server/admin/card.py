@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, shown_source
 from lora_serve.adapters.catalog.noted_template import KEY, noted_template
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.stats import AdapterCounters, EngineStats, LoadTimes
+from lora_serve.server.fleet import places_of
 from lora_serve.server.inference.defaults import metadata_warnings
 
 Places = Callable[[str], tuple[str, ...]]  # digest -> the tiers below host memory that have it
@@ -117,6 +118,7 @@ def _version_card(
         "config": noted,
         "state": state_of(version.digest, stats).value,
         "tiers": [*places(version.digest), *_engine_tiers(version.digest, stats)],
+        "replicas": _replicas(version.digest, stats),
         "hits": counters.hits,
         "misses": counters.misses,
         "loads": counters.loads,
@@ -133,6 +135,13 @@ def _engine_tiers(digest: str, stats: EngineStats | None) -> list[str]:
         return []
     is_on_device = any(slot.digest == digest for slot in stats.slots)
     return ["host"] * (digest in stats.host_digests) + ["device"] * is_on_device
+
+
+def _replicas(digest: str, stats: EngineStats | None) -> list[dict[str, Any]] | None:
+    """The replicas that hold the adapter; None: there is no fleet, or the caller is not shown it."""
+    if stats is None or stats.replicas is None:
+        return None
+    return [asdict(place) for place in places_of(digest, stats.replicas)]
 
 
 def _split(times: LoadTimes | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Resize, Tune
-from lora_serve.core.stats import BatcherStats
+from lora_serve.core.stats import BatcherStats, EngineStats
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import LimitFields
 from lora_serve.server.services import SERVICES, Services
@@ -20,11 +20,14 @@ _MAY_BE_OFF = ("preferred_batch_size", "latency_target_ms", "inter_token_target_
 async def get_engine(request: web.Request) -> web.StreamResponse:
     """Show the engine's state.
 
-    Slots, tiers, KV blocks, queue, the batcher's limits, the composition of the last batches.
+    Slots, tiers, KV blocks, queue, the batcher's limits, the composition of the last batches; of a fleet the sums, with
+    the limits of one replica.
     """
     services = request.app[SERVICES]
     stats = await services.client.stats()
-    shown = asdict(replace(stats, tiers={**stats.tiers, **await services.store_tiers()}))
+    tiers = {**stats.tiers, **await services.store_tiers()}
+    shown = asdict(replace(stats, tiers=tiers, max_loras=_max_loras(stats), replicas=None))
+    del shown["replicas"]  # GET /admin/fleet
     return web.json_response(shown | {"batcher": batcher_card(stats.batcher)})
 
 
@@ -64,6 +67,12 @@ async def _change(services: Services, resize: Resize, tune: Tune) -> None:
         services.registry.set_host_bytes(services.limits.of(services.adapter_config).host_bytes)
     if tune != Tune():
         await services.client.adapters(tune)
+
+
+def _max_loras(stats: EngineStats) -> int:
+    """The slots of one engine, which is what PUT sets."""
+    each = [replica.stats.max_loras for replica in stats.replicas or () if replica.stats is not None]
+    return max(each, default=stats.max_loras)
 
 
 def batcher_card(stats: BatcherStats | None) -> dict[str, Any] | None:

@@ -40,7 +40,8 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
     request[CONTEXT].audit.subject = request[CONTEXT].audit.owner = fields.name
     directory, quota = services.keys.directory, fields.quota.quota()
     tenant = await services.edit(
-        lambda: directory.create_tenant(fields.name, quota, fields.may_use_base), f"making the tenant {fields.name}"
+        lambda: directory.create_tenant(fields.name, quota, fields.may_use_base, fields.offload),
+        f"making the tenant {fields.name}",
     )
     return web.json_response(_card(services, tenant), status=201)
 
@@ -68,7 +69,7 @@ async def get_tenant(request: web.Request) -> web.StreamResponse:
 
 
 async def change_tenant(request: web.Request) -> web.StreamResponse:
-    """Change a tenant's limits.
+    """Change a tenant's limits and rights.
 
     A limit that is null ends; what is left out stays as it is. In force within a second on every replica.
     """
@@ -77,7 +78,8 @@ async def change_tenant(request: web.Request) -> web.StreamResponse:
 
     def change(old: Tenant) -> Tenant:
         may_use_base = old.may_use_base if fields.may_use_base is None else fields.may_use_base
-        return replace(old, may_use_base=may_use_base, quota=fields.quota.quota(old.quota))
+        offload = old.offload if fields.offload is None else fields.offload
+        return replace(old, may_use_base=may_use_base, offload=offload, quota=fields.quota.quota(old.quota))
 
     directory = services.keys.directory
     tenant = await services.edit(lambda: directory.change_tenant(name, change), f"changing the tenant {name}")
@@ -125,6 +127,7 @@ def _card(services: Services, tenant: Tenant, adapters: Counter[str] | None = No
         "name": tenant.name,
         "object": "tenant",
         "may_use_base": tenant.may_use_base,
+        "offload": tenant.offload,
         "quota": limits_of(tenant.quota),
         "created": int(tenant.created),
         "num_keys": sum(key.is_valid(now) for key in keys),

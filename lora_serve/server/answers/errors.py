@@ -38,6 +38,7 @@ _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.DeviceQuotaError, 429, "rate_limit_error", "rate_limit_exceeded"),
     (errors.NotReadyError, 503, "server_error", "not_ready"),
     (errors.EngineLostError, 503, "server_error", "engine_restarted"),
+    (errors.NeighbourLostError, 503, "server_error", "neighbour_lost"),
     (errors.AdapterUnavailableError, 503, "server_error", "adapter_unavailable"),
     (errors.CapacityError, 503, "server_error", "overloaded"),
     (errors.RequestTimeoutError, 504, "timeout_error", "timeout"),

@@ -66,7 +66,8 @@ async def _for_inference(request: web.Request, route: Route) -> web.StreamRespon
     caller = _enter(request, route.access)
     with services.lifecycle.inside():
         services.quotas.check(caller)
-        services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
+        if services.overflow is None or not services.overflow.has_room:
+            services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
         _check_task(request, route.tasks)
         return await route.handler(request)
 

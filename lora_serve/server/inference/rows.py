@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import cast
 
@@ -18,6 +18,7 @@ from lora_serve.core.request import InferenceRequest, OnCold
 from lora_serve.core.tenant import LOCAL_CALLER
 from lora_serve.server.context import RequestContext
 from lora_serve.server.inference.resolve import ResolvedModel
+from lora_serve.server.overflow.way import Way
 from lora_serve.server.services import Services
 from lora_serve.tenancy.quotas.quotas import concurrency_limits, waiting_limits
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
@@ -130,6 +131,7 @@ class Rows:
         self.model = model
         self.requests = requests
         self.use = AnswerUse(requests, choices_per_prompt)
+        self.way: Way | None = None  # over a neighbour; set before `admitted`
         self._services = services
         self._caller = context.caller or LOCAL_CALLER
         self._numbers = {request.request_id: number for number, request in enumerate(requests)}
@@ -162,7 +164,7 @@ class Rows:
         if reservation is not None:
             self.context.rate_limits = reservation.standings
         try:
-            with services.client.gate.entered(self.requests, waiting_limits(caller), self.use.started):
+            with nullcontext() if self.way is not None else self._queued(self.requests):
                 async with self._submitted():
                     yield
         finally:
@@ -223,9 +225,24 @@ class Rows:
         """
         limits, deadline = concurrency_limits(self._caller), self.requests[number].deadline
         async with self._in_flight, self._services.quotas.concurrency.held(limits, deadline):
-            events = self._services.client.infer(self._as_decided(number))
+            request = self._as_decided(number)
+            if self.way is None:
+                events = self._services.client.infer(request)
+            else:
+                events = self.way.events(request, self._here, self.use.started)
             async with aclosing(cast(AsyncGenerator[Event, None], events)):
                 yield events
+
+    def _queued(self, requests: Sequence[InferenceRequest]) -> AbstractContextManager[None]:
+        return self._services.client.gate.entered(requests, waiting_limits(self._caller), self.use.started)
+
+    async def _here(self, request: InferenceRequest) -> AsyncGenerator[Event, None]:
+        """A row that a neighbour has not computed."""
+        with self._queued((request,)):
+            events = self._services.client.infer(request)
+            async with aclosing(cast(AsyncGenerator[Event, None], events)):
+                async for event in events:
+                    yield event
 
     async def _read(self, number: int) -> None:
         """One of several rows: its events, or the error that ends it, into the queue."""

@@ -26,6 +26,7 @@ from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.inference.rows import AnswerUse, Rows
 from lora_serve.server.openai.logprobs import num_values
 from lora_serve.server.schemas.generation import SamplingFields
+from lora_serve.server.services import SERVICES
 from lora_serve.text.output import OutputText, Piece, StopRules
 
 HEADERS = {
@@ -147,6 +148,12 @@ async def generate(rows: Rows, rules: StopRules, is_complete: Callable[[int], bo
 async def answer(request: web.Request, fields: SamplingFields, rows: Rows, body: AnswerBody) -> web.StreamResponse:
     """Run the rows and send `body`, streamed if `fields` ask for that."""
     rules = StopRules(fields.stop, fields.include_stop_str_in_output, fields.skip_special_tokens, body.shown_tokens)
+    if (overflow := request.app[SERVICES].overflow) is not None:
+        # A neighbour's text holds no special tokens, so that it could find no stop string beside those shown here.
+        stop = () if body.shown_tokens or not fields.skip_special_tokens else fields.stop
+        rows.way = overflow.way_of(
+            request, rows.model.adapters, rows.model.spec, rows.requests, is_whole=not fields.stream, stop=stop
+        )
     events = generate(rows, rules, body.is_complete)
     if fields.stream:
         return await _stream(request, events, body, len(rows.requests))

@@ -23,7 +23,9 @@ from prometheus_client.samples import Sample
 
 from lora_serve.core.errors import AuthenticationError, ForbiddenError, LoraServeError
 from lora_serve.core.stats import STEP_TOKENS, EngineStats, EvictionReason, SpeculationStats, TierStats
+from lora_serve.server.fleet import replicas_of
 from lora_serve.server.guards.access import authenticated
+from lora_serve.server.operation.fleet_metrics import fleet_families, kv_usage
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.telemetry.metrics import OTHER_TENANTS, Metrics
 from lora_serve.tenancy.authentication.authenticator import Authenticator
@@ -54,6 +56,7 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
         ),
         _gauge("lora_serve_registry_away", "1 while the shared adapter registry cannot be reached.", catalog.is_away),
         _gauge("lora_serve_store_writable", "0 while the store cannot be written.", is_writable),
+        *fleet_families(replicas_of(services, stats), 0 if stats is None else stats.num_replicas_lost),
     )
     scrape = Scrape(services.metrics, stats, await services.store_tiers(), others, names=may_read_names(request))
     return web.Response(body=generate_latest(scrape), headers={"Content-Type": CONTENT_TYPE})
@@ -138,10 +141,9 @@ def without_names(families: Iterable[Metric]) -> Iterator[Metric]:
 
 def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:
     """vLLM's gauges, and our own of batches: means over the last batches, which the engine remembers."""
-    used = 1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0
     yield _gauge("vllm:num_requests_running", "Rows in the batch.", stats.num_running, labels)
     yield _gauge("vllm:num_requests_waiting", "Sequences that wait.", stats.num_waiting, labels)
-    yield _gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", used, labels)
+    yield _gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", kv_usage(stats), labels)
     yield _counter("vllm:num_preemptions", "Sequences set back to make room.", stats.num_preemptions, labels)
     yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.num_prefix_queries, labels)
     yield _counter("vllm:prefix_cache_hits", "Prompt tokens found.", stats.num_prefix_hits, labels)

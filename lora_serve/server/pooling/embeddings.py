@@ -29,7 +29,7 @@ async def create_embedding(request: web.Request) -> web.StreamResponse:
     model = resolve(request, fields)
     inputs = await read_prompts(fields.input, "input", MAX_INPUTS)
     rules = InputRules("input", fields.add_special_tokens, fields.truncate_prompt_tokens)
-    answer = await pool(request, fields, model, inputs, rules)
+    answer = await pool(request, fields, model, inputs, rules, may_leave=True)
     vectors = [shortened(vector, fields.dimensions) for vector in answer.vectors]
     data = await _data(vectors, fields.encoding_format)
     head = json.dumps({"object": "list", "model": answer.adapters.model, "usage": answer.usage})

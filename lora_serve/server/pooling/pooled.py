@@ -42,13 +42,25 @@ class PooledAnswer:
 
 
 async def pool(
-    request: web.Request, fields: RequestFields, model: ResolvedModel, inputs: Sequence[Input], rules: InputRules
+    request: web.Request,
+    fields: RequestFields,
+    model: ResolvedModel,
+    inputs: Sequence[Input],
+    rules: InputRules,
+    *,
+    may_leave: bool = False,
 ) -> PooledAnswer:
-    """Pool all inputs. Raises InvalidRequestError, and the error with which one of them ends."""
+    """Pool all inputs; if they `may_leave`, perhaps as embeddings of a neighbour.
+
+    Raises InvalidRequestError, and the error with which one of them ends.
+    """
     context = request[CONTEXT]
     encoded = await encode_inputs(model.text, model.spec, inputs, rules)
     requests = pooling_requests(request, model, fields, encoded)
-    rows = Rows(request.app[SERVICES], context, model, requests, max_in_flight=MAX_IN_FLIGHT)
+    services = request.app[SERVICES]
+    rows = Rows(services, context, model, requests, max_in_flight=MAX_IN_FLIGHT)
+    if services.overflow is not None and may_leave:
+        rows.way = services.overflow.way_of(request, model.adapters, model.spec, requests, is_whole=True)
     vectors = [b""] * len(requests)
     async with rows.admitted():
         while not rows.is_over:

@@ -112,6 +112,7 @@ class CreateTenantFields(Fields):
 
     name: Name
     may_use_base: bool = True
+    offload: bool = True
     quota: QuotaFields = QuotaFields()
 
 
@@ -119,6 +120,7 @@ class ChangeTenantFields(Fields):
     """PATCH /admin/tenants/{tenant}; what is left out stays as it is."""
 
     may_use_base: bool | None = None
+    offload: bool | None = None
     quota: QuotaFields = QuotaFields()
 
 

@@ -87,6 +87,12 @@ class UsageQuery(Query):
         return {name: text for name, text in query.items() if text or name not in ("from", "to")}
 
 
+class FleetQuery(Query):
+    """GET /admin/fleet; `adapter`: an id, or the digest of a version."""
+
+    adapter: str | None = None
+
+
 class DeletionQuery(Query):
     """DELETE /admin/adapters/{id}"""
 

@@ -81,6 +81,11 @@ class Metrics:
         """A timer for one sequence. `arrival`: seconds of `time.monotonic()`."""
         return SequenceTimer(self, self._tenant_label(tenant), arrival, num_prompt_tokens)
 
+    @property
+    def num_engine_restarts(self) -> int:
+        """The value of `engine_restarts`."""
+        return int(self.registry.get_sample_value("lora_serve_engine_restarts_total") or 0)
+
     def count_refusal(self, reason: str) -> None:
         """Count a request that was told to come again later. `reason`: of its CapacityError."""
         self._refused.labels(reason).inc()

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.stats import SlotInfo
+from lora_serve.core.stats import EngineStats, SlotInfo
 from lora_serve.server.background.tasks import running
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
@@ -35,22 +35,26 @@ async def _keep_looking(services: Services) -> None:
     while True:
         await asyncio.sleep(INTERVAL)
         try:
-            slots = (await services.client.stats()).slots
+            stats = await services.client.stats()
         except LoraServeError:
             last = None
             continue
         now = time.monotonic()
         if last is not None:
-            record_residency(services, slots, now - last)
+            record_residency(services, stats, now - last)
         last = now
 
 
-def record_residency(services: Services, slots: tuple[SlotInfo, ...], seconds: float) -> None:
-    """Meter the byte-seconds of the slots for the owners of the adapters."""
-    for slot in slots:
+def record_residency(services: Services, stats: EngineStats, seconds: float) -> None:
+    """Meter the byte-seconds of the slots for the owners of the adapters. Servers that share a replica of a fleet share
+    these too, as their usage is added up.
+    """
+    num_servers = {replica.replica: replica.num_servers for replica in stats.replicas or ()}
+    for slot in stats.slots:
         key = _key_of(services.catalog.snapshot, slot)
         if key is not None:
-            services.meter.record(key, UsageFigures(residency_byte_seconds=slot.num_bytes * seconds))
+            byte_seconds = slot.num_bytes * seconds / max(1, num_servers.get(slot.replica, 1))
+            services.meter.record(key, UsageFigures(residency_byte_seconds=byte_seconds))
 
 
 def _key_of(snapshot: Snapshot, slot: SlotInfo) -> UsageKey | None:

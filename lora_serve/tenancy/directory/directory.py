@@ -36,9 +36,16 @@ class Directory:
         known = self.snapshot.tenants.get(tenant)
         return NO_LIMITS if known is None else known.quota
 
-    def create_tenant(self, name: str, quota: Quota = NO_LIMITS, may_use_base: bool = True) -> Tenant:
+    def may_leave(self, tenant: str) -> bool:
+        """Whether neighbours may compute answers for the tenant now; one without a record has not forbidden it."""
+        known = self.snapshot.tenants.get(tenant)
+        return known is None or known.offload
+
+    def create_tenant(
+        self, name: str, quota: Quota = NO_LIMITS, may_use_base: bool = True, offload: bool = True
+    ) -> Tenant:
         """Raises ConflictError."""
-        tenant = Tenant(name, quota, may_use_base, self.clock())
+        tenant = Tenant(name, quota, may_use_base, self.clock(), offload)
         return self.ledger.change(lambda state: (edits.with_tenant(state, tenant), tenant))
 
     def change_tenant(self, name: str, change: Callable[[Tenant], Tenant]) -> Tenant:

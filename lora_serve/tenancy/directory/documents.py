@@ -14,6 +14,7 @@ import msgspec
 from lora_serve.core.tenant import MAX_LIMIT, ApiKey, Quota, Tenant, check_tenant_name
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+_LATER = ("offload",)  # fields that the records of earlier versions do not have: nobody had forbidden it
 _log = logging.getLogger(__name__)
 Record = TypeVar("Record", Tenant, ApiKey)
 
@@ -68,7 +69,8 @@ def _check(record: Tenant | ApiKey, name: str, found: Mapping[str, Any]) -> None
     is_right = (
         own_name == name
         and (isinstance(record, Tenant) or _HEX.match(record.digest) is not None)
-        and all(field.name in found for field in fields(record))  # a default would open more than was meant
+        # A default would open more than was meant.
+        and all(field.name in found for field in fields(record) if field.name not in _LATER)
         and all(0 <= limit <= MAX_LIMIT for limit in limits_of(record.quota).values())
     )
     if not is_right:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import aiohttp
 import pytest
 
+from lora_serve.core.fleet_stats import EMPTY
 from lora_serve.core.stats import SlotInfo
 from lora_serve.core.tenant import Quota, Role
 from lora_serve.server.upkeep.residency_meter import record_residency
@@ -24,7 +27,8 @@ async def use(house: House, http: aiohttp.ClientSession, secret: str, seed: int)
     """One request for an adapter that is on the device for a second."""
     ref = await house.register("acme/support", seed)
     assert (await complete(http, secret, model="acme/support")).status == 200
-    record_residency(house.services, (SlotInfo(1, 1, ref.digest, ref.name, 1000, 0, False),), 1.0)
+    slot = SlotInfo(1, 1, ref.digest, ref.name, 1000, 0, False)
+    record_residency(house.services, replace(EMPTY, slots=(slot,)), 1.0)
 
 
 @pytest.mark.parametrize("pause", [10, 86_400])

@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import threading
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -13,7 +14,8 @@ import pytest
 
 from lora_serve.client.mock import TIMINGS, MockReply
 from lora_serve.core.errors import InternalError
-from lora_serve.core.stats import SlotInfo
+from lora_serve.core.fleet_stats import EMPTY, merged
+from lora_serve.core.stats import ReplicaState, ReplicaStats, SlotInfo
 from lora_serve.core.tenant import Role
 from lora_serve.server.upkeep.residency_meter import record_residency
 from lora_serve.tenancy.usage.metering import summed
@@ -143,9 +145,27 @@ async def test_residency_is_its_owners_by_version(house: House, admin: aiohttp.C
     new_key("acme")
     ref = await house.register("acme/support")
     slots = (SlotInfo(1, 1, ref.digest, ref.name, 1000, 0, False), SlotInfo(2, 1, "sha256:x", "gone", 1000, 0, False))
-    record_residency(house.services, slots, 2.5)
+    record_residency(house.services, replace(EMPTY, slots=slots), 2.5)
     (row,) = await usage(admin)
     assert (row["tenant"], row["version"], row["residency_byte_seconds"], row["requests"]) == ("acme", "1", 2500.0, 0)
+
+
+async def test_servers_of_one_fleet_meter_their_parts_of_it(
+    house: House, admin: aiohttp.ClientSession, new_key: NewKey
+) -> None:
+    """An adapter on two replicas takes twice the room; each server adds its share to the usage of all."""
+    new_key("acme")
+    ref = await house.register("acme/support")
+    stats = replace(EMPTY, slots=(SlotInfo(1, 1, ref.digest, ref.name, 1000, 0, False),))
+    fleet = merged(
+        [
+            ReplicaStats("a", "10.0.0.1", ReplicaState.READY, num_servers=1, stats=stats),
+            ReplicaStats("b", "10.0.0.2", ReplicaState.READY, num_servers=4, stats=stats),
+        ]
+    )
+    record_residency(house.services, fleet, 2.0)
+    (row,) = await usage(admin)
+    assert row["residency_byte_seconds"] == 2000.0 + 2000.0 / 4
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ async def test_tenant_is_made_shown_changed_and_listed(tenancy: Tenancy) -> None
     made = await tenancy.call("admin", "POST", "/admin/tenants", {"name": "acme", "quota": {"max_running": 4}})
     assert made.status == 201
     assert made.data | {"created": 0} == {
-        "name": "acme", "object": "tenant", "may_use_base": True, "quota": {"max_running": 4}, "created": 0,
-        "num_keys": 0, "num_adapters": 0,
+        "name": "acme", "object": "tenant", "may_use_base": True, "offload": True, "quota": {"max_running": 4},
+        "created": 0, "num_keys": 0, "num_adapters": 0,
     }  # fmt: skip
     await tenancy.house.register("acme/a")
     await tenancy.key("acme")
@@ -151,6 +151,7 @@ OPERATORS = {  # what no tenant's own admin may do
     "DELETE /admin/aliases/{id}",
     "GET /admin/engine",
     "PUT /admin/engine",
+    "GET /admin/fleet",
     "POST /v1/load_lora_adapter",
     "POST /v1/unload_lora_adapter",
 }

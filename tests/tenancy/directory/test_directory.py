@@ -264,6 +264,15 @@ def test_key_record_that_makes_no_sense_opens_nothing(
     assert key.digest not in caplog.text
 
 
+def test_tenants_of_earlier_versions_have_not_forbidden_neighbours(directory: Directory) -> None:
+    directory.create_tenant("old")
+    directory.create_tenant("shut", offload=False)
+    record = dataclasses.asdict(directory.snapshot.tenant("old")) | {"quota": {}}
+    del record["offload"]
+    directory.ledger.change(lambda state: ({"tenant:old": json.dumps(record)}, None))
+    assert [directory.may_leave(name) for name in ("old", "shut", "nobody")] == [True, False, True]
+
+
 # -- two replicas --------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from lora_serve.core.stats import (
     BatchInfo,
     ConstraintStats,
     MemoryStats,
+    ReplicaState,
     SlotInfo,
     SpeculationStats,
     SwapStats,
@@ -37,6 +38,16 @@ class Probe(Answer):
     max_logit: float
 
 
+class PlaceCard(Answer):
+    """One engine that holds an adapter, or loads it."""
+
+    replica: str
+    tiers: list[Literal["host", "device"]]
+    is_loading: bool
+    is_pinned: bool
+    num_rows: int
+
+
 class VersionCard(Answer):
     version: int
     created: int
@@ -54,6 +65,7 @@ class VersionCard(Answer):
     config: dict[str, Any]
     state: AdapterState
     tiers: list[str]
+    replicas: list[PlaceCard] | None
     hits: int
     misses: int
     loads: int
@@ -128,6 +140,7 @@ class TenantCard(Answer):
     name: str
     object: Literal["tenant"]
     may_use_base: bool
+    offload: bool
     quota: dict[str, Any]
     created: int
     num_keys: int
@@ -246,3 +259,47 @@ class EngineCard(Answer):
     constraints: ConstraintStats
     speculation: SpeculationStats
     num_hung_loads: int
+
+
+class ReplicaCard(Answer):
+    """`core/stats.py: ReplicaStats`, and what its engine does and holds; 0 until it has told."""
+
+    id: str
+    object: Literal["replica"]
+    node: str
+    state: ReplicaState
+    reason: str
+    version: str
+    base_fingerprint: str
+    age_seconds: float
+    num_requests: int
+    num_servers: int
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_running_tokens: int
+    num_blocks: int
+    num_free_blocks: int
+    max_loras: int
+    slots: list[SlotInfo]
+    num_host_adapters: int
+    loading_digests: list[str]
+    tiers: dict[str, TierStats]
+
+
+class VersionPlaces(Answer):
+    version: int | None
+    digest: str
+    places: list[PlaceCard]
+
+
+class AdapterPlaces(Answer):
+    id: str
+    versions: list[VersionPlaces]
+
+
+class Fleet(Answer):
+    object: Literal["list"]
+    data: list[ReplicaCard]
+    restarts: int
+    adapter: AdapterPlaces | None

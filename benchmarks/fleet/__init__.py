@@ -1,0 +1,1 @@
+"""What a fleet withstands and costs: servers with `--engine ray` beside those of one engine, over HTTP."""

@@ -1,0 +1,105 @@
+"""Overflow: requests that would wait here for long are computed by neighbours."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from lora_serve.core.config import OverflowConfig
+from lora_serve.core.model_map import Pairs, parse_model_map
+from lora_serve.core.setting_types import SettingsGroup, Texts
+
+MAX_NEIGHBOURS = 16
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class OverflowSettings(SettingsGroup):
+    """Neighbours that compute what would wait here for long."""
+
+    overflow: Texts = Field(
+        (),
+        description="URL, or NAME=URL, of another OpenAI-compatible server with the same base model and adapters: it "
+        "computes requests that would wait here for long; repeatable",
+    )
+    overflow_after_ms: float = Field(
+        1000.0,
+        ge=0,
+        le=3_600_000,
+        description="milliseconds of predicted wait beyond which a request goes to a neighbour of --overflow",
+    )
+    overflow_model_map: Annotated[Pairs, BeforeValidator(parse_model_map)] = Field(
+        (),
+        description="pair NAME=NAME of a model here and at the neighbours (`*` stands for any text), or a JSON or YAML "
+        "file of them; only what is named leaves; default: all models, under their own names; repeatable",
+    )
+    overflow_api_key: str | None = Field(
+        None, min_length=1, max_length=4096, description="bearer key that the neighbours of --overflow are shown"
+    )
+    overflow_timeout_ms: float = Field(
+        10_000.0,
+        ge=100,
+        le=3_600_000,
+        description="milliseconds that a neighbour's first token may take at most; then the request is computed here",
+    )
+
+    @field_validator("overflow")
+    @classmethod
+    def _check_neighbours(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        neighbours = [neighbour_in(text) for text in value]
+        if len(neighbours) > MAX_NEIGHBOURS:
+            raise ValueError(f"expected at most {MAX_NEIGHBOURS} neighbours")
+        for kind, found in (("name", [name for name, _ in neighbours]), ("URL", [url for _, url in neighbours])):
+            if len(set(found)) < len(found):
+                raise ValueError(f"two neighbours have one {kind}")
+        return value
+
+    @field_validator("overflow_api_key")
+    @classmethod
+    def _check_key(cls, value: str | None) -> str | None:
+        if value is not None and (not value.isascii() or " " in value):
+            raise ValueError("expected ASCII characters without a space")
+        return value
+
+    @model_validator(mode="after")
+    def _check_overflow_together(self) -> Self:
+        if not self.overflow:
+            for name in ("overflow_model_map", "overflow_api_key"):
+                if getattr(self, name):
+                    raise ValueError(f"--overflow: is required with --{name.replace('_', '-')}")
+        return self
+
+    def overflow_slice(self) -> OverflowConfig:
+        return OverflowConfig(
+            neighbours=tuple(map(neighbour_in, self.overflow)),
+            after=self.overflow_after_ms / 1000,
+            timeout=self.overflow_timeout_ms / 1000,
+            model_map=self.overflow_model_map,
+            api_key=self.overflow_api_key,
+        )
+
+
+def neighbour_in(text: str) -> tuple[str, str]:
+    """Name and URL in `URL` or `NAME=URL`; the name of a bare URL is its host and port. Raises ValueError."""
+    name, equals, url = text.partition("=") if "=" in text.partition("://")[0] else ("", "", text)
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or not text.isascii() or " " in text or parts.query or parts.fragment:
+        raise ValueError(f"expected a URL such as http://10.0.0.7:8000, or NAME=URL: {text.rpartition('@')[2]!r:.200}")
+    if "@" in parts.netloc:
+        raise ValueError("a URL must hold no key: it goes into --overflow-api-key")
+    if equals and not all(character.isalnum() or character in "._-" for character in name):
+        raise ValueError(f"a neighbour's name has letters, digits and `._-` only: {name!r:.100}")
+    return name or parts.netloc, url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def is_address_of(url: str, host: str, port: int) -> bool:
+    """True if the URL is plainly that of a server that listens on `host` and `port`."""
+    parts = urlsplit(url)
+    there = parts.port or (443 if parts.scheme == "https" else 80)
+    listens_here = host in (*_LOOPBACK, "0.0.0.0", "::", "")
+    return there == port and (parts.hostname == host or (listens_here and parts.hostname in _LOOPBACK))

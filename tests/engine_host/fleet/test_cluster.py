@@ -1,0 +1,153 @@
+"""Words about clusters that are not there, and what Ray's processes are given; no cluster is started."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import logging
+import signal
+import socket
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from lora_serve.core.config import FleetConfig
+from lora_serve.core.errors import ConfigError
+from lora_serve.engine_host.fleet import cluster, node
+from lora_serve.engine_host.fleet.output import log_batch
+
+
+def config(**given: object) -> FleetConfig:
+    values = {"replicas": 2, "max_replicas": 2, "num_gpus": 0.0, "num_cpus": 1.5, "address": None, "name": "x"}
+    return FleetConfig(**{**values, "wait": 1.0, **given})  # type: ignore[arg-type]
+
+
+def refused(given: FleetConfig) -> str:
+    with pytest.raises(ConfigError) as caught, cluster.open_cluster(given):
+        pass
+    return str(caught.value)
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
+    assert refused(config()) == "--engine ray needs the package ray: pip install 'lora-serve[ray]'"
+
+
+def test_nobody_at_the_address_is_said_at_once() -> None:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        start = time.monotonic()
+        words = refused(config(address=address))
+    assert words.startswith(f"--ray-address {address}: no Ray cluster can be reached there (Connection refused)")
+    assert time.monotonic() - start < 5
+
+
+def test_auto_without_a_node_here_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "CURRENT_CLUSTER", tmp_path / "none")
+    assert refused(config(address="auto")).startswith("--ray-address auto: no Ray runs on this machine")
+
+
+def test_auto_is_what_ray_start_noted_unless_the_environment_says_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "noted").write_text("10.0.0.5:6379\n")
+    monkeypatch.setattr(cluster, "CURRENT_CLUSTER", tmp_path / "noted")
+    assert cluster.running_address() == "10.0.0.5:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.6:6379")
+    assert cluster.running_address() == "10.0.0.6:6379"
+
+
+def test_a_token_is_shown_where_there_is_one(tmp_path: Path) -> None:
+    asked = {"RAY_AUTH_MODE": "token"}
+    home = {"HOME": str(tmp_path)}
+    assert cluster.token_variables(home) == {}
+    assert cluster.token_variables({**home, "RAY_AUTH_TOKEN": "t"}) == asked
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("t")
+    assert cluster.token_variables(home) == asked
+    assert cluster.token_variables({**home, "RAY_AUTH_MODE": "disabled"}) == {"RAY_AUTH_MODE": "disabled"}
+
+
+def test_secrets_of_the_server_do_not_reach_rays_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LORA_SERVE_ADMIN_KEY", "LORA_SERVE_REDIS_URL", "VLLM_API_KEY"):
+        monkeypatch.setenv(name, "a secret")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.5:6379")
+    monkeypatch.setenv("LORA_SERVE_KERNELS", "avx2")
+    own = node.head_environment({"RAY_AUTH_MODE": "token"})
+    assert "a secret" not in {*own.values(), *node.child_environment().values()}
+    assert "RAY_ADDRESS" not in own
+    assert {own["RAY_USAGE_STATS_ENABLED"], own["RAY_memory_monitor_refresh_ms"]} == {"0"}
+    assert (own["LORA_SERVE_KERNELS"], own["RAY_AUTH_MODE"]) == ("avx2", "token")
+
+
+def test_a_cluster_of_ones_own_listens_on_loopback_and_has_room_for_an_update(tmp_path: Path) -> None:
+    flags = node.head_flags(config(), tmp_path)
+    assert {"--node-ip-address=127.0.0.1", "--port=0", "--include-dashboard=false", "--num-gpus=0"} <= set(flags)
+    assert "--num-cpus=6" in flags  # two replicas of 1.5, and as many beside them
+    assert "--num-gpus=0" not in node.head_flags(config(num_gpus=1.0), tmp_path)  # those that Ray finds
+
+
+def test_objects_are_files_where_shared_memory_is_too_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = type("Usage", (), {"free": 64 * 2**20})
+    monkeypatch.setattr(node.shutil, "disk_usage", lambda path: usage)
+    assert f"--plasma-directory={tmp_path}" in node.head_flags(config(), tmp_path)
+    usage.free = 2**30  # type: ignore[attr-defined]
+    assert not [flag for flag in node.head_flags(config(), tmp_path) if flag.startswith("--plasma")]
+
+
+def test_rays_last_words_are_its_error_or_ours(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert node.last_words(log) == "it said nothing"
+    log.write_text("2026-01-01 WARNING ...\nTraceback\n  File x\nRuntimeError: Version mismatch:\n  Ray: 2.10\n")
+    assert node.last_words(log) == "RuntimeError: Version mismatch: Ray: 2.10"
+    log.write_text("W rpc: InvalidAuthToken: wrong\nW trying again\n")
+    assert "RAY_AUTH_TOKEN_PATH" in node.last_words(log)
+
+
+def test_signals_stay_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's library sets a handler in C, about which Python knows nothing."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    ignore = ctypes.create_string_buffer(512)
+    ignore[0:1] = b"\x01"  # SIG_IGN
+    try:
+        with cluster._kept_signals():
+            ctypes.CDLL(None).sigaction(signal.SIGTERM, ignore, None)
+        signal.raise_signal(signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_cluster_that_does_not_answer_is_left_behind() -> None:
+    answer = threading.Event()
+    with pytest.raises(ConfigError, match="the Ray cluster at h:1 did not answer within 0 s"):
+        cluster._within(0.05, answer.wait, "h:1")
+    answer.set()
+    with pytest.raises(ConfigError, match="the Ray cluster at h:1 was not joined: no room"):
+        cluster._within(5, lambda: (_ for _ in ()).throw(RuntimeError("no room")), "h:1")
+
+
+def test_lines_of_replicas_become_records_of_this_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    line = '{"time": "t", "level": "warning", "logger": "lora_serve.engine", "message": "hot", "slot": 3, "name": "n"}'
+    log_batch({"pid": 7, "ip": "10.0.0.5", "lines": [line, "a plain line", "", '{"message": 1}']})
+    first, second, third = caplog.records
+    assert (first.name, first.levelno, first.getMessage()) == ("lora_serve.engine", logging.WARNING, "hot")
+    assert (vars(first)["slot"], vars(first)["replica_pid"], vars(first)["replica_node"]) == (3, 7, "10.0.0.5")
+    assert (first.name, vars(first)["replica_name"]) == ("lora_serve.engine", "n")
+    assert (second.levelno, second.getMessage(), vars(second)["replica_pid"]) == (logging.INFO, "a plain line", 7)
+    assert third.getMessage() == '{"message": 1}'
+
+
+def test_lines_of_rays_own_processes_are_not_the_operators(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log_batch({"pid": "raylet", "ip": "10.0.0.5", "lines": ["chatter"]})
+    assert caplog.records == []

@@ -1,0 +1,7 @@
+"""The site of tests/e2e, for fleets."""
+
+from __future__ import annotations
+
+from tests.e2e.conftest import files
+
+__all__ = ["files"]

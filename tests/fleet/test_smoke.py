@@ -1,0 +1,39 @@
+"""`serve --engine ray` as a user starts it, on a cluster of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from tests.e2e.conftest import ADMIN, Site
+from tests.e2e.plain_http import call
+from tests.e2e.processes import PATIENCE, descendants_of, eventually, is_alive
+from tests.e2e.streams import Stream
+from tests.e2e.test_openai_client import ASK, MODELS, check_with_peft, prompt
+from tests.engine_choice import hosted_by
+from tests.oracle import load_peft, save_adapter
+
+
+@pytest.mark.timeout(300)
+def test_fleet_answers_as_peft_takes_an_adapter_and_leaves_no_process(files: Site, tmp_path: Path) -> None:
+    late = save_adapter(files.model, files.root / "late", seed=31, r=4)
+    oracle = load_peft(files.model, {**files.adapters, "late": late})
+    arguments = files.arguments("fleet", "--replicas", "2", "--warmup", "off", *files.modules())
+    with hosted_by("ray").serving(arguments, tmp_path / "log") as server:
+        started = descendants_of(server.pid)
+        streams = [Stream(server, name) for name in MODELS]
+        assert call(f"{server.url}/admin/adapters", {"id": "late", "source": str(late)}, ADMIN).status == 201
+        with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
+            for seed, name in enumerate((*MODELS, "late")):
+                answer = client.completions.create(model=name, prompt=prompt(20, seed), **ASK)
+                check_with_peft(oracle, name, prompt(20, seed), answer.choices[0])
+        for stream in streams:
+            stream.join(PATIENCE)
+        assert all(stream.is_done for stream in streams)
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.wait() == 0
+    eventually(lambda: not any(map(is_alive, started)), "Ray's processes outlive their server")
