@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.e2e.conftest import files
+from tests.e2e.conftest import files, site
 
-__all__ = ["files"]
+__all__ = ["files", "site"]

@@ -35,9 +35,9 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 def application(settings: Settings) -> serve.Application:
     """The application; equal settings give an equal version, which Serve leaves as it runs."""
-    fleet, frame = settings.fleet_slice(), body_of([_configure_of(settings)])
+    fleet, configure = settings.fleet_slice(), _configure_of(settings)
     more = (settings.warmup, settings.engine_step_timeout)
-    version = hashlib.sha256(frame + repr((__version__, more)).encode()).hexdigest()[:16]
+    version = _version_of(configure, *more)
     deployment = serve.deployment(EngineReplica).options(
         name="engine",
         **_number_of(fleet),
@@ -45,7 +45,7 @@ def application(settings: Settings) -> serve.Application:
         graceful_shutdown_timeout_s=settings.shutdown_timeout + 10,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2,
-        health_check_timeout_s=30,
+        health_check_timeout_s=10,
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
         ray_actor_options={
@@ -55,7 +55,13 @@ def application(settings: Settings) -> serve.Application:
         },
     )
     deployment._version = version  # noqa: SLF001  without one each deployment counts as another
-    return deployment.bind(frame, version, secrets.token_bytes(16), *more)
+    return deployment.bind(body_of([configure]), version, secrets.token_bytes(16), *more)
+
+
+def _version_of(configure: Configure, *more: object) -> str:
+    """A digest of all that makes an engine what it is: servers of one fleet may have stores of their own."""
+    anywhere = structs.replace(configure, adapters=replace(configure.adapters, store=Path()))
+    return hashlib.sha256(body_of([anywhere]) + repr((__version__, more)).encode()).hexdigest()[:16]
 
 
 def _number_of(fleet: FleetConfig) -> dict[str, Any]:
