@@ -164,18 +164,18 @@ class Ping(Call, frozen=True):
 
 
 class Convert(Call, frozen=True):
-    """See `AdapterVerifier.convert`; answered by None. Names a folder that both sides see."""
+    """See `AdapterVerifier.convert`; answered by None, or Converted where the folder is elsewhere."""
 
-    folder: Path
+    folder: Path | None  # None: the engine does not see it, and asks for its files by OpenStaged
     digest: str
     max_rank: int | None
     seconds: float  # of processor time that the work may take
 
 
 class Validate(Call, frozen=True):
-    """See `AdapterVerifier.validate`; answered by an AdapterSize. Names a folder that both sides see."""
+    """See `AdapterVerifier.validate`; answered by an AdapterSize."""
 
-    folder: Path
+    folder: Path | None  # as in Convert
     digest: str
     max_rank: int | None
     allow_noop: bool
@@ -208,6 +208,7 @@ class Greeting(Message, frozen=True):
 
     replica: str  # its name in Ray Serve
     machine: str  # see `core/machine.py`
+    files: str  # likewise
     node: str  # the machine's address
     age: float  # seconds since its start
     version: str  # of this program
@@ -306,18 +307,30 @@ class AdapterSize(Message, frozen=True):
     num_bytes: int  # of host memory
 
 
+class Converted(Message, frozen=True):
+    """The staged folder's files were written by WritePiece."""
+
+    digest: str  # of them
+
+
 # -- blobs: adapters' folders, which the server's process has and the loaders of an engine's process read ----------
 
 
 class OpenBlob(Call, frozen=True):
-    """Hold an adapter's folder open until `CloseBlob`; answered by a BlobFolder."""
+    """Hold an adapter's folder open until `CloseBlob`; answered by a BlobFolder, or BlobFiles if it is elsewhere."""
 
     digest: str
     is_near: bool  # only if it is on this machine, and unchecked; else it is fetched and verified
 
 
+class OpenStaged(Call, frozen=True):
+    """Likewise for the folder that is to be converted or validated; answered by BlobFiles."""
+
+    of: int  # the server's call
+
+
 class CloseBlob(Message, frozen=True):
-    """The folder that `OpenBlob` of this id asked for was read."""
+    """The folder that the call of this id opened was read."""
 
     call_id: int
 
@@ -329,6 +342,23 @@ class KeepBeside(Call, frozen=True):
     path: Path
 
 
+class ReadPiece(Call, frozen=True):
+    """Asks for a Piece of an opened folder's file."""
+
+    opened: int  # the call that opened it
+    name: str
+    offset: int
+
+
+class WritePiece(Call, frozen=True):
+    """Write the next bytes of a staged folder's file, which replaces the old one; answered by None."""
+
+    of: int  # the server's Convert
+    name: str
+    offset: int
+    content: bytes
+
+
 class BlobFolder(Message, frozen=True):
     """A folder that stays until CloseBlob, the tier that had it, and the seconds that fetch and check took."""
 
@@ -336,11 +366,31 @@ class BlobFolder(Message, frozen=True):
     tier: str
     fetch: float
     verify: float
+    scratch: Path  # a folder on its file system, for files that KeepBeside moves
+
+
+class BlobFiles(Message, frozen=True):
+    """The files of a folder that the engine does not see: ReadPiece gives them until CloseBlob."""
+
+    sizes: dict[str, int]  # by name
+    digest: str
+    tier: str
+    fetch: float
+    verify: float
+
+
+class Piece(Message, frozen=True):
+    """Bytes of a file; fewer than PIECE_BYTES only at its end."""
+
+    content: bytes
+
+
+PIECE_BYTES = 2**20  # other messages wait behind a piece: 8 ms at 1 Gbit/s
 
 
 # -- answers to calls, in both directions --------------------------------------------------------------------------
 
-ReplyValue = None | SmokeTestResult | AdapterSize | BlobFolder | EngineStats
+ReplyValue = None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | Piece | EngineStats
 
 
 class Reply(Message, frozen=True):
@@ -356,6 +406,7 @@ StepEvent = Event | StartedEvent  # what a step gives
 ToLoop = Submit | Abort | Command | GetStats | Ping | Stop  # into the engine loop's mailbox
 FromLoop = StepEvent | Reply
 EngineCall = Command | GetStats | Ping | Convert | Validate
-BlobMessage = OpenBlob | CloseBlob | KeepBeside
+BlobCall = OpenBlob | OpenStaged | ReadPiece | WritePiece | KeepBeside
+BlobMessage = BlobCall | CloseBlob
 ToEngine = ToLoop | EngineCall | Configure | ForgetStaged | WarmUpDone | Reply
 FromEngine = FromLoop | BlobMessage | Ready | LoadRefused | Greeting | Reported
