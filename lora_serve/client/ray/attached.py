@@ -116,8 +116,8 @@ class AttachedReplicas:
                 link = self._open[replica] = ReplicaLink(
                     replica, self._names(), self._transport, self._gate, self._take
                 )
-                if await self._attached_once(link):
-                    delay, is_lost = FIRST_DELAY, link.is_lost
+                if (ended := await self._attached_once(link)) is not None:
+                    delay, is_lost = FIRST_DELAY, ended
                 if replica in self._listed:
                     await asyncio.sleep(delay)
                     delay = min(LONGEST_DELAY, 2 * delay)
@@ -127,16 +127,16 @@ class AttachedReplicas:
             self._gone.append((replica, is_lost))
             self.refused.pop(replica, None)
 
-    async def _attached_once(self, link: ReplicaLink) -> bool:
-        """Returns when the link has ended: whether the replica took requests."""
+    async def _attached_once(self, link: ReplicaLink) -> bool | None:
+        """Returns when the link has ended: whether the replica was lost; None: it took no requests."""
         try:
             if not await self._attach(link):
-                return False
+                return None
             await self._until_over(link)
-            return True
+            return link.is_lost
         except EngineLostError as error:
             _log.info("%s", error)
-            return False
+            return None
         finally:
             self._leave(link)
             await link.close()

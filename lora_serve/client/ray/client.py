@@ -89,7 +89,7 @@ class RayEngineClient:
 
     @property
     def replicas(self) -> list[str]:
-        """Their names, sorted."""
+        """The names of the replicas that take requests, sorted."""
         return sorted(link.replica for link in self.links)
 
     async def load(self) -> ModelSpec:

@@ -81,7 +81,7 @@ class ReplicaLink(MessageClient):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ended by itself: the replica died, or cannot be reached."""
+        """True once it has ended by itself: the replica died, or cannot be reached."""
         return self.lost is not None and self.lost.done() and not self._is_closing
 
     @property

@@ -103,7 +103,7 @@ def check_reachable(address: str) -> None:
 
 
 def token_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Whether this process shows a token, which Ray wants to be told: as RAY_AUTH_MODE says, else if there is one."""
+    """The variables that make Ray show a token: as RAY_AUTH_MODE says, else if there is one."""
     if mode := environment.get("RAY_AUTH_MODE"):
         return {"RAY_AUTH_MODE": mode}
     file = environment.get("RAY_AUTH_TOKEN_PATH") or Path(environment.get("HOME", "/"), ".ray", "auth_token")
@@ -144,7 +144,7 @@ def _read_environment_again() -> None:
 def _connected(cluster: Cluster) -> Iterator[None]:
     """This process as a driver of the cluster. Ray's own words about it go nowhere; its errors are ours to tell."""
     ray = importlib.import_module("ray")
-    temp_dir = None if cluster.node is None else str(cluster.node.folder)
+    temp_dir = None if cluster.node is None else str(cluster.node.temp_dir)
 
     def connect() -> None:
         with _as_a_driver_of(cluster), _kept_signals(), _quiet(logging.getLogger("ray")):

@@ -22,7 +22,7 @@ def load_engine(
 ) -> tuple[LocalEngine, RemoteBlobs]:
     """The engine, and where answers to what its loaders `send` go. Raises ModelError, ConfigError."""
     import_transformers(configure.model.quantization, configure.model.model)
-    configure_logging(configure.log_format)
+    configure_logging("json")  # the server takes the lines apart (output.py)
     from lora_serve.engine_host.local import LocalEngine, build_parts
     from lora_serve.text.tokenizer import TextModel
 

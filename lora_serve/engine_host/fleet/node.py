@@ -45,14 +45,23 @@ class Node:
     """A running node of this server's own."""
 
     address: str  # HOST:PORT of the cluster's GCS
-    folder: Path  # Ray's temporary folder
+    folder: Path  # that only this user may enter
     process: subprocess.Popen[bytes]
+
+    @property
+    def temp_dir(self) -> Path:
+        """Ray's temporary folder, which Ray opens to every user of the machine: so it lies in one that is closed."""
+        return temp_dir_in(self.folder)
 
     def ended(self) -> str | None:
         """The reason why it is no longer there, as words; None while it runs."""
         if self.process.poll() is None and not (self.folder / keeper.ENDED).exists():
             return None
         return "Ray's processes on this machine ended"
+
+
+def temp_dir_in(folder: Path) -> Path:
+    return folder / "r"
 
 
 @contextmanager
@@ -80,7 +89,11 @@ def joining_node(address: str) -> Iterator[Node]:
     """A node without cores, through which this process speaks to the cluster at `address`. Raises ConfigError."""
     with _folder() as folder:
         flags = [f"--address={address}", "--num-cpus=0", "--num-gpus=0", "--dashboard-agent-listen-port=0"]
-        flags += [f"--object-store-memory={OBJECT_STORE_BYTES}", *_object_store(folder), f"--temp-dir={folder}"]
+        flags += [
+            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            *_object_store(folder),
+            f"--temp-dir={temp_dir_in(folder)}",
+        ]
         failed = f"--ray-address {address}: the cluster was not joined"
         with _started(folder, flags, child_environment(), JOIN_SECONDS, failed) as node:
             yield node
@@ -92,7 +105,11 @@ def head_flags(config: FleetConfig, folder: Path) -> list[str]:
     flags += ["--include-dashboard=false", "--no-monitor", "--disable-usage-stats"]
     flags.append(f"--num-cpus={math.ceil(_SPARE * config.max_replicas * config.num_cpus)}")
     flags += [] if config.num_gpus else ["--num-gpus=0"]
-    flags += [f"--object-store-memory={OBJECT_STORE_BYTES}", *_object_store(folder), f"--temp-dir={folder}"]
+    flags += [
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        *_object_store(folder),
+        f"--temp-dir={temp_dir_in(folder)}",
+    ]
     return flags
 
 
@@ -120,9 +137,9 @@ def head_environment(variables: Mapping[str, str]) -> dict[str, str]:
 @contextmanager
 def _folder() -> Iterator[Path]:
     """A new folder that only this user may enter, whose path is short enough for Ray's sockets."""
-    near = [path for path in (tempfile.gettempdir(), "/tmp") if len(path) + len("/lora-serve-12345678") <= _MAX_FOLDER]  # noqa: S108
+    near = [path for path in (tempfile.gettempdir(), "/tmp") if len(path) + len("/lora-ray-12345678/r") <= _MAX_FOLDER]  # noqa: S108
     try:
-        folder = Path(tempfile.mkdtemp(prefix="lora-serve-", dir=next(iter(near), "/tmp")))  # noqa: S108
+        folder = Path(tempfile.mkdtemp(prefix="lora-ray-", dir=next(iter(near), "/tmp")))  # noqa: S108
     except OSError as error:
         raise ConfigError(f"--engine ray: there is no place for Ray's files: {error}") from None
     try:
@@ -165,7 +182,7 @@ def _started(
 
 def _address(folder: Path, process: subprocess.Popen[bytes], seconds: float, failed: str) -> str:
     """The address of the cluster, once the node belongs to it. Raises ConfigError, which begins with `failed`."""
-    file, deadline = folder / "ray_current_cluster", time.monotonic() + seconds
+    file, deadline = temp_dir_in(folder) / "ray_current_cluster", time.monotonic() + seconds
     while not (file.exists() and (text := file.read_text().strip())):
         words = last_words(folder / keeper.LOG)
         if process.poll() is not None or (folder / keeper.ENDED).exists() or words in _REASONS.values():

@@ -1,4 +1,4 @@
-"""What the processes of replicas write, in the log of the server that started them.
+"""Lines that the processes of replicas write, in the log of the server that started them.
 
 A replica logs in JSON on its standard error (`--log-format json`); Ray collects such lines from every node. Here each
 becomes a record of this server's log again, with the replica's process and node.
@@ -40,6 +40,7 @@ def take_words_of(name: str) -> None:
 @contextmanager
 def logged_output() -> Iterator[None]:
     """Takes the lines of workers from Ray, which has just been connected, as long as the block lasts."""
+    _take_serves_records()
     dispatcher = importlib.import_module("ray._private.ray_logging").global_worker_stdstream_dispatcher
     dispatcher.remove_handler(_RAYS_OWN)
     dispatcher.add_handler(_NAME, log_batch)
@@ -47,6 +48,15 @@ def logged_output() -> Iterator[None]:
         yield
     finally:
         dispatcher.remove_handler(_NAME)
+
+
+def _take_serves_records() -> None:
+    """Ray Serve in this process logs as any library does, from warnings on: it comes with a handler of its own."""
+    importlib.import_module("ray.serve")
+    logger = logging.getLogger("ray.serve")
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.WARNING)
 
 
 def log_batch(batch: Mapping[str, Any]) -> None:

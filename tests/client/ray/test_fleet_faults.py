@@ -194,6 +194,26 @@ async def test_replica_that_is_taken_away_finishes_its_requests_and_gets_no_new_
         await until(lambda: not victim.gateways)  # and no longer, as Ray Serve waits for its end
 
 
+async def test_figures_tell_a_lost_replica_from_one_that_was_taken_away() -> None:
+    async with started("a", "b", "c") as (fleet, client):
+        await asyncio.gather(*(tokens_of(client, request(f"r{index}")) for index in range(6)))
+        before = await client.stats()
+        assert before.num_steps > 0
+        fleet.kill("a")
+        await until(lambda: len(client.links) == 2)
+        fleet.unlist("a")
+        fleet.unlist("b")
+        names: list[str] = ["a"]
+        async with asyncio.timeout(10):
+            while names != ["c"]:
+                await asyncio.sleep(0.02)
+                after = await client.stats()
+                names = [one.replica for one in after.replicas or ()]
+        after = await client.stats()
+        assert after.num_replicas_lost == 1
+        assert after.num_steps >= before.num_steps
+
+
 async def test_gateway_that_leaves_takes_its_requests_along() -> None:
     async with started("a") as (fleet, client):
         task = asyncio.create_task(tokens_of(client, request("r", max_tokens=150, prompt=[SLOW])))
