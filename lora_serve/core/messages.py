@@ -2,7 +2,7 @@
 
 An engine in a thread gets and gives these very objects; an engine in a process gets and gives them as MessagePack, each
 as [class name, field, ...] (`client/wire.py`). A call has an id, which its `Reply` names. Files are
-named by paths; no tensor and no other Python object crosses.
+named by paths, or cross in pieces (`blob_messages.py`); no tensor and no other Python object crosses.
 """
 
 from __future__ import annotations
@@ -14,22 +14,14 @@ from typing import Literal
 import msgspec
 
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.blob_messages import BlobFiles, BlobFolder, BlobMessage, Piece
 from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
+from lora_serve.core.message import Call, Message
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.core.stats import EngineStats
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The base of all messages and of the commands in them; the types of the fields are checked by the decoder."""
-
-
-class Call(Message, frozen=True):
-    """The base of every message that is answered by a `Reply` of the same id."""
-
-    call_id: int  # unique among the calls of one side
 
 
 class RequestEvent(Message, frozen=True):
@@ -313,81 +305,6 @@ class Converted(Message, frozen=True):
     digest: str  # of them
 
 
-# -- blobs: adapters' folders, which the server's process has and the loaders of an engine's process read ----------
-
-
-class OpenBlob(Call, frozen=True):
-    """Hold an adapter's folder open until `CloseBlob`; answered by a BlobFolder, or BlobFiles if it is elsewhere."""
-
-    digest: str
-    is_near: bool  # only if it is on this machine, and unchecked; else it is fetched and verified
-
-
-class OpenStaged(Call, frozen=True):
-    """Likewise for the folder that is to be converted or validated; answered by BlobFiles."""
-
-    of: int  # the server's call
-
-
-class CloseBlob(Message, frozen=True):
-    """The folder that the call of this id opened was read."""
-
-    call_id: int
-
-
-class KeepBeside(Call, frozen=True):
-    """Move a file that the engine has written into the adapter's folder; answered by None."""
-
-    digest: str
-    path: Path
-
-
-class ReadPiece(Call, frozen=True):
-    """Asks for a Piece of an opened folder's file."""
-
-    opened: int  # the call that opened it
-    name: str
-    offset: int
-
-
-class WritePiece(Call, frozen=True):
-    """Write the next bytes of a staged folder's file, which replaces the old one; answered by None."""
-
-    of: int  # the server's Convert
-    name: str
-    offset: int
-    content: bytes
-
-
-class BlobFolder(Message, frozen=True):
-    """A folder that stays until CloseBlob, the tier that had it, and the seconds that fetch and check took."""
-
-    folder: Path
-    tier: str
-    fetch: float
-    verify: float
-    scratch: Path  # a folder on its file system, for files that KeepBeside moves
-
-
-class BlobFiles(Message, frozen=True):
-    """The files of a folder that the engine does not see: ReadPiece gives them until CloseBlob."""
-
-    sizes: dict[str, int]  # by name
-    digest: str
-    tier: str
-    fetch: float
-    verify: float
-
-
-class Piece(Message, frozen=True):
-    """Bytes of a file; fewer than PIECE_BYTES only at its end."""
-
-    content: bytes
-
-
-PIECE_BYTES = 2**20  # other messages wait behind a piece: 8 ms at 1 Gbit/s
-
-
 # -- answers to calls, in both directions --------------------------------------------------------------------------
 
 ReplyValue = None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | Piece | EngineStats
@@ -406,7 +323,5 @@ StepEvent = Event | StartedEvent  # what a step gives
 ToLoop = Submit | Abort | Command | GetStats | Ping | Stop  # into the engine loop's mailbox
 FromLoop = StepEvent | Reply
 EngineCall = Command | GetStats | Ping | Convert | Validate
-BlobCall = OpenBlob | OpenStaged | ReadPiece | WritePiece | KeepBeside
-BlobMessage = BlobCall | CloseBlob
 ToEngine = ToLoop | EngineCall | Configure | ForgetStaged | WarmUpDone | Reply
 FromEngine = FromLoop | BlobMessage | Ready | LoadRefused | Greeting | Reported

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.messages import Call, Reply, ReplyValue
+from lora_serve.core.message import Call
+from lora_serve.core.messages import Reply, ReplyValue
 
 
 class BlobCalls:
@@ -27,7 +28,9 @@ class BlobCalls:
         try:
             return answer.result(timeout)
         except TimeoutError:
-            raise AdapterUnavailableError("The server that has the adapter's files does not answer; try again.") from None
+            raise AdapterUnavailableError(
+                "The server that has the adapter's files does not answer; try again."
+            ) from None
         finally:
             self._calls.pop(call.call_id, None)
 

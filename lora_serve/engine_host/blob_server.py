@@ -19,17 +19,9 @@ from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.loading.loader import LOAD_TIMEOUT
 from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
 from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.core.blob_messages import BlobCall, BlobFolder, BlobMessage, CloseBlob, KeepBeside, OpenBlob
 from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError, contained
-from lora_serve.core.messages import (
-    BlobCall,
-    BlobFolder,
-    BlobMessage,
-    CloseBlob,
-    KeepBeside,
-    OpenBlob,
-    Reply,
-    ReplyValue,
-)
+from lora_serve.core.messages import Reply, ReplyValue
 from lora_serve.engine_host.remote_blobs import SCRATCH_PREFIX
 
 _log = logging.getLogger(__name__)

@@ -11,14 +11,8 @@ from pathlib import Path
 
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.adapters.stores.tiered import VerifiedBlob
-from lora_serve.core.messages import (
-    BlobFolder,
-    BlobMessage,
-    CloseBlob,
-    KeepBeside,
-    OpenBlob,
-    ReplyValue,
-)
+from lora_serve.core.blob_messages import BlobFolder, BlobMessage, CloseBlob, KeepBeside, OpenBlob
+from lora_serve.core.messages import ReplyValue
 from lora_serve.engine_host.blob_calls import BlobCalls
 
 SCRATCH_PREFIX = "engine-"  # of folders that an engine which was killed leaves behind

@@ -15,23 +15,31 @@ from hypothesis import strategies as st
 from lora_serve.client.wire import MAX_FRAME_BYTES, FrameSplitter, frame_of, from_engine, to_engine
 from lora_serve.core import errors, messages
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
+from lora_serve.core.blob_messages import (
+    BlobFiles,
+    BlobFolder,
+    CloseBlob,
+    KeepBeside,
+    OpenBlob,
+    OpenStaged,
+    Piece,
+    ReadPiece,
+    WritePiece,
+)
+from lora_serve.core.message import Message
 from lora_serve.core.messages import (
     Abort,
     AdapterSize,
-    BlobFolder,
-    CloseBlob,
     Command,
     Convert,
+    Converted,
     ErrorEvent,
     Evict,
     FinishEvent,
     ForgetStaged,
     FromEngine,
     GetStats,
-    KeepBeside,
     LoadRefused,
-    Message,
-    OpenBlob,
     Pin,
     Ping,
     PooledEvent,
@@ -117,7 +125,9 @@ SETTINGS = Settings(model="m", store=Path("/s"), redis_url="redis://:password@h/
 TO_ENGINE: tuple[ToEngine, ...] = (
     configure_of(SETTINGS), Submit(REQUEST), Abort("r"), GetStats(1), Ping(2), ForgetStaged(), WarmUpDone(), Stop(),
     Convert(3, Path("/f"), "sha256:a", None, 1.5), Validate(4, Path("/f"), "sha256:a", 8, True, 2.0),
-    Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25)), Reply(2), *(Command(5, command) for command in COMMANDS),
+    Convert(5, None, "sha256:a", None, 1.5), Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25, Path("/t"))), Reply(2),
+    Reply(3, BlobFiles({"a": 2**40}, "sha256:a", "redis", 0.5, 0.25)), Reply(4, Piece(b"\x00\xff")),
+    *(Command(5, command) for command in COMMANDS),
 )  # fmt: skip
 FROM_ENGINE: tuple[FromEngine, ...] = (
     Ready(SPEC),
@@ -133,6 +143,10 @@ FROM_ENGINE: tuple[FromEngine, ...] = (
     OpenBlob(1, "sha256:a", True),
     CloseBlob(1),
     KeepBeside(2, "sha256:a", Path("/f")),
+    OpenStaged(3, 7),
+    ReadPiece(4, 3, "f", 2**40),
+    WritePiece(5, 7, "f", 2**40, b"\x00\xff"),
+    Reply(4, Converted("sha256:b")),
 )
 ERROR = errors.QueueFullError("full", 7.0, "queue_tokens")
 

@@ -59,9 +59,8 @@ def application(settings: Settings) -> serve.Application:
 
 
 def _version_of(configure: Configure, *more: object) -> str:
-    """A digest of all that makes an engine what it is: servers of one fleet may have stores of their own."""
-    anywhere = structs.replace(configure, adapters=replace(configure.adapters, store=Path()))
-    return hashlib.sha256(body_of([anywhere]) + repr((__version__, more)).encode()).hexdigest()[:16]
+    """A digest of all that makes an engine what it is."""
+    return hashlib.sha256(body_of([configure]) + repr((__version__, more)).encode()).hexdigest()[:16]
 
 
 def _number_of(fleet: FleetConfig) -> dict[str, Any]:
@@ -87,6 +86,6 @@ def _configure_of(settings: Settings) -> Configure:
     return structs.replace(
         configure,
         model=replace(configure.model, model=str(model.absolute()) if model.is_dir() else configure.model.model),
-        adapters=replace(configure.adapters, store=configure.adapters.store.absolute()),
+        adapters=replace(configure.adapters, store=Path()),  # servers of one fleet may have stores of their own
         log_format="json",
     )

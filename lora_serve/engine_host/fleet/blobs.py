@@ -6,7 +6,8 @@ from pathlib import Path
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.client.ray.link import ReplicaLink
-from lora_serve.core.messages import BlobMessage, FromEngine
+from lora_serve.core.blob_messages import BlobMessage
+from lora_serve.core.messages import FromEngine
 from lora_serve.engine_host.blob_server import BlobServer
 from lora_serve.engine_host.fleet.content_server import ContentServer
 

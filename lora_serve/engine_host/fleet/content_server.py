@@ -7,26 +7,31 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, OPTIONAL_NAMES, WEIGHTS_NAME, adapter_digest, content_names
+from lora_serve.adapters.checkpoint.digest import (
+    CONFIG_NAME,
+    OPTIONAL_NAMES,
+    WEIGHTS_NAME,
+    adapter_digest,
+    content_names,
+)
 from lora_serve.adapters.regular_file import open_regular
-from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.messages import (
+from lora_serve.core.blob_messages import (
     PIECE_BYTES,
     BlobCall,
     BlobFiles,
-    Convert,
     OpenBlob,
     OpenStaged,
     Piece,
     ReadPiece,
-    ReplyValue,
-    Validate,
     WritePiece,
 )
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.messages import Convert, ReplyValue, Validate
 from lora_serve.engine_host.blob_server import BlobServer
 
 _NAMES = frozenset((CONFIG_NAME, WEIGHTS_NAME, *OPTIONAL_NAMES))
-_NOWHERE = AdapterUnavailableError("The adapter's files are on another machine.")
+_LEFT = ExitStack()
+_NOWHERE = AdapterUnavailableError("The adapter's files are elsewhere.")
 
 
 class ContentServer(BlobServer):
@@ -45,8 +50,8 @@ class ContentServer(BlobServer):
             return await self._files(message.call_id, stack, folder, None, ("", 0.0, 0.0))
         if isinstance(message, OpenBlob) and not message.is_near:
             blob = await self._opened(message, life)
-            stack = self._open.get(message.call_id)
-            if stack is None:  # the replica left meanwhile
+            stack = self._open.get(message.call_id, _LEFT)
+            if stack is _LEFT:  # the replica left meanwhile
                 raise _NOWHERE
             figures = blob.tier, blob.fetch, blob.verify
             return await self._files(message.call_id, stack, blob.folder, message.digest, figures)

@@ -9,19 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from msgspec.structs import replace
 
 from lora_serve.client.wire import body_of, to_engine
+from lora_serve.core.blob_messages import BlobMessage
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.messages import (
-    Abort,
-    BlobMessage,
-    Call,
-    ErrorEvent,
-    FinishEvent,
-    FromEngine,
-    Reply,
-    RequestEvent,
-    Submit,
-    ToEngine,
-)
+from lora_serve.core.message import Call
+from lora_serve.core.messages import Abort, ErrorEvent, FinishEvent, FromEngine, Reply, RequestEvent, Submit, ToEngine
 
 OWN = ""  # in the place of a gateway's name: the replica itself
 

@@ -11,31 +11,33 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, OPTIONAL_NAMES, WEIGHTS_NAME, adapter_digest, content_names
+from lora_serve.adapters.checkpoint.digest import (
+    CONFIG_NAME,
+    OPTIONAL_NAMES,
+    WEIGHTS_NAME,
+    adapter_digest,
+    content_names,
+)
 from lora_serve.adapters.regular_file import open_regular, views_of
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.adapters.stores.monitor import words_of
 from lora_serve.adapters.stores.tiered import VerifiedBlob
-from lora_serve.core.errors import AdapterUnavailableError, StoreUnwritableError
-from lora_serve.core.messages import (
+from lora_serve.core.blob_messages import (
     PIECE_BYTES,
     BlobCall,
     BlobFiles,
     BlobFolder,
     CloseBlob,
-    Convert,
-    Converted,
     KeepBeside,
     OpenBlob,
     OpenStaged,
     Piece,
     ReadPiece,
-    Reply,
-    ReplyValue,
-    Validate,
     WritePiece,
 )
+from lora_serve.core.errors import AdapterUnavailableError, StoreUnwritableError
+from lora_serve.core.messages import Convert, Converted, Reply, ReplyValue, Validate
 from lora_serve.engine_host.blob_calls import BlobCalls
 from lora_serve.engine_host.fleet.gateways import Gateways
 
@@ -102,10 +104,10 @@ class ReplicaBlobs:
             yield message.folder
             return
         gateway, of = self.gateways.caller(message.call_id)
-        with scratch_folder(self._cache.tmp) as copy:
+        with ExitStack() as stack:
             with self._open(gateway, OpenStaged(self._calls.new_id(), of)) as (opened, files):
                 assert isinstance(files, BlobFiles)
-                self._fetch(gateway, opened, files, copy)
+                copy = self._fetched(gateway, opened, files, stack)
             yield copy
 
     def changed(self, message: Convert, folder: Path) -> Converted | None:
@@ -151,8 +153,9 @@ class ReplicaBlobs:
                     found = VerifiedBlob(blob.folder, blob.tier, blob.fetch, blob.verify)
                 else:
                     assert isinstance(blob, BlobFiles)
-                    copy = stack.enter_context(scratch_folder(self._cache.tmp))
-                    seconds = self._fetch(gateway, call.call_id, blob, copy)
+                    started = time.perf_counter()
+                    copy = self._fetched(gateway, call.call_id, blob, stack)
+                    seconds = time.perf_counter() - started
                     kept = self._kept(digest, copy, seconds)
                     found = VerifiedBlob(kept or copy, blob.tier, blob.fetch + seconds, blob.verify)
             yield found
@@ -166,20 +169,19 @@ class ReplicaBlobs:
         finally:
             self.gateways.post(gateway, CloseBlob(call.call_id))
 
-    def _fetch(self, gateway: str, opened: int, files: BlobFiles, folder: Path) -> float:
-        """Writes the files into a folder; the seconds that it took. Raises AdapterUnavailableError."""
-        started = time.perf_counter()
-        for _ in range(_TRIES):
-            try:
+    def _fetched(self, gateway: str, opened: int, files: BlobFiles, stack: ExitStack) -> Path:
+        """A copy of an opened folder, gone when `stack` is closed. Raises AdapterUnavailableError."""
+        try:
+            folder = stack.enter_context(scratch_folder(self._cache.tmp))
+            for _ in range(_TRIES):
                 for name in sorted(files.sizes.keys() & _NAMES):
                     self._fetch_file(gateway, opened, folder / name, files.sizes[name])
-                digest = adapter_digest(folder)
-            except OSError as error:
-                _log.warning("a server's adapter cannot be written here: %r", error)
-                words = words_of(error)
-                raise StoreUnwritableError(f"The engine cannot keep the adapter's files at present: {words}.") from None
-            if digest == files.digest:
-                return time.perf_counter() - started
+                if adapter_digest(folder) == files.digest:
+                    return folder
+        except OSError as error:
+            _log.warning("a server's adapter cannot be written here: %r", error)
+            words = words_of(error)
+            raise StoreUnwritableError(f"The engine cannot keep the adapter's files at present: {words}.") from None
         raise AdapterUnavailableError("The adapter was damaged on its way to the engine; try again.")
 
     def _fetch_file(self, gateway: str, opened: int, path: Path, size: int) -> None:

@@ -96,7 +96,9 @@ class ReplicaEngine:
     def greeting(self) -> Greeting:
         """The first message to a gateway."""
         age = time.monotonic() - self._started_at
-        return Greeting(self._name, machine_id(), files_id(), self._node, age, __version__, self._settings, self._roots_key)
+        return Greeting(
+            self._name, machine_id(), files_id(), self._node, age, __version__, self._settings, self._roots_key
+        )
 
     def take(self, gateway: str, frame: bytes) -> None:
         """See `Gateways.take`."""

@@ -1,0 +1,39 @@
+"""A replica's own folder, for copies of adapters: under the system's temporary folder, as its machine may have no other
+place that can be written.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.adapters.stores.lock import StoreLock, lock_store
+from lora_serve.core.errors import ConfigError
+
+_PREFIX = "lora_serve-replica-"
+_YOUNG = 60.0  # seconds in which a folder may not be locked yet
+
+
+def own_folder() -> tuple[Path, StoreLock]:
+    """A new one, whose lock ends with the process. Those of processes that ended, however they did, are removed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError, ConfigError):  # another process holds it
+            _remove_if_left(folder)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    return folder, lock_store(folder)
+
+
+def _remove_if_left(folder: Path) -> None:
+    status = folder.lstat()
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if is_ours and time.time() - status.st_mtime > _YOUNG:
+        lock = lock_store(folder)
+        try:
+            remove_folder(folder)
+        finally:
+            lock.close()
