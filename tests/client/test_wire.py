@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.client.wire import MAX_FRAME_BYTES, FrameSplitter, frame_of, from_engine, to_engine
-from lora_serve.core import errors, messages
+from lora_serve.core import blob_messages, errors, messages
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
 from lora_serve.core.blob_messages import (
     BlobFiles,
@@ -26,7 +26,7 @@ from lora_serve.core.blob_messages import (
     ReadPiece,
     WritePiece,
 )
-from lora_serve.core.message import Message
+from lora_serve.core.message import Call, Message
 from lora_serve.core.messages import (
     Abort,
     AdapterSize,
@@ -39,6 +39,7 @@ from lora_serve.core.messages import (
     ForgetStaged,
     FromEngine,
     GetStats,
+    Greeting,
     LoadRefused,
     Pin,
     Ping,
@@ -47,6 +48,7 @@ from lora_serve.core.messages import (
     PromptEvent,
     Ready,
     Reply,
+    Reported,
     Resize,
     SetTenantBudgets,
     SmokeTest,
@@ -65,6 +67,7 @@ from lora_serve.core.messages import (
     WarmUpDone,
 )
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec, PoolingSpec
+from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import (
     AdapterUse,
     FinishReason,
@@ -131,6 +134,8 @@ TO_ENGINE: tuple[ToEngine, ...] = (
 )  # fmt: skip
 FROM_ENGINE: tuple[FromEngine, ...] = (
     Ready(SPEC),
+    Greeting("r", "machine", "files", "node", 1.5, "1.0", "settings", b"\x00\xff"),
+    Reported(ReplicaReport("r", 1.5, ("sha256:a",), prefix_roots=(2**63,)), 2),
     StartedEvent("r"),
     PromptEvent("r", Timings(1.0, 2.0, 3.0), (None, LOGPROBS), 4, fell_back=True),
     TokenEvent("r", 5, LOGPROBS),
@@ -170,8 +175,9 @@ def test_every_message_has_crossed_here() -> None:
     errors_too = (ErrorEvent("r", ERROR), Reply(1, error=ERROR), LoadRefused(ERROR), Reply(9, stats_of_an_engine()))
     crossed = {type(message) for message in (*TO_ENGINE, *FROM_ENGINE, *errors_too, *COMMANDS)}
     crossed |= {type(message.value) for message in (*TO_ENGINE, *FROM_ENGINE) if isinstance(message, Reply)}
-    known = {kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Message)}
-    assert known - crossed == {Message, messages.Call, messages.RequestEvent}
+    named = {**vars(messages), **vars(blob_messages)}.values()
+    known = {kind for kind in named if isinstance(kind, type) and issubclass(kind, Message)}
+    assert known - crossed == {Message, Call, messages.RequestEvent}
 
 
 def test_a_message_for_the_other_side_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_serve.adapters.stores.disk import DiskStore
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from lora_serve.engine_host.local import LocalEngine
 
 
-def load_engine(configure: Configure, replica: str) -> tuple[LocalEngine, ReplicaBlobs]:
-    """The engine, and the folders that its loaders read. Raises ModelError, ConfigError, OSError."""
+def load_engine(configure: Configure, replica: str, files: Path) -> tuple[LocalEngine, ReplicaBlobs]:
+    """The engine, and the folders that its loaders read; copies of them lie in `files`. Raises ModelError, ConfigError,
+    OSError.
+    """
     import_transformers(configure.model.quantization, configure.model.model)
     configure_logging("json")  # the server takes the lines apart (output.py)
     from lora_serve.engine_host.local import LocalEngine, build_parts
@@ -31,13 +34,13 @@ def load_engine(configure: Configure, replica: str) -> tuple[LocalEngine, Replic
     with timed(f"model {configure.model.model}"):
         parts = build_parts(configure.model, configure.engine, configure.adapters)
     gc.freeze()
-    blobs = ReplicaBlobs(_cache(configure.adapters), scratch_prefix(replica))
+    blobs = ReplicaBlobs(_cache(configure.adapters, files), scratch_prefix(replica))
     engine = LocalEngine(parts, configure.engine, configure.adapters, blobs, lambda: TextModel.load(parts.spec.name))
     return engine, blobs
 
 
-def _cache(config: AdapterConfig) -> DiskStore:
+def _cache(config: AdapterConfig, files: Path) -> DiskStore:
     """For copies of what this machine does not see: as many bytes as a server's own cache, or half of what is free."""
-    folder, _ = own_folder()  # locked until this process ends
+    folder, _ = own_folder(files)  # locked until this process ends
     max_bytes = config.disk_bytes or shutil.disk_usage(folder).free // 2
     return DiskStore(folder, max_bytes, is_cache=True, policy=config.eviction)

@@ -1,6 +1,4 @@
-"""A replica's own folder, for copies of adapters: under the system's temporary folder, as its machine may have no other
-place that can be written.
-"""
+"""A replica's own folder, for copies of adapters: among Ray's own files on its machine, which end with the cluster."""
 
 from __future__ import annotations
 
@@ -15,16 +13,16 @@ from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.adapters.stores.lock import StoreLock, lock_store
 from lora_serve.core.errors import ConfigError
 
-_PREFIX = "lora_serve-replica-"
+_PREFIX = "lora_serve-"
 _YOUNG = 60.0  # seconds in which a folder may not be locked yet
 
 
-def own_folder() -> tuple[Path, StoreLock]:
+def own_folder(parent: Path) -> tuple[Path, StoreLock]:
     """A new one, whose lock ends with the process. Those of processes that ended, however they did, are removed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError, ConfigError):  # another process holds it
             _remove_if_left(folder)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     return folder, lock_store(folder)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import ray
 from ray import serve
@@ -32,7 +34,7 @@ class EngineReplica:
         assert isinstance(message, Configure)
         self._step_timeout = step_timeout
         name = serve.get_replica_context().replica_id.unique_id
-        engine, blobs = await asyncio.to_thread(load_engine, message, name)
+        engine, blobs = await asyncio.to_thread(load_engine, message, name, _ray_folder())
         sys.setswitchinterval(0.0005)  # see launch.py
         node = ray.util.get_node_ip_address()
         self._engine = ReplicaEngine(engine, name, settings, roots_key, node, blobs, use_one_core)
@@ -55,3 +57,8 @@ class EngineReplica:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """The figures that `autoscaling.replicas_wanted` decides by."""
         return self._engine.load
+
+
+def _ray_folder() -> Path:
+    """The folder of Ray's files on this machine, of this cluster's session."""
+    return Path(importlib.import_module("ray._private.worker")._global_node.get_session_dir_path())  # noqa: SLF001
