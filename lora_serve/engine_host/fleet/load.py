@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 def load_engine(configure: Configure, replica: str, files: Path) -> tuple[LocalEngine, ReplicaBlobs]:
-    """The engine, and the folders that its loaders read; copies of them lie in `files`. Raises ModelError, ConfigError,
-    OSError.
+    """The engine, and the folders that its loaders read; copies of them lie in `files`, if nothing else was said.
+
+    Raises ModelError, ConfigError, OSError.
     """
     import_transformers(configure.model.quantization, configure.model.model)
     configure_logging("json")  # the server takes the lines apart (output.py)
@@ -41,6 +42,6 @@ def load_engine(configure: Configure, replica: str, files: Path) -> tuple[LocalE
 
 def _cache(config: AdapterConfig, files: Path) -> DiskStore:
     """For copies of what this machine does not see: as many bytes as a server's own cache, or half of what is free."""
-    folder, _ = own_folder(files)  # locked until this process ends
+    folder, _ = own_folder(files if config.store == Path() else config.store)  # locked until this process ends
     max_bytes = config.disk_bytes or shutil.disk_usage(folder).free // 2
     return DiskStore(folder, max_bytes, is_cache=True, policy=config.eviction)

@@ -1,4 +1,4 @@
-"""A replica's own folder, for copies of adapters: among Ray's own files on its machine, which end with the cluster."""
+"""A replica's own folder, for copies of adapters: by itself among Ray's own files, which end with the cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _YOUNG = 60.0  # seconds in which a folder may not be locked yet
 
 
 def own_folder(parent: Path) -> tuple[Path, StoreLock]:
-    """A new one, whose lock ends with the process. Those of processes that ended, however they did, are removed."""
+    """A new one, whose lock ends with the process. Those of processes that ended, however they did, are removed. Raises
+    OSError.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError, ConfigError):  # another process holds it
             _remove_if_left(folder)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lora_serve.client.wire import to_engine
+from lora_serve.core.messages import Configure
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.fleet.app import application
+from lora_serve.engine_host.fleet.app import application, build
 
 
 def version_of(**settings: Any) -> str:
@@ -19,3 +21,15 @@ def test_servers_with_stores_of_their_own_share_engines_and_with_other_limits_re
     assert version_of(store=Path("/other"), port=7000, replicas=3) == one
     assert version_of(store=Path("/one"), max_loras=3) != one
     assert version_of(store=Path("/one"), warmup="off") != one
+
+
+def store_of(app: Any) -> Path:
+    (configure,) = to_engine(app._bound_deployment.init_args[0])
+    assert isinstance(configure, Configure)
+    return configure.adapters.store
+
+
+def test_engines_use_no_folder_of_a_servers_but_one_that_their_own_application_names() -> None:
+    assert store_of(application(Settings(model="a/model", engine="ray", store=Path("/one")))) == Path()
+    assert store_of(build({"model": "a/model"})) == Path()
+    assert store_of(build({"model": "a/model", "store": "/data/store"})) == Path("/data/store")
