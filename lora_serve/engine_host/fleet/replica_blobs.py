@@ -41,7 +41,7 @@ from lora_serve.core.messages import Convert, Converted, Reply, ReplyValue, Vali
 from lora_serve.engine_host.blob_calls import BlobCalls
 from lora_serve.engine_host.fleet.gateways import Gateways
 
-OPEN_SECONDS, PIECE_SECONDS = 30.0, 10.0  # after which a gateway that does not answer is given up
+ANSWER_SECONDS = 30.0  # after which a gateway that does not answer is given up
 _NAMES = frozenset((CONFIG_NAME, WEIGHTS_NAME, *OPTIONAL_NAMES))
 _TRIES = 2  # of one gateway, for content that arrives damaged
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class ReplicaBlobs:
             gateway, blob = self._of_any(lambda gateway: self._near_at(gateway, digest), stack)
             folder = stack.enter_context(scratch_folder(blob.scratch, self._prefix))
             (folder / name).write_bytes(content)
-            self._ask(gateway, KeepBeside(self._calls.new_id(), digest, folder / name), OPEN_SECONDS)
+            self._ask(gateway, KeepBeside(self._calls.new_id(), digest, folder / name))
 
     @contextmanager
     def opened(self, message: Convert | Validate) -> Iterator[Path]:
@@ -120,7 +120,7 @@ class ReplicaBlobs:
                 offset = 0
                 for piece in views_of(file, PIECE_BYTES):
                     call = WritePiece(self._calls.new_id(), of, name, offset, bytes(piece))
-                    self._ask(gateway, call, PIECE_SECONDS)
+                    self._ask(gateway, call)
                     offset += len(piece)
         return Converted(adapter_digest(folder))
 
@@ -162,7 +162,7 @@ class ReplicaBlobs:
 
     @contextmanager
     def _open(self, gateway: str, call: OpenBlob | OpenStaged) -> Iterator[tuple[int, BlobFolder | BlobFiles]]:
-        blob = self._ask(gateway, call, OPEN_SECONDS)
+        blob = self._ask(gateway, call)
         assert isinstance(blob, BlobFolder | BlobFiles)
         try:
             yield call.call_id, blob
@@ -188,7 +188,7 @@ class ReplicaBlobs:
         with path.open("wb") as file:
             for offset in range(0, size, PIECE_BYTES):
                 call = ReadPiece(self._calls.new_id(), opened, path.name, offset)
-                piece = self._ask(gateway, call, PIECE_SECONDS)
+                piece = self._ask(gateway, call)
                 assert isinstance(piece, Piece)
                 file.write(piece.content)
 
@@ -200,5 +200,5 @@ class ReplicaBlobs:
             _log.warning("%s is not kept on the engine's disk: %s", digest, error)
             return None
 
-    def _ask(self, gateway: str, call: BlobCall, timeout: float) -> ReplyValue:
-        return self._calls.ask(call, lambda: self.gateways.post(gateway, call), timeout)
+    def _ask(self, gateway: str, call: BlobCall) -> ReplyValue:
+        return self._calls.ask(call, lambda: self.gateways.post(gateway, call), ANSWER_SECONDS)

@@ -224,7 +224,7 @@ async def test_server_that_leaves_in_the_middle_is_replaced_by_another(
 async def test_server_that_does_not_answer_is_given_up(
     tmp_path: Path, digest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_blobs, "PIECE_SECONDS", 0.2)
+    monkeypatch.setattr(replica_blobs, "ANSWER_SECONDS", 0.2)
     async with elsewhere(tmp_path, "one", "other") as world:
         for gateway in world.gateways:
             gateway.store.put(digest, tmp_path / "adapter")
@@ -354,4 +354,4 @@ async def test_replica_reads_and_writes_nothing_that_it_was_not_asked_about(tmp_
             WritePiece(903, 1, "../x", 0, b"x"),
         ):
             with pytest.raises(AdapterUnavailableError, match="elsewhere"):
-                await asyncio.to_thread(world.blobs._ask, gateway, call, 5.0)
+                await asyncio.to_thread(world.blobs._ask, gateway, call)
