@@ -7,6 +7,7 @@ import itertools
 import random
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from benchmarks.fleet.engines import engines_below, is_alive, signal_to
@@ -23,12 +24,15 @@ POLL = 0.2
 
 @dataclass
 class Fleet:
-    """What can be broken. `roots`: processes below which engines are looked for."""
+    """What can be broken. `roots`: processes below which engines are looked for. `another`: one more gateway of the
+    same cluster, by the replicas and the flags that it asks for; whoever comes last is obeyed.
+    """
 
     gateways: Sequence[ServerProcess]
     replicas: int
     rows: int  # that a replica runs at a time: so many streams may be cut by its end
     roots: Sequence[int]
+    another: Callable[[int, Sequence[str]], AbstractContextManager[ServerProcess]]
     redis: RedisServer | None = None
     random: random.Random = field(default_factory=lambda: random.Random(5))
 
@@ -92,6 +96,31 @@ async def redis(fleet: Fleet, stage: Stage) -> None:
         await asyncio.sleep(EVERY)
 
 
+async def update(fleet: Fleet, stage: Stage) -> None:
+    """Another gateway joins with other settings of the engines: Serve replaces the replicas one by one."""
+    await _joined_by(fleet, stage, fleet.replicas, ["--max-num-seqs", str(fleet.rows - 1)])
+
+
+async def scale(fleet: Fleet, stage: Stage) -> None:
+    """Another gateway joins that wants one replica less, and when it has left one that wants as many as before."""
+    await _joined_by(fleet, stage, fleet.replicas - 1, [])
+    await _joined_by(fleet, stage, fleet.replicas, [])
+
+
+async def _joined_by(fleet: Fleet, stage: Stage, replicas: int, flags: Sequence[str]) -> None:
+    """Until the replicas are those that it wants, which run no longer than the load does."""
+    await asyncio.sleep(FIRST)
+    since, before = stage.now, set(await fleet.engines())
+    joined = fleet.another(replicas, flags)
+    await asyncio.to_thread(joined.__enter__)
+    try:
+        while (stage.left > 0 and len(now := set(await fleet.engines())) != replicas) or (flags and now & before):
+            await asyncio.sleep(POLL)
+    finally:
+        await asyncio.to_thread(joined.__exit__, None, None, None)
+    stage.note(f"{len(before)} replicas became {len(now)}, {len(now & before)} of them the same", since, may_cut=0)
+
+
 async def until_whole(fleet: Fleet, patience: float) -> float | None:
     """Seconds until there are as many engines as there were and every gateway is ready; None: it never was."""
     for tried in itertools.count():
@@ -105,4 +134,4 @@ async def until_whole(fleet: Fleet, patience: float) -> float | None:
     raise AssertionError
 
 
-BREAKING: dict[str, Breaking] = {"nothing": nothing, "kill": kill, "hang": hang, "gateway": gateway, "redis": redis}
+BREAKING: dict[str, Breaking] = {each.__name__: each for each in (nothing, kill, hang, gateway, redis, update, scale)}

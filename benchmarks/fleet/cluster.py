@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import tempfile
 import time
@@ -28,9 +29,28 @@ class Cluster:
 
 @contextmanager
 def ray_cluster(folder: Path) -> Iterator[Cluster]:
-    """One node of this machine, all cores; its log is in `folder`."""
-    with ray_node(folder, HOST, ["--head", "--port", str(port := free_port())]) as pid:
+    """One node of this machine, all cores; its log is in `folder`. Whoever joins is to be started within the block."""
+    with (
+        own_token(folder),
+        ray_node(folder, HOST, ["--head", "--include-dashboard", "false", "--port", str(port := free_port())]) as pid,
+    ):
         yield Cluster(f"{HOST}:{port}", pid)
+
+
+@contextmanager
+def own_token(folder: Path) -> Iterator[None]:
+    """Ray's nodes and servers that are started within the block have a token in common, and ask each other for it."""
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            os.environ.pop(name) if text is None else os.environ.__setitem__(name, text)
 
 
 @contextmanager
@@ -40,9 +60,8 @@ def ray_node(folder: Path, address: str, flags: Sequence[str], inside: Sequence[
     """
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as temporary:  # short: names of sockets have 107 bytes
         command = [
-            *inside, str(Path(sys.executable).with_name("ray")), "start", *flags, "--block", "--node-ip-address", address,
-            "--temp-dir", temporary, "--include-dashboard", "false", "--disable-usage-stats",
-            "--object-store-memory", str(128 * 2**20),
+            *inside, str(Path(sys.executable).with_name("ray")), "start", *flags, "--block",
+            "--node-ip-address", address, "--temp-dir", temporary, "--disable-usage-stats", "--object-store-memory", str(128 * 2**20),
         ]  # fmt: skip
         child = Child(command, folder / f"ray-{address}.log", without_settings(os.environ))
         try:

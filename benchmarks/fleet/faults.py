@@ -9,6 +9,8 @@ closed loop of --users asks the fleet, greedily and streamed, while --fault happ
     hang     SIGSTOP of a replica for 15 s, again and again
     gateway  kill -9 of the last of --gateways (2 or more), which share a cluster and a Redis
     redis    Redis, which holds the registry, killed for 10 s and started again
+    update   a gateway joins with other settings of the engines, whose replicas are replaced one by one
+    scale    a gateway joins that wants a replica less, then one that wants it again
     nothing  for comparison
 Wrong: a text, or the part of one before an error, that is not the oracle's. Lost: an error before any token. Cut: an
 error after some. Exit code 1 if an answer was wrong or lost, if a stream was cut by nothing, or without the words that
@@ -19,11 +21,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +37,13 @@ from benchmarks.fleet.load import under_load
 from benchmarks.fleet.site import Site, add_arguments, engine_flags, made_site
 from benchmarks.fleet.verdict import Verdict, verdict
 from benchmarks.report import RESULTS, machine
+from lora_serve.commands.server_process import ServerProcess
 from tests.redis_server import RedisServer
 
 PATIENCE = 60.0  # seconds until the fleet must be whole again
 ROWS = 6  # of a replica: some requests always wait without a token
 NUM_PROMPTS, NUM_TOKENS = 4, 64
+JOINED = ("gateway", "update", "scale")  # faults of several gateways, whose cluster is none of theirs
 TOLD = 20  # failures in words; all are counted
 
 
@@ -109,27 +114,34 @@ def said(log: Path) -> list[str]:
 def _fleet(site: Site, options: argparse.Namespace) -> Iterator[Fleet]:
     """Its gateways are ready and know every adapter."""
     with ExitStack() as stack:
-        more: list[str] = ["--max-num-seqs", str(ROWS), "--max-loras", "8", *options.flags]
-        store = None
-        if options.redis or options.gateways > 1 or options.fault == "redis":
-            (folder := site.root / "redis").mkdir()
-            store = RedisServer(folder, append_only=True)
-            store.start()
-            stack.callback(store.stop)
+        more = ["--max-num-seqs", str(ROWS), "--max-loras", "8", *options.flags]
+        has_others, roots = options.gateways > 1 or options.fault in JOINED, list[int]()
+        store = _redis(site, stack) if options.redis or options.fault == "redis" or has_others else None
+        if store is not None:
             more += ["--redis-url", store.url, *site.modules]
-        roots = []
-        if options.gateways > 1:
+        if has_others:
             cluster = stack.enter_context(ray_cluster(site.root))
             roots.append(cluster.pid)
             more += ["--ray-address", cluster.address]
-        engine = engine_flags(options.engine, options.replicas)
-        gateways = []
-        for number in range(options.gateways):
-            own = ["--store", str(site.root / f"store-{number}")] if store is not None else []
-            gateways.append(stack.enter_context(site.server(f"gateway-{number}", engine, *more, *own)))
-            roots.append(gateways[-1].pid)
+        numbers = itertools.count()
+
+        def gateway(replicas: int, flags: Sequence[str]) -> AbstractContextManager[ServerProcess]:
+            name = f"gateway-{next(numbers)}"
+            own = ["--store", str(site.root / name)] if store is not None else []
+            return site.server(name, engine_flags(options.engine, replicas), *more, *own, *flags)
+
+        gateways = [stack.enter_context(gateway(options.replicas, [])) for _ in range(options.gateways)]
+        roots += [server.pid for server in gateways]
         num_engines = options.replicas if options.engine == "ray" else 1
-        yield Fleet(gateways, num_engines, ROWS, roots, store)
+        yield Fleet(gateways, num_engines, ROWS, roots, gateway, store)
+
+
+def _redis(site: Site, stack: ExitStack) -> RedisServer:
+    (folder := site.root / "redis").mkdir()
+    store = RedisServer(folder, append_only=True)
+    store.start()
+    stack.callback(store.stop)
+    return store
 
 
 if __name__ == "__main__":

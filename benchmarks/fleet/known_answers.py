@@ -1,4 +1,4 @@
-"""Prompts whose greedy answers are known for every adapter, asked of one engine in one process; and who judges others."""
+"""Prompts whose greedy answers are known for every adapter, as one engine alone gave them; others are judged by them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class KnownAnswers:
 
     def judge(self, record: RequestRecord, request: PlannedRequest) -> Kind:
         """Right or wrong; cut: an error after some tokens, those before it right; lost: an error before any token."""
-        assert request.adapter is not None and isinstance(request.prompt, tuple)
+        assert request.adapter is not None
+        assert isinstance(request.prompt, tuple)
         known = self.texts[request.adapter, request.prompt]
         if record.error is None:
             return "right" if (record.text, record.output_tokens) == (known, self.num_tokens) else "wrong"

@@ -1,11 +1,12 @@
 """A Ray cluster of two nodes and a gateway on a third host, any two of which are cut apart under load. For root.
 
-    python -m benchmarks.fleet.network [--cut 10] [--rest 10] [--users 12] [--adapters 16] [--out FILE.json] [--flags ...]
+    python -m benchmarks.fleet.network [--cut 10] [--rest 10] [--users 12] [--adapters 16] [--out FILE.json]
+                                       [--flags ...]
 
 Hosts are network namespaces of this machine (benchmarks/fleet/namespaces.py): `a` has the cluster's head and a replica,
 `b` a node with the other replica, `g` the gateway. A closed loop asks the gateway all the time; each pair of hosts in
-turn is cut apart for --cut seconds, in silence, and has --rest seconds afterwards. Exit code 1 if an answer was wrong or
-lost, if more streams were cut than ran behind the cut, if nobody was served for longer than a link may be silent, or if
+turn is cut apart for --cut seconds, in silence, and has --rest seconds afterwards. Exit code 1 if an answer was wrong
+or lost, if more streams were cut than ran behind the cut, if nobody was served for longer than a link may be silent, or if
 the gateway did not send requests to both replicas again within 5 s of healing.
 """
 
@@ -23,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet.cluster import ray_node
+from benchmarks.fleet.cluster import own_token, ray_node
 from benchmarks.fleet.faults import NUM_PROMPTS, NUM_TOKENS, ROWS, TOLD, said
 from benchmarks.fleet.known_answers import KnownAnswers, ask_one_engine
 from benchmarks.fleet.load import Stage, under_load
@@ -38,6 +39,7 @@ GCS_PORT = 6379
 NUM_REPLICAS = 2
 AGREED = 5.0  # seconds after healing until the gateway uses both replicas
 SILENCE = 6.0  # seconds: a link that says nothing for 5 is lost
+LOOK = 2.0  # seconds before the end of a cut, when the gateway is asked which replicas it uses
 PATIENCE = 60.0
 
 
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report["command"] = "python -m benchmarks.fleet.network " + shlex.join(arguments or sys.argv[1:])
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({name: value for name, value in report.items() if name != "machine"}))
-    for line in failures[:TOLD]:
+    for line in failures[:5]:
         print(f"FAILED: {line}", file=sys.stderr)
     return 1 if failures else 0
 
@@ -77,10 +79,16 @@ def _gateway(site: Site, hosts: Network, flags: Sequence[str]) -> Iterator[Serve
     """On its host, with a replica on each of the other two."""
     head = f"{hosts.addresses['a']}:{GCS_PORT}"
     with ExitStack() as stack:
-        for host, role in {"a": ["--head", "--port", str(GCS_PORT)], "b": ["--address", head]}.items():
+        stack.enter_context(own_token(site.root))
+        for host, role in {
+            "a": ["--head", "--include-dashboard", "false", "--port", str(GCS_PORT)],
+            "b": ["--address", head],
+        }.items():
             one_core = ["--num-cpus", "1"]
             stack.enter_context(ray_node(site.root, hosts.addresses[host], [*role, *one_core], hosts.inside(host)))
         more = [
+            "--auth",
+            "off",
             "--ray-address",
             head,
             "--cpus-per-replica",
@@ -102,9 +110,9 @@ def _gateway(site: Site, hosts: Network, flags: Sequence[str]) -> Iterator[Serve
 def seconds_until_whole(url: str, patience: float) -> float | None:
     """Seconds until the gateway sends requests to every replica; None if it does not."""
     started = time.monotonic()
-    while (now := time.monotonic() - started) < patience:
+    while time.monotonic() - started < patience:
         if num_serving(url) == NUM_REPLICAS:
-            return round(now, 2)
+            return round(time.monotonic() - started, 2)
         time.sleep(0.1)
     return None
 
@@ -120,11 +128,12 @@ async def _run(
             await asyncio.sleep(options.rest)
             since = stage.now
             with hosts.cut(*pair):
-                await asyncio.sleep(options.cut)
-                used = await asyncio.to_thread(num_serving, gateway.url)
+                await asyncio.sleep(options.cut - LOOK)
+                looking = asyncio.ensure_future(asyncio.to_thread(num_serving, gateway.url))
+                await asyncio.sleep(LOOK)
             stage.note(f"{' and '.join(pair)} were cut apart", since, may_cut=ROWS if "g" in pair else 0)
             agreed = await asyncio.to_thread(seconds_until_whole, gateway.url, options.rest + PATIENCE)
-            cuts.append({"hosts": pair, "at": round(since, 1), "replicas_at_its_end": used, "agreed_s": agreed})
+            cuts.append({"hosts": pair, "at": round(since, 1), "replicas_used": await looking, "agreed_s": agreed})
 
     seconds = len(pairs) * (options.cut + options.rest) + options.rest
     judged, stage = await under_load([gateway.url], known, seconds, options.users, breaking)

@@ -1,4 +1,4 @@
-"""Servers of the fleet's measurements: the demo model, adapters of made-up numbers, one store for all of them in turn."""
+"""Servers of the fleet's measurements: the demo model, adapters of made-up numbers, one store for all in turn."""
 
 from __future__ import annotations
 

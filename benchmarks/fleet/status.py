@@ -25,6 +25,11 @@ def fleet_status(url: str) -> Any:
         connection.close()
 
 
+def loads_into_slots(url: str) -> dict[str, int]:
+    """How many adapters each replica has put into a slot since its start."""
+    return {replica["id"]: replica["tiers"]["device"]["loads"] for replica in fleet_status(url)["data"]}
+
+
 def num_serving(url: str) -> int:
     """Replicas that this gateway sends requests to."""
     return sum(replica["state"] == "ready" for replica in fleet_status(url).get("data", []))

@@ -49,7 +49,8 @@ class Verdict:
 
 def verdict(judged: Sequence[Judged], events: Sequence[Event], seconds: float) -> Verdict:
     """Promised: no wrong answer; no request lost before its first token; a cut only by an event, with words that say
-    to try again. Connections of a gateway that was killed are excepted."""
+    to try again. Connections of a gateway that was killed are excepted.
+    """
     deaths = {event.gateway: event for event in events if event.gateway is not None}
     counted = [one for one in judged if not _died_with_gateway(one, deaths)]
     kinds = Counter(one.kind for one in counted)
@@ -102,7 +103,8 @@ def _says_retry(record: RequestRecord) -> bool:
 def _told(one: Judged) -> str:
     record = one.record
     return (
-        f"request {record.index} for {record.adapter} at gateway {one.gateway}, {record.sent:.2f} to {record.ended:.2f} s, "
+        f"request {record.index} for {record.adapter} at gateway {one.gateway}, "
+        f"{record.sent:.2f} to {record.ended:.2f} s, "
         f"{record.output_tokens} tokens, {record.error}: {record.detail[:200]}"
     )
 

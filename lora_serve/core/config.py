@@ -236,3 +236,4 @@ class FleetConfig:
     address: str | None  # "auto" or HOST:PORT of a cluster to join; None: one of this server's own is started
     name: str  # of the application in the cluster
     wait: float  # seconds that a request waits while no engine is there
+    router: str = "affinity"  # who chooses the engine of a request: a file of routing/routers/

@@ -1,4 +1,4 @@
-"""The values of settings whose choices are the files of a folder: engine hosts, policies, attention backends,
+"""The values of settings whose choices are the files of a folder: engine hosts, policies, routers, attention backends,
 LoRA kernels, formats of tool calls and of reasoning.
 
 The folder is the list: a new file is a new value and is named nowhere else. Files are listed, not imported, as this
@@ -26,6 +26,7 @@ def names_in(folder: str) -> tuple[str, ...]:
 if TYPE_CHECKING:
     EngineHostName: TypeAlias = str
     PolicyName: TypeAlias = str
+    RouterName: TypeAlias = str
     AttentionName: TypeAlias = str
     LoraKernelName: TypeAlias = str
     ToolCallFormatName: TypeAlias = str
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 else:
     EngineHostName = Literal[names_in("engine_host/hosts")]
     PolicyName = Literal[names_in("engine/policies")]
+    RouterName = Literal[names_in("routing/routers")]
     AttentionName = Literal[("auto", *names_in("model/attention"))]
     LoraKernelName = Literal[("auto", *names_in("model/lora/kernels"))]
     ToolCallFormatName = Literal[("auto", "none", *names_in("text/tool_calls"), *TOOL_CALL_ALIASES)]

@@ -153,6 +153,7 @@ class Settings(
             address=None if self.ray_address == "none" else self.ray_address,
             name=self.fleet_name,
             wait=self.fleet_wait,
+            router=self.router,
         )
 
     def accounting_slice(self) -> AccountingConfig:

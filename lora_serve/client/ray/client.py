@@ -63,15 +63,24 @@ class _Output:
 class RayEngineClient:
     """See `EngineClient`. Replicas come and go while it runs; a request waits while there is none."""
 
-    def __init__(self, transport: Transport, limits: QueueLimits, wait: float, users: LinkUsers | None = None) -> None:
-        """`limits`: of one engine's queue. `wait`: seconds that a request waits while no replica is there."""
+    def __init__(
+        self,
+        transport: Transport,
+        limits: QueueLimits,
+        wait: float,
+        users: LinkUsers | None = None,
+        router: str = "affinity",
+    ) -> None:
+        """`limits`: of one engine's queue. `wait`: seconds that a request waits while no replica is there. `router`: a
+        file of routing/routers/.
+        """
         self.gate = QueueGate(limits)
         self._wait = wait
         self._transport = transport
         self._desired = DesiredState(0)
         self._fleet = AttachedReplicas(transport, self.gate, limits, self._desired, users or LinkUsers())
         self._figures = FleetFigures(self._fleet)
-        self._router = create_router("affinity", seed=uuid.uuid4().int)
+        self._router = create_router(router, seed=uuid.uuid4().int)
         self._answers: dict[str, ReplicaLink] = {}  # by answer: its choices run beside one another
         self._num_choices: Counter[str] = Counter()
         self._is_stopping = False

@@ -5,9 +5,14 @@ Serve pickles this module's class by value, so it may refer to other modules but
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Any
+
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from lora_serve.client.ray import registry
+
+MOST_LEAVING = 64  # replicas that are remembered
 
 
 class ReplicaGoneError(Exception):
@@ -16,6 +21,10 @@ class ReplicaGoneError(Exception):
 
 class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy
     """Sends each call to the replica that its argument `replica` names; to no other if it is gone."""
+
+    def initialize_state(self, **fields: Any) -> None:
+        """See `RequestRouter`: called once, first."""
+        self._leaving: OrderedDict[str, RunningReplica] = OrderedDict()  # listed no longer; gateways finish there
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -30,12 +39,18 @@ class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy
         """In place of Serve's queue of pending requests, its probes and its waiting: there is nothing to decide."""
         if is_retry:  # else Serve would try again at once, and for ever
             raise ReplicaGoneError("the replica does not answer")
-        for replica in self.curr_replicas.values():
-            if replica.replica_id.unique_id == pending_request.kwargs.get("replica"):
+        name = pending_request.kwargs.get("replica")
+        for replica in (*self.curr_replicas.values(), *self._leaving.values()):
+            if replica.replica_id.unique_id == name:
                 return replica
         raise ReplicaGoneError("the replica takes no calls any more")
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """See `RequestRouter`; tells the client too."""
+        before = {replica.replica_id.unique_id: replica for replica in self.curr_replicas.values()}
         super().update_replicas(replicas)
-        registry.update(self.app_name, [replica.replica_id.unique_id for replica in replicas])
+        listed = [replica.replica_id.unique_id for replica in replicas]
+        self._leaving.update({name: replica for name, replica in before.items() if name not in listed})
+        while len(self._leaving) > MOST_LEAVING:
+            self._leaving.popitem(last=False)
+        registry.update(self.app_name, listed)

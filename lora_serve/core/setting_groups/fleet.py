@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from lora_serve.core.extensions import RouterName
 from lora_serve.core.setting_types import YEAR, Replicas, SettingsGroup
 
 MAX_REPLICAS = 1000
@@ -37,6 +38,9 @@ class FleetSettings(SettingsGroup):
         "lora-serve",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$",
         description="name of the engines' application in the Ray cluster; servers of one name share them",
+    )
+    router: RouterName = Field(
+        "affinity", description="choice of a request's engine; two_choices is what Ray Serve does by itself"
     )
     fleet_wait: float = Field(
         60.0, ge=0, le=YEAR, description="seconds that a request waits while no engine is there; then 503"

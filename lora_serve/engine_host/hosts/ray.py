@@ -51,7 +51,8 @@ async def open_host(
             settings.adapter_load_timeout,
         )
         users = LinkUsers(blobs.run, blobs.left)
-        client = RayEngineClient(ServeTransport(fleet.name), settings.engine_slice().queue, fleet.wait, users)
+        transport, queue = ServeTransport(fleet.name), settings.engine_slice().queue
+        client = RayEngineClient(transport, queue, fleet.wait, users, fleet.router)
         try:
             yield RayHost(client, fleet.name, cluster)
         finally:
