@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorAlreadyExistsError
 
+from lora_serve.client.wire import to_engine
+from lora_serve.core.messages import Configure
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet import deploy
-from lora_serve.engine_host.fleet.app import application
+from lora_serve.engine_host.fleet.app import application, build
 
 
 def version_of(**settings: Any) -> str:
@@ -37,3 +39,15 @@ def test_servers_that_start_serve_at_one_moment_find_each_others(monkeypatch: py
     monkeypatch.setattr(deploy.serve, "start", start)
     deploy.start_serve()
     assert calls == [calls[0]] * 2
+
+
+def store_of(app: Any) -> Path:
+    (configure,) = to_engine(app._bound_deployment.init_args[0])
+    assert isinstance(configure, Configure)
+    return configure.adapters.store
+
+
+def test_engines_use_no_folder_of_a_servers_but_one_that_their_own_application_names() -> None:
+    assert store_of(application(Settings(model="a/model", engine="ray", store=Path("/one")))) == Path()
+    assert store_of(build({"model": "a/model"})) == Path()
+    assert store_of(build({"model": "a/model", "store": "/data/store"})) == Path("/data/store")
