@@ -44,9 +44,12 @@ def logged_output() -> Iterator[None]:
     dispatcher = importlib.import_module("ray._private.ray_logging").global_worker_stdstream_dispatcher
     dispatcher.remove_handler(_RAYS_OWN)
     dispatcher.add_handler(_NAME, log_batch)
+    worker = importlib.import_module("ray._private.worker")
+    prints, worker.print_to_stdstream = worker.print_to_stdstream, log_error  # what it prints is no line of a log
     try:
         yield
     finally:
+        worker.print_to_stdstream = prints
         dispatcher.remove_handler(_NAME)
 
 
@@ -67,6 +70,12 @@ def log_batch(batch: Mapping[str, Any]) -> None:
     for line in batch.get("lines", ()):
         if line.strip():
             _log_line(line, fields)
+
+
+def log_error(error: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+    """Logs what Ray tells its drivers of the cluster, such as that a process died: each as one line."""
+    for text in error.get("lines", ()):
+        _log.warning("Ray: %s", " ".join(str(text).split()))
 
 
 def _log_line(line: str, fields: Mapping[str, Any]) -> None:
