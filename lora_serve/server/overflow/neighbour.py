@@ -16,6 +16,7 @@ import msgspec
 
 from lora_serve.server.overflow.breaker import Breaker, State
 from lora_serve.server.overflow.outcome import NeighbourError, Outcome
+from lora_serve.server.overflow.reading import NOT_JSON
 
 HEADER = "X-Lora-Serve-Overflow"  # of a request that comes from another server: it is computed where it arrives
 CONNECT = 1.0  # seconds
@@ -159,7 +160,7 @@ class Neighbour:
                 while part := await response.content.read(_MAX_PROBE_BYTES - len(text)):
                     text += part
             return frozenset(model.id for model in msgspec.json.decode(text, type=_Models).data)
-        except (NeighbourError, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+        except (NeighbourError, aiohttp.ClientError, OSError, *NOT_JSON) as error:
             reason = str(error) if isinstance(error, NeighbourError) else type(error).__name__
             _log.warning("overflow: the neighbour %s does not answer GET /v1/models: %s", self.name, reason)
             return None

@@ -22,6 +22,7 @@ MAX_LINE = 2**18  # bytes; with a prompt's ids, which some send back
 MAX_ID_BYTES = 16  # of a token id in JSON
 BYTES_PER_TOKEN = 4096  # an event with one token has some 400
 _DONE = b"[DONE]"
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # from msgspec's decoder
 
 
 class _Choice(msgspec.Struct):
@@ -82,7 +83,7 @@ async def vector_of(
         (vector,) = msgspec.json.decode(bytes(text), type=_Vectors).data
         values = base64.b64decode(vector.embedding, validate=True)
         numbers = struct.unpack(f"<{dimension}f", values)
-    except (msgspec.MsgspecError, ValueError, binascii.Error, struct.error):
+    except (*NOT_JSON, ValueError, binascii.Error, struct.error):
         raise NeighbourError(Outcome.GARBLED, "its answer is no vector of this model's length") from None
     if not all(map(math.isfinite, numbers)):
         raise NeighbourError(Outcome.GARBLED, "its vector holds no numbers")
@@ -99,7 +100,7 @@ async def _choices(response: ClientResponse, num_bytes: int) -> AsyncIterator[_C
             continue
         try:
             chunk = decoder.decode(data)
-        except msgspec.MsgspecError:
+        except NOT_JSON:
             raise NeighbourError(Outcome.GARBLED, "its stream holds no chunks of a completion") from None
         if chunk.error is not None:
             raise NeighbourError(Outcome.FAILED, "its stream ended with an error")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import logging
 import signal
@@ -17,7 +18,7 @@ import pytest
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.engine_host.fleet import cluster, node
-from lora_serve.engine_host.fleet.output import log_batch, log_failure
+from lora_serve.engine_host.fleet.output import log_batch, log_failure, logged_output
 
 
 def config(**given: object) -> FleetConfig:
@@ -186,3 +187,14 @@ def test_lines_of_rays_own_processes_are_not_the_operators(caplog: pytest.LogCap
     caplog.set_level(logging.INFO)
     log_batch({"pid": "raylet", "ip": "10.0.0.5", "lines": ["chatter"]})
     assert caplog.records == []
+
+
+def test_what_ray_tells_its_drivers_is_a_line_of_the_log_and_not_printed(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = importlib.import_module("ray._private.worker")
+    with logged_output():
+        data = {"lines": ["A worker\n  died"], "pid": "raylet", "is_err": False}
+        worker.print_to_stdstream(data, ignore_prefix=False)
+    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [(logging.WARNING, "Ray: A worker died")]
+    assert capsys.readouterr() == ("", "")

@@ -62,6 +62,8 @@ REFUSALS: list[Any] = [
     pytest.param(of_another_version, "unknown_model", id="another version"),
     pytest.param(streams(b"data: {not json\n\n"), "garbled", id="no json"),
     pytest.param(streams(b'data: {"choices": 7}\n\n'), "garbled", id="no choices"),
+    pytest.param(streams(b'data: {"usage": ' + b"[" * 10_000 + b"\n\n"), "garbled", id="lists in lists"),
+    pytest.param(streams(b'data: {"choices": [{"text": "\xff"}]}\n\n'), "garbled", id="no UTF-8"),
     pytest.param(streams(b'data: {"error": {"message": "x"}}\n\n'), "failed", id="an error event"),
     pytest.param(streams(chunk(text="words"), END, DONE), "garbled", id="no token ids"),
     pytest.param(streams(chunk(token_ids=[10**9], text="x")), "garbled", id="no token of the vocabulary"),
