@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncGenerator, Sequence
 
@@ -12,6 +13,8 @@ from ray import serve
 from lora_serve.client.wire import to_engine
 from lora_serve.core.messages import Configure, FromEngine
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
+
+_log = logging.getLogger(__name__)
 
 
 class EngineReplica:
@@ -37,6 +40,7 @@ class EngineReplica:
         node = ray.util.get_node_ip_address()
         self._engine = ReplicaEngine(engine, name, settings, roots_key, node, blobs.answered, use_one_core)
         await self._engine.warm_up(warmup, message.engine)
+        _log.info("replica %s is warm", name)
 
     async def events(self, gateway: str, *, replica: str) -> AsyncGenerator[bytes, None]:
         """See `Transport.events`. `replica` was for the request router."""
