@@ -100,6 +100,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("engines")
     if marker and "engine_host" in metafunc.fixturenames and not metafunc.config.getoption("engine"):
         by_default, at_night = marker.args, marker.kwargs.get("nightly", ())
+        if by_default == ("thread",) and not at_night:
+            return  # as without a marker: what is shared stays shared
         nightly = [pytest.param(name, marks=pytest.mark.nightly) for name in at_night]
         metafunc.parametrize("engine_host", [*by_default, *nightly], indirect=True)
 
@@ -122,7 +124,7 @@ def _reason_against(item: pytest.Item, name: str) -> str | None:
     if "engine_host" not in getattr(item, "fixturenames", ()):
         return "as they are without --engine"
     for marker in item.iter_markers("engines"):
-        known = *marker.args, *marker.kwargs.get("nightly", ())
+        known = *marker.args, *marker.kwargs.get("nightly", ()), *marker.kwargs.get("also", ())
         if "alone" in marker.kwargs and name not in known:
             return f"for {' and '.join(known)} alone: {marker.kwargs['alone']}"
     return None

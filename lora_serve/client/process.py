@@ -8,18 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.message_client import MessageClient
+from lora_serve.core.blob_messages import BlobMessage
 from lora_serve.core.errors import ConfigError, EngineLostError, LoraServeError, ModelError, NotReadyError
-from lora_serve.core.messages import (
-    AdapterCommand,
-    BlobMessage,
-    Evict,
-    FromEngine,
-    Reply,
-    SmokeTestResult,
-    Submit,
-    ToEngine,
-    Unpin,
-)
+from lora_serve.core.messages import AdapterCommand, Evict, FromEngine, Reply, SmokeTestResult, Submit, ToEngine, Unpin
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from lora_serve.core.errors import InternalError, LoraServeError
-from lora_serve.core.messages import FromEngine, Message, ToEngine
+from lora_serve.core.message import Message
+from lora_serve.core.messages import FromEngine, ToEngine
 
 MAX_FRAME_BYTES = 2**30
 _HEAD = 4

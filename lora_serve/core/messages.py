@@ -2,7 +2,7 @@
 
 An engine in a thread gets and gives these very objects; an engine in a process gets and gives them as MessagePack, each
 as [class name, field, ...] (`client/wire.py`). A call has an id, which its `Reply` names. Files are
-named by paths; no tensor and no other Python object crosses.
+named by paths, or cross in pieces (`blob_messages.py`); no tensor and no other Python object crosses.
 """
 
 from __future__ import annotations
@@ -14,22 +14,14 @@ from typing import Literal
 import msgspec
 
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.blob_messages import BlobFiles, BlobFolder, BlobMessage, Piece
 from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
+from lora_serve.core.message import Call, Message
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.core.stats import EngineStats
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The base of all messages and of the commands in them; the types of the fields are checked by the decoder."""
-
-
-class Call(Message, frozen=True):
-    """The base of every message that is answered by a `Reply` of the same id."""
-
-    call_id: int  # unique among the calls of one side
 
 
 class RequestEvent(Message, frozen=True):
@@ -164,18 +156,18 @@ class Ping(Call, frozen=True):
 
 
 class Convert(Call, frozen=True):
-    """See `AdapterVerifier.convert`; answered by None. Names a folder that both sides see."""
+    """See `AdapterVerifier.convert`; answered by None, or Converted where the folder is elsewhere."""
 
-    folder: Path
+    folder: Path | None  # None: the engine does not see it, and asks for its files by OpenStaged
     digest: str
     max_rank: int | None
     seconds: float  # of processor time that the work may take
 
 
 class Validate(Call, frozen=True):
-    """See `AdapterVerifier.validate`; answered by an AdapterSize. Names a folder that both sides see."""
+    """See `AdapterVerifier.validate`; answered by an AdapterSize."""
 
-    folder: Path
+    folder: Path | None  # as in Convert
     digest: str
     max_rank: int | None
     allow_noop: bool
@@ -208,6 +200,7 @@ class Greeting(Message, frozen=True):
 
     replica: str  # its name in Ray Serve
     machine: str  # see `core/machine.py`
+    files: str  # likewise
     node: str  # the machine's address
     age: float  # seconds since its start
     version: str  # of this program
@@ -306,41 +299,15 @@ class AdapterSize(Message, frozen=True):
     num_bytes: int  # of host memory
 
 
-# -- blobs: adapters' folders, which the server's process has and the loaders of an engine's process read ----------
+class Converted(Message, frozen=True):
+    """The staged folder's files were written by WritePiece."""
 
-
-class OpenBlob(Call, frozen=True):
-    """Hold an adapter's folder open until `CloseBlob`; answered by a BlobFolder."""
-
-    digest: str
-    is_near: bool  # only if it is on this machine, and unchecked; else it is fetched and verified
-
-
-class CloseBlob(Message, frozen=True):
-    """The folder that `OpenBlob` of this id asked for was read."""
-
-    call_id: int
-
-
-class KeepBeside(Call, frozen=True):
-    """Move a file that the engine has written into the adapter's folder; answered by None."""
-
-    digest: str
-    path: Path
-
-
-class BlobFolder(Message, frozen=True):
-    """A folder that stays until CloseBlob, the tier that had it, and the seconds that fetch and check took."""
-
-    folder: Path
-    tier: str
-    fetch: float
-    verify: float
+    digest: str  # of them
 
 
 # -- answers to calls, in both directions --------------------------------------------------------------------------
 
-ReplyValue = None | SmokeTestResult | AdapterSize | BlobFolder | EngineStats
+ReplyValue = None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | Piece | EngineStats
 
 
 class Reply(Message, frozen=True):
@@ -356,6 +323,5 @@ StepEvent = Event | StartedEvent  # what a step gives
 ToLoop = Submit | Abort | Command | GetStats | Ping | Stop  # into the engine loop's mailbox
 FromLoop = StepEvent | Reply
 EngineCall = Command | GetStats | Ping | Convert | Validate
-BlobMessage = OpenBlob | CloseBlob | KeepBeside
 ToEngine = ToLoop | EngineCall | Configure | ForgetStaged | WarmUpDone | Reply
 FromEngine = FromLoop | BlobMessage | Ready | LoadRefused | Greeting | Reported

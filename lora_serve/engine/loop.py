@@ -10,10 +10,10 @@ from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.errors import InternalError, NotReadyError
+from lora_serve.core.message import Call
 from lora_serve.core.messages import (
     Abort,
     AdapterCommand,
-    Call,
     Command,
     ErrorEvent,
     Evict,

@@ -19,8 +19,9 @@ from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.loading.loader import LOAD_TIMEOUT
 from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
 from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.core.blob_messages import BlobCall, BlobFolder, BlobMessage, CloseBlob, KeepBeside, OpenBlob
 from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError, contained
-from lora_serve.core.messages import BlobFolder, BlobMessage, CloseBlob, OpenBlob, Reply
+from lora_serve.core.messages import Reply, ReplyValue
 from lora_serve.engine_host.remote_blobs import SCRATCH_PREFIX
 
 _log = logging.getLogger(__name__)
@@ -78,25 +79,32 @@ class BlobServer:
                 await asyncio.wrap_future(self._begin(stack.close))
             return
         try:
-            if isinstance(message, OpenBlob):
-                send(Reply(message.call_id, await self._opened(message, life)))
-            else:
-                keep = functools.partial(self._blobs.disk.take_beside, message.digest, message.path)
-                await asyncio.wrap_future(self._begin(keep))
-                send(Reply(message.call_id))
+            send(Reply(message.call_id, await self._answer(message, life)))
         except Exception as error:
             if not isinstance(error, LoraServeError | OSError):
                 _log.exception("a blob could not be served to the engine")
             send(Reply(message.call_id, error=error))
+
+    async def _answer(self, message: BlobCall, life: int) -> ReplyValue:
+        if isinstance(message, OpenBlob):
+            return await self._opened(message, life)
+        assert isinstance(message, KeepBeside), "an engine that sees the folders asks for nothing else"
+        keep = functools.partial(self._blobs.disk.take_beside, message.digest, message.path)
+        await self._on_thread(keep)
+        return None
+
+    async def _on_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._begin(call))
 
     async def _opened(self, message: OpenBlob, life: int) -> BlobFolder:
         stack = ExitStack()
 
         def opened() -> BlobFolder:
             if message.is_near:
-                return BlobFolder(stack.enter_context(self._blobs.near(message.digest)), "disk", 0.0, 0.0)
+                near = stack.enter_context(self._blobs.near(message.digest))
+                return BlobFolder(near, "disk", 0.0, 0.0, self._scratch)
             blob = stack.enter_context(self._blobs.verified(message.digest))
-            return BlobFolder(blob.folder, blob.tier, blob.fetch, blob.verify)
+            return BlobFolder(blob.folder, blob.tier, blob.fetch, blob.verify, self._scratch)
 
         folder = await asyncio.wrap_future(self._begin(opened, stack.close))
         if life != self._life:

@@ -5,29 +5,21 @@ So a store has one owner, and the engine's process knows neither Redis nor any k
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.adapters.stores.tiered import VerifiedBlob
-from lora_serve.core.messages import (
-    BlobFolder,
-    BlobMessage,
-    CloseBlob,
-    KeepBeside,
-    OpenBlob,
-    Reply,
-    ReplyValue,
-)
+from lora_serve.core.blob_messages import BlobFolder, BlobMessage, CloseBlob, KeepBeside, OpenBlob
+from lora_serve.core.messages import ReplyValue
+from lora_serve.engine_host.blob_calls import BlobCalls
 
 SCRATCH_PREFIX = "engine-"  # of folders that an engine which was killed leaves behind
 
 
 class RemoteBlobs:
-    """See `Blobs`. A loader's thread waits for the answer, which `answered` brings on another."""
+    """See `Blobs`, `BlobCalls.answered`."""
 
     def __init__(
         self, send: Callable[[Sequence[BlobMessage]], None], scratch: Path, prefix: str = SCRATCH_PREFIX
@@ -38,8 +30,8 @@ class RemoteBlobs:
         self._send = send
         self._scratch = scratch
         self._prefix = prefix
-        self._calls: dict[int, Future[ReplyValue]] = {}
-        self._call_ids = itertools.count(1)
+        self._calls = BlobCalls()
+        self.answered = self._calls.answered
 
     @contextmanager
     def verified(self, digest: str) -> Iterator[VerifiedBlob]:
@@ -57,21 +49,11 @@ class RemoteBlobs:
         """See Blobs. The bytes do not cross: the file is written here and moved there."""
         with scratch_folder(self._scratch, self._prefix) as folder:
             (folder / name).write_bytes(content)
-            self._call(KeepBeside(next(self._call_ids), digest, folder / name))
-
-    def answered(self, reply: Reply) -> None:
-        """Hand a reply to the thread that waits for it."""
-        call = self._calls.pop(reply.call_id, None)
-        if call is None:
-            return
-        if reply.error is None:
-            call.set_result(reply.value)
-        else:
-            call.set_exception(reply.error)
+            self._call(KeepBeside(self._calls.new_id(), digest, folder / name))
 
     @contextmanager
     def _opened(self, digest: str, *, is_near: bool) -> Iterator[BlobFolder]:
-        call = OpenBlob(next(self._call_ids), digest, is_near)
+        call = OpenBlob(self._calls.new_id(), digest, is_near)
         blob = self._call(call)
         assert isinstance(blob, BlobFolder)
         try:
@@ -80,7 +62,4 @@ class RemoteBlobs:
             self._send([CloseBlob(call.call_id)])
 
     def _call(self, call: OpenBlob | KeepBeside) -> ReplyValue:
-        """Send the call and wait for its answer. Raises the error of a failed call."""
-        self._calls[call.call_id] = answer = Future[ReplyValue]()
-        self._send([call])
-        return answer.result()
+        return self._calls.ask(call, lambda: self._send([call]))

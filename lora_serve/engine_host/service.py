@@ -7,6 +7,8 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
@@ -15,6 +17,7 @@ from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.errors import LoraServeError, contained
 from lora_serve.core.messages import (
     Convert,
+    Converted,
     ForgetStaged,
     FromEngine,
     Reply,
@@ -47,6 +50,27 @@ class ServedEngine(Protocol):
     def warm_up_done(self) -> None: ...
 
 
+class StagedFolders(Protocol):
+    """The folders that registrations name. On the service's own threads."""
+
+    def opened(self, message: Convert | Validate) -> AbstractContextManager[Path]:
+        """The folder, as this process sees it. Raises AdapterUnavailableError, OSError."""
+
+    def changed(self, message: Convert, folder: Path) -> Converted | None:
+        """Brings what was converted to where it is wanted; None if it is there. Raises AdapterUnavailableError."""
+
+
+class SharedFolders:
+    """See StagedFolders: both sides see the same files."""
+
+    def opened(self, message: Convert | Validate) -> AbstractContextManager[Path]:
+        assert message.folder is not None
+        return nullcontext(message.folder)
+
+    def changed(self, message: Convert, folder: Path) -> Converted | None:
+        return None
+
+
 class EngineService:
     """Runs from the start until `stop`. `take` is called with every message that comes."""
 
@@ -55,8 +79,10 @@ class EngineService:
         served: ServedEngine,
         send: Callable[[Sequence[FromEngine]], None],
         on_thread: Callable[[], None] = lambda: None,
+        folders: StagedFolders | None = None,
     ) -> None:
         """`on_thread`: called first on each thread that validates adapters."""
+        self._folders = folders or SharedFolders()
         self._served = served
         self._send = send
         # as many as the registry's threads will ever be: these take turns there, by tenant
@@ -93,10 +119,11 @@ class EngineService:
 
     def _validated(self, message: Convert | Validate) -> Reply:
         spec, validator = self._served.spec, self._served.validator
-        budget = ValidationBudget(message.seconds)
-        artifact = read_artifact(message.folder, spec, message.max_rank, digest=message.digest)
-        staged = StagedAdapter(message.folder, artifact, spec, message.max_rank, budget)
-        if isinstance(message, Validate):
-            return Reply(message.call_id, validator.validate(staged, allow_noop=message.allow_noop))
-        validator.convert(staged)
-        return Reply(message.call_id)
+        with self._folders.opened(message) as folder:
+            budget = ValidationBudget(message.seconds)
+            artifact = read_artifact(folder, spec, message.max_rank, digest=message.digest)
+            staged = StagedAdapter(folder, artifact, spec, message.max_rank, budget)
+            if isinstance(message, Validate):
+                return Reply(message.call_id, validator.validate(staged, allow_noop=message.allow_noop))
+            validator.convert(staged)
+            return Reply(message.call_id, self._folders.changed(message, folder))

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Protocol
 
+from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
@@ -15,6 +16,7 @@ from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import (
     AdapterSize,
     Convert,
+    Converted,
     EngineCall,
     ForgetStaged,
     ReplyValue,
@@ -52,7 +54,7 @@ class RemoteEngine(Protocol):
 
 @dataclass(frozen=True)
 class RemoteValidator:
-    """See `WeightsValidator`: the engine's process reads the adapter's folder, so both must see the same files."""
+    """See `WeightsValidator`: the engine's process reads the adapter's folder, or asks the client for its files."""
 
     _client: RemoteEngine
     _loop: asyncio.AbstractEventLoop
@@ -60,7 +62,9 @@ class RemoteValidator:
     def convert(self, staged: StagedAdapter) -> None:
         """See `AdapterVerifier.convert`."""
         folder, digest = staged.folder.absolute(), staged.artifact.digest
-        self._call(lambda call_id: Convert(call_id, folder, digest, staged.max_rank, staged.budget.left))
+        done = self._call(lambda call_id: Convert(call_id, folder, digest, staged.max_rank, staged.budget.left))
+        if isinstance(done, Converted) and adapter_digest(folder) != done.digest:
+            raise AdapterUnavailableError("The adapter was damaged on its way from the engine; try again.")
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
         """See `AdapterVerifier.validate`."""

@@ -13,25 +13,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.client.wire import MAX_FRAME_BYTES, FrameSplitter, frame_of, from_engine, to_engine
-from lora_serve.core import errors, messages
+from lora_serve.core import blob_messages, errors, messages
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
+from lora_serve.core.blob_messages import (
+    BlobFiles,
+    BlobFolder,
+    CloseBlob,
+    KeepBeside,
+    OpenBlob,
+    OpenStaged,
+    Piece,
+    ReadPiece,
+    WritePiece,
+)
+from lora_serve.core.message import Call, Message
 from lora_serve.core.messages import (
     Abort,
     AdapterSize,
-    BlobFolder,
-    CloseBlob,
     Command,
     Convert,
+    Converted,
     ErrorEvent,
     Evict,
     FinishEvent,
     ForgetStaged,
     FromEngine,
     GetStats,
-    KeepBeside,
+    Greeting,
     LoadRefused,
-    Message,
-    OpenBlob,
     Pin,
     Ping,
     PooledEvent,
@@ -39,6 +48,7 @@ from lora_serve.core.messages import (
     PromptEvent,
     Ready,
     Reply,
+    Reported,
     Resize,
     SetTenantBudgets,
     SmokeTest,
@@ -57,6 +67,7 @@ from lora_serve.core.messages import (
     WarmUpDone,
 )
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec, PoolingSpec
+from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import (
     AdapterUse,
     FinishReason,
@@ -117,10 +128,14 @@ SETTINGS = Settings(model="m", store=Path("/s"), redis_url="redis://:password@h/
 TO_ENGINE: tuple[ToEngine, ...] = (
     configure_of(SETTINGS), Submit(REQUEST), Abort("r"), GetStats(1), Ping(2), ForgetStaged(), WarmUpDone(), Stop(),
     Convert(3, Path("/f"), "sha256:a", None, 1.5), Validate(4, Path("/f"), "sha256:a", 8, True, 2.0),
-    Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25)), Reply(2), *(Command(5, command) for command in COMMANDS),
+    Convert(5, None, "sha256:a", None, 1.5), Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25, Path("/t"))), Reply(2),
+    Reply(3, BlobFiles({"a": 2**40}, "sha256:a", "redis", 0.5, 0.25)), Reply(4, Piece(b"\x00\xff")),
+    *(Command(5, command) for command in COMMANDS),
 )  # fmt: skip
 FROM_ENGINE: tuple[FromEngine, ...] = (
     Ready(SPEC),
+    Greeting("r", "machine", "files", "node", 1.5, "1.0", "settings", b"\x00\xff"),
+    Reported(ReplicaReport("a1", 2.5, ("sha256:a",), ("sha256:b",), prefix_roots=(2**63,)), 2),
     StartedEvent("r"),
     PromptEvent("r", Timings(1.0, 2.0, 3.0), (None, LOGPROBS), 4, fell_back=True),
     TokenEvent("r", 5, LOGPROBS),
@@ -133,6 +148,10 @@ FROM_ENGINE: tuple[FromEngine, ...] = (
     OpenBlob(1, "sha256:a", True),
     CloseBlob(1),
     KeepBeside(2, "sha256:a", Path("/f")),
+    OpenStaged(3, 7),
+    ReadPiece(4, 3, "f", 2**40),
+    WritePiece(5, 7, "f", 2**40, b"\x00\xff"),
+    Reply(4, Converted("sha256:b")),
 )
 ERROR = errors.QueueFullError("full", 7.0, "queue_tokens")
 
@@ -156,8 +175,9 @@ def test_every_message_has_crossed_here() -> None:
     errors_too = (ErrorEvent("r", ERROR), Reply(1, error=ERROR), LoadRefused(ERROR), Reply(9, stats_of_an_engine()))
     crossed = {type(message) for message in (*TO_ENGINE, *FROM_ENGINE, *errors_too, *COMMANDS)}
     crossed |= {type(message.value) for message in (*TO_ENGINE, *FROM_ENGINE) if isinstance(message, Reply)}
-    known = {kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Message)}
-    assert known - crossed == {Message, messages.Call, messages.RequestEvent}
+    named = {**vars(messages), **vars(blob_messages)}.values()
+    known = {kind for kind in named if isinstance(kind, type) and issubclass(kind, Message)}
+    assert known - crossed == {Message, Call, messages.RequestEvent}
 
 
 def test_a_message_for_the_other_side_is_refused() -> None:

@@ -175,6 +175,12 @@ def test_nodes_of_ray_talk_to_each_other_and_to_nobody_else(renderings: dict[str
     )
 
 
+def test_head_has_the_ports_by_the_names_that_kuberay_looks_for(renderings: dict[str, Rendered]) -> None:
+    (container,) = cluster(renderings["fleet"])["headGroupSpec"]["template"]["spec"]["containers"]
+    ports = {item["name"]: item["containerPort"] for item in container["ports"]}
+    assert ports == {"gcs-server": 6379, "dashboard": 8265, "serve": 8000}
+
+
 def test_head_keeps_its_state_in_redis(renderings: dict[str, Rendered]) -> None:
     found = {name: cluster(renderings[name])["gcsFaultToleranceOptions"] for name in FLEETS}
     assert found["fleet"]["redisAddress"] == "lora-serve-redis:6379"

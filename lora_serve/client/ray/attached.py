@@ -156,6 +156,7 @@ class AttachedReplicas:
                 link.replica, greeting.node, ReplicaState.REFUSED, words, greeting.version, spec.fingerprint
             )
             return False
+        self.refused.pop(link.replica, None)
         await link.bring_to((*self._desired.limits(), *self._desired.residents()), PREPARE_SECONDS)
         if not link.is_open or link.replica not in self._listed:
             return False

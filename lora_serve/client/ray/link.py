@@ -10,19 +10,25 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from msgspec.structs import replace as changed
+
 from lora_serve.client.message_client import MessageClient
 from lora_serve.client.ray.transport import Transport
 from lora_serve.client.wire import body_of, from_engine
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
-from lora_serve.core.machine import machine_id
+from lora_serve.core.machine import files_id, machine_id
 from lora_serve.core.messages import (
     AdapterCommand,
+    Convert,
+    EngineCall,
     FromEngine,
     Greeting,
     Ready,
+    ReplyValue,
     Reported,
     Submit,
     ToEngine,
+    Validate,
 )
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.replica_report import ReplicaReport
@@ -32,6 +38,7 @@ _log = logging.getLogger(__name__)
 RETRY_AFTER = 1.0  # seconds
 SILENT_TICKS = 5  # after which a replica counts as lost: reports come every second, and a cut network gives no error
 TICK = 1.0  # second
+_WORD_TICKS = 3  # between two words to the replica
 _CLOSE_SECONDS = 5.0
 _GONE = {"ActorDiedError", "ActorUnavailableError", "ReplicaGoneError"}  # names: no Ray here
 
@@ -58,6 +65,7 @@ class ReplicaLink(MessageClient):
         self.report: ReplicaReport | None = None
         self.num_servers = 1  # that are attached to the replica
         self.clock_offset = 0.0  # seconds by which the replica's time.monotonic() is ahead of this process's
+        self.staged: dict[int, Convert | Validate] = {}  # by call id, where the replica does not see the folder
         self.lost: asyncio.Task[tuple[str, int]] | None = None  # why it ended, and the number of requests it had then
         self._gateway = gateway
         self._transport = transport
@@ -77,6 +85,11 @@ class ReplicaLink(MessageClient):
     def is_lost(self) -> bool:
         """True once it has ended by itself: the replica died, or cannot be reached."""
         return self.lost is not None and self.lost.done() and not self._is_closing
+
+    @property
+    def sees_files(self) -> bool:
+        """Whether the replica can be told paths of this process's files."""
+        return self.greeting is not None and self.greeting.files == files_id()
 
     @property
     def num_open(self) -> int:
@@ -102,9 +115,28 @@ class ReplicaLink(MessageClient):
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
 
+    async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
+        """See `MessageClient.call`. A replica that does not see the folder of a registration asks for its files."""
+        if self.sees_files or not isinstance(message(0), Convert | Validate):
+            return await super().call(message)
+        call_ids: list[int] = []
+
+        def without_folder(call_id: int) -> EngineCall:
+            asked = message(call_id)
+            assert isinstance(asked, Convert | Validate)
+            self.staged[call_id] = asked
+            call_ids.append(call_id)
+            return changed(asked, folder=None)
+
+        try:
+            return await super().call(without_folder)
+        finally:
+            for call_id in call_ids:
+                del self.staged[call_id]
+
     async def close(self) -> None:
         """Detach: what still runs there is aborted."""
-        self._is_closing = True
+        self._is_closing = self.lost is None or not self.lost.done()
         if self.lost is not None:
             self.lost.cancel()
             await asyncio.wait({self.lost}, timeout=_CLOSE_SECONDS)
@@ -154,9 +186,13 @@ class ReplicaLink(MessageClient):
 
     async def _listen(self) -> str:
         """Ticks are counted, not seconds: if this process was stopped for a minute, that is one."""
-        while self._silent < SILENT_TICKS:
+        for tick in itertools.count(1):
             await asyncio.sleep(TICK)
             self._silent += 1
+            if self._silent >= SILENT_TICKS:
+                break
+            if tick % _WORD_TICKS == 0 and self.spec is not None:
+                self._has_mail.set()  # an empty frame: the replica, too, leaves whom it does not hear
         return f"it said nothing for {SILENT_TICKS * TICK:g} s"
 
     def _send(self, message: ToEngine) -> None:

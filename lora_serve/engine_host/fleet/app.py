@@ -30,18 +30,22 @@ _ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}  # a frame cr
 
 def build(args: dict[str, Any]) -> serve.Application:
     """The application of a RayService, whose arguments are settings by name. Raises ConfigError."""
-    return application(settings_of(args))
+    settings = settings_of(args)
+    return application(settings, settings.store if "store" in args else Path())
 
 
-def application(settings: Settings) -> serve.Application:
-    """The application; equal settings give an equal version, which Serve leaves as it runs."""
-    fleet, configure = settings.fleet_slice(), _configure_of(settings)
+def application(settings: Settings, store: Path = Path()) -> serve.Application:
+    """The application; equal settings give an equal version, which Serve leaves as it runs. `store`: a folder of the
+    engines' machines for copies of adapters; none is given: among Ray's own files. Servers have stores of their own.
+    """
+    fleet, configure = settings.fleet_slice(), _configure_of(settings, store)
     more = (settings.warmup, settings.engine_step_timeout)
     version = _version_of(configure, *more)
     deployment = serve.deployment(EngineReplica).options(
         name="engine",
         **_number_of(fleet),
         max_ongoing_requests=_UNBOUNDED,
+        max_constructor_retry_count=2,  # before any has started; afterwards Serve tries for ever
         graceful_shutdown_timeout_s=settings.shutdown_timeout + 10,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2,
@@ -59,7 +63,7 @@ def application(settings: Settings) -> serve.Application:
 
 
 def _version_of(configure: Configure, *more: object) -> str:
-    """A digest of all that makes an engine what it is: servers of one fleet may have stores of their own."""
+    """A digest of all that makes an engine what it is."""
     anywhere = structs.replace(configure, adapters=replace(configure.adapters, store=Path()))
     return hashlib.sha256(body_of([anywhere]) + repr((__version__, more)).encode()).hexdigest()[:16]
 
@@ -80,13 +84,13 @@ def _number_of(fleet: FleetConfig) -> dict[str, Any]:
     return {"num_replicas": "auto", "autoscaling_config": config}
 
 
-def _configure_of(settings: Settings) -> Configure:
+def _configure_of(settings: Settings, store: Path) -> Configure:
     """Replicas have another working folder, and this server's log takes their lines in (`output.py`)."""
     configure = configure_of(settings)
     model = Path(configure.model.model)
     return structs.replace(
         configure,
         model=replace(configure.model, model=str(model.absolute()) if model.is_dir() else configure.model.model),
-        adapters=replace(configure.adapters, store=configure.adapters.store.absolute()),
+        adapters=replace(configure.adapters, store=store),
         log_format="json",
     )

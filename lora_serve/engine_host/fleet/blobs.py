@@ -1,15 +1,15 @@
-"""Adapters' folders for replicas on this machine: this server's stores, opened for whichever replica asks."""
+"""Adapters' folders for replicas: this server's stores, opened for whichever replica asks."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.client.ray.link import ReplicaLink
-from lora_serve.core.messages import BlobMessage, FromEngine
+from lora_serve.core.blob_messages import BlobMessage
+from lora_serve.core.messages import FromEngine
 from lora_serve.engine_host.blob_server import BlobServer
+from lora_serve.engine_host.fleet.content_server import ContentServer
 
 
 def scratch_prefix(replica: str) -> str:
@@ -18,10 +18,12 @@ def scratch_prefix(replica: str) -> str:
 
 
 class FleetBlobs:
-    """A `BlobServer` for each link. On the event loop."""
+    """A `BlobServer` for each link, a `ContentServer` if the replica does not see this process's files. On the event
+    loop.
+    """
 
     def __init__(self, blobs: StoredBlobs, num_threads: int, scratch: Path, timeout: float) -> None:
-        self._make: Callable[[str], BlobServer] = functools.partial(BlobServer, blobs, num_threads, scratch, timeout)
+        self._parts = blobs, num_threads, scratch, timeout
         self._servers: dict[ReplicaLink, BlobServer] = {}
 
     def run(self, link: ReplicaLink, message: FromEngine) -> None:
@@ -29,8 +31,14 @@ class FleetBlobs:
         assert isinstance(message, BlobMessage), "a replica says nothing else"
         server = self._servers.get(link)
         if server is None:
-            server = self._servers[link] = self._make(scratch_prefix(link.replica))
+            server = self._servers[link] = self._server_of(link)
         server.run(message, link.tell)
+
+    def _server_of(self, link: ReplicaLink) -> BlobServer:
+        prefix = scratch_prefix(link.replica)
+        if link.sees_files:
+            return BlobServer(*self._parts, prefix=prefix)
+        return ContentServer(*self._parts, prefix=prefix, staged=link.staged)
 
     async def left(self, link: ReplicaLink) -> None:
         """The link has ended: close the folders that it held."""

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from ray import serve
+from ray.exceptions import ActorAlreadyExistsError
 from ray.serve.config import ProxyLocation
 from ray.serve.context import _get_global_client
 from ray.serve.schema import APIType, ApplicationStatus
 
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.app import application
-from lora_serve.engine_host.fleet.output import take_words_of
 
 
 def deploy(settings: Settings) -> None:
     """Starts the application, or updates it if it runs with other settings; does not wait for replicas. One that a
     configuration of Serve declares, as KubeRay does, stays as it is: gateways with older settings may join it.
     """
-    take_words_of("ray.serve")
     fleet = settings.fleet_slice()
-    serve.start(proxy_location=ProxyLocation.Disabled)
+    start_serve()
     if _is_declared(fleet.name):
         return
     target = serve.RunTarget(application(settings), name=fleet.name, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
+
+
+def start_serve() -> None:
+    """Starts Serve where it does not run yet. Of servers that do so at one moment all but one find it there."""
+    try:
+        serve.start(proxy_location=ProxyLocation.Disabled)
+    except ActorAlreadyExistsError:
+        serve.start(proxy_location=ProxyLocation.Disabled)
 
 
 def _is_declared(name: str) -> bool:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec.structs import replace
 
 from lora_serve.client.wire import body_of, to_engine
+from lora_serve.core.blob_messages import BlobMessage
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.messages import (
-    Abort,
-    BlobMessage,
-    Call,
-    CloseBlob,
-    ErrorEvent,
-    FinishEvent,
-    FromEngine,
-    Reply,
-    RequestEvent,
-    Submit,
-    ToEngine,
-)
+from lora_serve.core.message import Call
+from lora_serve.core.messages import Abort, ErrorEvent, FinishEvent, FromEngine, Reply, RequestEvent, Submit, ToEngine
 
 OWN = ""  # in the place of a gateway's name: the replica itself
+
+
+SILENT_REPORTS = 15  # after which a gateway counts as lost: it says something for every third report
+_log = logging.getLogger(__name__)
 
 
 class _Outbox:
@@ -33,6 +28,8 @@ class _Outbox:
     def __init__(self) -> None:
         self.messages: list[FromEngine] = []
         self.has_mail = asyncio.Event()
+        self.silent = 0  # reports since the gateway was heard
+        self.is_left = False
 
     def put(self, message: FromEngine) -> None:
         self.messages.append(message)
@@ -65,7 +62,13 @@ class Gateways:
         self._owners: dict[str, str] = {}  # gateway by request id
         self._calls: dict[int, tuple[str, int]] = {}  # gateway and its call id, by the id that the engine knows
         self._call_ids = itertools.count(1)
-        self._blobs: dict[int, str] = {}  # gateway by the id of a call about its stores
+        self._blobs: dict[int, str] = {}  # gateway by the id of a call about its stores that it has not answered
+        self._attached: tuple[str, ...] = ()
+
+    @property
+    def attached(self) -> tuple[str, ...]:
+        """The gateways that are there now; asked on any thread."""
+        return self._attached
 
     @property
     def num_attached(self) -> int:
@@ -78,20 +81,24 @@ class Gateways:
     async def events(self, gateway: str, greeting: Sequence[FromEngine]) -> AsyncGenerator[bytes, None]:
         """The frames for a gateway, `greeting` first. When it is closed, the gateway's requests are aborted."""
         outbox = self._outboxes[gateway] = _Outbox()
+        self._attached = tuple(self._outboxes)
         try:
             yield body_of(greeting)
-            while True:
+            while not outbox.is_left:
                 yield await outbox.frame()
         finally:
             self._close(gateway)
 
     def take(self, gateway: str, frame: bytes) -> None:
         """Handle the messages of a gateway. Those of one that is not attached any more are dropped."""
-        if gateway not in self._outboxes:
+        outbox = self._outboxes.get(gateway)
+        if outbox is None:
             return
+        outbox.silent = 0
         for message in to_engine(frame):
             if isinstance(message, Reply):
-                self._answered(message)
+                if self._blobs.pop(message.call_id, None) is not None:
+                    self._answered(message)
             else:
                 self.ask(gateway, message)
 
@@ -109,10 +116,28 @@ class Gateways:
         """Give each gateway what is for it; called on any thread."""
         self._loop.call_soon_threadsafe(self._deliver, messages)
 
+    def caller(self, call_id: int) -> tuple[str, int]:
+        """The gateway whose call the engine knows by this id, and its own id of it; asked on any thread. Raises
+        AdapterUnavailableError if it left.
+        """
+        try:
+            return self._calls[call_id]
+        except KeyError:
+            raise _no_gateway() from None
+
+    def post(self, gateway: str, message: BlobMessage) -> None:
+        """Ask a gateway for something of its stores; called on any thread."""
+        self._loop.call_soon_threadsafe(self._post, gateway, message)
+
     def report(self, message: FromEngine) -> None:
-        """Give all gateways a message."""
-        for outbox in self._outboxes.values():
+        """Give all gateways a message; leave those that were not heard for many of them."""
+        for gateway, outbox in list(self._outboxes.items()):
             outbox.put(message)
+            outbox.silent += 1
+            if outbox.silent > SILENT_REPORTS:
+                _log.warning("a gateway is lost: it said nothing for %d reports", SILENT_REPORTS)
+                outbox.is_left = True
+                self._close(gateway)
 
     def _deliver(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:
@@ -124,27 +149,24 @@ class Gateways:
             elif isinstance(message, Reply) and message.call_id in self._calls:
                 gateway, call_id = self._calls.pop(message.call_id)
                 message = replace(message, call_id=call_id)  # noqa: PLW2901
-            elif isinstance(message, BlobMessage):
-                gateway = self._asked(message)
             if gateway == OWN:
                 self._own(message)
             elif gateway is not None and (outbox := self._outboxes.get(gateway)) is not None:
                 outbox.put(message)
 
-    def _asked(self, message: BlobMessage) -> str | None:
-        """The gateway whose stores are used: any, but the same one for all messages about one opened folder."""
-        if isinstance(message, CloseBlob):
-            return self._blobs.pop(message.call_id, None)
-        gateway = next(iter(self._outboxes), None)
-        if gateway is None:
+    def _post(self, gateway: str, message: BlobMessage) -> None:
+        outbox = self._outboxes.get(gateway)
+        if outbox is not None:
+            if isinstance(message, Call):
+                self._blobs[message.call_id] = gateway
+            outbox.put(message)
+        elif isinstance(message, Call):
             self._answered(Reply(message.call_id, error=_no_gateway()))
-        else:
-            self._blobs[message.call_id] = gateway
-        return gateway
 
     def _close(self, gateway: str) -> None:
         """The gateway left, or it is dead: nobody waits for its requests."""
         self._outboxes.pop(gateway, None)
+        self._attached = tuple(self._outboxes)
         for request_id in [one for one, owner in self._owners.items() if owner == gateway]:
             del self._owners[request_id]
             self._take(Abort(request_id))

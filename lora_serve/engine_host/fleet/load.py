@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lora_serve.core.messages import BlobMessage, Configure
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.core.config import AdapterConfig
+from lora_serve.core.messages import Configure
 from lora_serve.engine_host.fleet.blobs import scratch_prefix
-from lora_serve.engine_host.remote_blobs import RemoteBlobs
+from lora_serve.engine_host.fleet.own_folder import own_folder
+from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
 from lora_serve.logs import configure_logging, timed
 from lora_serve.model.loading.transformers_import import import_transformers
 from lora_serve.model.system.threads import use_one_core
@@ -17,10 +21,11 @@ if TYPE_CHECKING:
     from lora_serve.engine_host.local import LocalEngine
 
 
-def load_engine(
-    configure: Configure, replica: str, send: Callable[[Sequence[BlobMessage]], None]
-) -> tuple[LocalEngine, RemoteBlobs]:
-    """The engine, and where answers to what its loaders `send` go. Raises ModelError, ConfigError."""
+def load_engine(configure: Configure, replica: str, files: Path) -> tuple[LocalEngine, ReplicaBlobs]:
+    """The engine, and the folders that its loaders read; copies of them lie in `files`, if nothing else was said.
+
+    Raises ModelError, ConfigError, OSError.
+    """
     import_transformers(configure.model.quantization, configure.model.model)
     configure_logging("json")  # the server takes the lines apart (output.py)
     from lora_serve.engine_host.local import LocalEngine, build_parts
@@ -30,6 +35,13 @@ def load_engine(
     with timed(f"model {configure.model.model}"):
         parts = build_parts(configure.model, configure.engine, configure.adapters)
     gc.freeze()
-    blobs = RemoteBlobs(send, configure.adapters.store / "tmp", scratch_prefix(replica))
+    blobs = ReplicaBlobs(_cache(configure.adapters, files), scratch_prefix(replica))
     engine = LocalEngine(parts, configure.engine, configure.adapters, blobs, lambda: TextModel.load(parts.spec.name))
     return engine, blobs
+
+
+def _cache(config: AdapterConfig, files: Path) -> DiskStore:
+    """For copies of what this machine does not see: as many bytes as a server's own cache, or half of what is free."""
+    folder, _ = own_folder(files if config.store == Path() else config.store)  # locked until this process ends
+    max_bytes = config.disk_bytes or shutil.disk_usage(folder).free // 2
+    return DiskStore(folder, max_bytes, is_cache=True, policy=config.eviction)

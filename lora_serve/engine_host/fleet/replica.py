@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import ray
 from ray import serve
 
 from lora_serve.client.wire import to_engine
-from lora_serve.core.messages import Configure, FromEngine
+from lora_serve.core.messages import Configure
+from lora_serve.engine_host.fleet.ports import listen_as_the_node
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 
 _log = logging.getLogger(__name__)
@@ -31,14 +34,15 @@ class EngineReplica:
         from lora_serve.engine_host.fleet.load import load_engine  # torch, which only an actor needs
         from lora_serve.model.system.threads import use_one_core
 
+        listen_as_the_node()
         (message,) = to_engine(configure)
         assert isinstance(message, Configure)
         self._step_timeout = step_timeout
         name = serve.get_replica_context().replica_id.unique_id
-        engine, blobs = await asyncio.to_thread(load_engine, message, name, self._send)
+        engine, blobs = await asyncio.to_thread(load_engine, message, name, _ray_folder())
         sys.setswitchinterval(0.0005)  # see launch.py
         node = ray.util.get_node_ip_address()
-        self._engine = ReplicaEngine(engine, name, settings, roots_key, node, blobs.answered, use_one_core)
+        self._engine = ReplicaEngine(engine, name, settings, roots_key, node, blobs, use_one_core)
         await self._engine.warm_up(warmup, message.engine)
         _log.info("replica %s is warm", name)
 
@@ -60,6 +64,7 @@ class EngineReplica:
         """The figures that `autoscaling.replicas_wanted` decides by."""
         return self._engine.load
 
-    def _send(self, asked: Sequence[FromEngine]) -> None:
-        """Called by the loaders, which have nothing to do before the engine is here."""
-        self._engine.send(asked)
+
+def _ray_folder() -> Path:
+    """The folder of Ray's files on this machine, of this cluster's session."""
+    return Path(importlib.import_module("ray._private.worker")._global_node.get_session_dir_path())  # noqa: SLF001

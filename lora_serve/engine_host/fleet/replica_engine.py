@@ -14,7 +14,7 @@ from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.client.message_client import MessageClient
 from lora_serve.core.config import EngineConfig, QueueLimits
 from lora_serve.core.errors import InternalError, InvalidRequestError
-from lora_serve.core.machine import machine_id
+from lora_serve.core.machine import files_id, machine_id
 from lora_serve.core.messages import (
     Evict,
     FromEngine,
@@ -32,6 +32,7 @@ from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
 from lora_serve.engine_host.fleet.autoscaling import load
 from lora_serve.engine_host.fleet.gateways import OWN, Gateways
+from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
 from lora_serve.engine_host.service import EngineService, ServedEngine
 from lora_serve.logs import timed
 from lora_serve.routing.prefix_roots import RecentRoots, prefix_roots
@@ -50,11 +51,11 @@ class ReplicaEngine:
         settings: str,
         roots_key: bytes,
         node: str = "",
-        answered: Callable[[Reply], None] = lambda reply: None,
+        blobs: ReplicaBlobs | None = None,
         on_thread: Callable[[], None] = lambda: None,
         report_seconds: float = REPORT_SECONDS,
     ) -> None:
-        """`settings`: a digest of what the engine was configured with. `answered`: gets replies about blobs."""
+        """`settings`: a digest of what the engine was configured with. `blobs`: of the engine's loaders."""
         self._spec = served.spec
         self._name, self._settings, self._roots_key, self._node = replica, settings, roots_key, node
         self._asked_at: float | None = None  # of a question that was not answered yet
@@ -62,8 +63,11 @@ class ReplicaEngine:
         self._started_at = time.monotonic()
         self._roots = RecentRoots()
         self._own = _OwnClient()
+        answered: Callable[[Reply], None] = _drop if blobs is None else blobs.answered
         self._gateways = self._own.gateways = Gateways(self._take, answered, self._own.receive)
-        self._service = EngineService(served, self._gateways.send, on_thread)
+        if blobs is not None:
+            blobs.gateways = self._gateways
+        self._service = EngineService(served, self._gateways.send, on_thread, blobs)
         self._report_seconds = report_seconds
         self._reporting = asyncio.create_task(self._report())
 
@@ -92,7 +96,9 @@ class ReplicaEngine:
     def greeting(self) -> Greeting:
         """The first message to a gateway."""
         age = time.monotonic() - self._started_at
-        return Greeting(self._name, machine_id(), self._node, age, __version__, self._settings, self._roots_key)
+        return Greeting(
+            self._name, machine_id(), files_id(), self._node, age, __version__, self._settings, self._roots_key
+        )
 
     def take(self, gateway: str, frame: bytes) -> None:
         """See `Gateways.take`."""
@@ -166,3 +172,7 @@ class _OwnClient(MessageClient):
 
     def _send(self, message: ToEngine) -> None:
         self.gateways.ask(OWN, message)
+
+
+def _drop(reply: Reply) -> None:
+    """Without blobs nothing is asked."""

@@ -14,6 +14,7 @@ import msgspec
 from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.core.config import QueueLimits
+from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 from tests.engine_host.fake_engine import FakeServed
 
@@ -27,9 +28,9 @@ class GoneError(Exception):
 class FakeReplica:
     """A replica in this process. What it is given is noted."""
 
-    def __init__(self, name: str, **greeting: Any) -> None:
+    def __init__(self, name: str, blobs: ReplicaBlobs | None = None, **greeting: Any) -> None:
         self.served = FakeServed()
-        self.engine = ReplicaEngine(self.served, name, "settings", b"key", report_seconds=0.05)
+        self.engine = ReplicaEngine(self.served, name, "settings", b"key", blobs=blobs, report_seconds=0.05)
         plain = self.engine.greeting
         self.engine.greeting = lambda: msgspec.structs.replace(plain(), **greeting)  # type: ignore[method-assign]
         self.dead = asyncio.Event()

@@ -1,4 +1,4 @@
-"""How many replicas a load needs. Ray Serve's context is a plain object here."""
+"""How many replicas a load needs; Ray Serve's own context is what the policy gets."""
 
 from __future__ import annotations
 
@@ -7,26 +7,46 @@ from types import SimpleNamespace
 import pytest
 
 from lora_serve.core.replica_report import ReplicaReport
-from lora_serve.engine_host.fleet.autoscaling import LOAD, replicas_wanted
+from lora_serve.engine_host.fleet.autoscaling import TOKENS_PER_REPLICA, load, replicas_wanted
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 
 
-def wanted(*reports: ReplicaReport) -> int:
-    loads = [ReplicaEngine.load.fget(SimpleNamespace(_last_report=report)) for report in reports]  # type: ignore[attr-defined]
+def wanted(*loads: dict[str, float], least: int = 1, most: int = 8) -> int:
+    names = {key for one in loads for key in one}
+    metrics = {name: {str(index): one[name] for index, one in enumerate(loads)} for name in names}
     context = SimpleNamespace(
-        aggregated_metrics={LOAD: {str(index): load[LOAD] for index, load in enumerate(loads)}},
-        capacity_adjusted_min_replicas=1,
-        capacity_adjusted_max_replicas=4,
-        policy_state=None,
+        aggregated_metrics=metrics or None,
+        capacity_adjusted_min_replicas=least,
+        capacity_adjusted_max_replicas=most,
+        policy_state={"kept": 1},
     )
-    return replicas_wanted(context)[0]
+    number, state = replicas_wanted(context)
+    assert state == {"kept": 1}
+    return number
 
 
 @pytest.mark.parametrize(
-    ("running", "waiting", "tokens", "replicas"),
-    [(0, 0, 0, 1), (8, 0, 0, 1), (8, 126, 126 * 20, 3), (8, 2, 9000, 3), (64, 900, 90000, 4)],
-    ids=["idle", "no queue", "many short prompts", "two long prompts", "more than there may be"],
+    ("loads", "number"),
+    [
+        ((), 1),
+        ((load(0, 0),), 1),
+        ((load(TOKENS_PER_REPLICA, 0),), 1),
+        ((load(TOKENS_PER_REPLICA + 1, 0),), 2),
+        ((load(3 * TOKENS_PER_REPLICA, 0), load(0, 0)), 3),
+        ((load(0, 100), load(0, 100)), 4),
+        ((load(100 * TOKENS_PER_REPLICA, 0),), 8),
+    ],
 )
-def test_replicas_are_wanted_by_what_is_to_be_computed(running: int, waiting: int, tokens: int, replicas: int) -> None:
-    report = ReplicaReport("r", 0.0, num_running=running, num_waiting=waiting, waiting_tokens=tokens)
-    assert wanted(report) == replicas
+def test_waiting_prompts_and_running_rows_want_replicas(loads: tuple[dict[str, float], ...], number: int) -> None:
+    assert wanted(*loads) == number
+
+
+def test_bounds_of_the_deployment_hold() -> None:
+    assert wanted(load(0, 0), least=3) == 3
+    assert wanted(load(10**9, 0), most=2) == 2
+
+
+def test_queue_of_short_prompts_wants_replicas_too() -> None:
+    report = ReplicaReport("r", 0.0, num_running=8, num_waiting=126, waiting_tokens=126 * 20)
+    told = ReplicaEngine.load.fget(SimpleNamespace(_last_report=report))  # type: ignore[attr-defined]
+    assert wanted(told) == 3
