@@ -10,12 +10,12 @@ from typing import Any
 
 LOAD = "tokens"  # the figure of each replica
 TOKENS_PER_REPLICA = 4096  # at which another replica pays
-_ROW_TOKENS = 64  # of each running row: the steps that it will yet take part in
+_ROW_TOKENS = 64  # of each row, running or waiting: the steps that it will yet take part in
 
 
-def load(num_waiting_tokens: int, num_running: int) -> dict[str, float]:
-    """A replica's figure: tokens of prompts that wait, and its running rows."""
-    return {LOAD: float(num_waiting_tokens + _ROW_TOKENS * num_running)}
+def load(num_waiting_tokens: int, num_rows: int) -> dict[str, float]:
+    """A replica's figure: tokens of prompts that wait, and its rows."""
+    return {LOAD: float(num_waiting_tokens + _ROW_TOKENS * num_rows)}
 
 
 def replicas_wanted(context: Any) -> tuple[int, dict[str, Any]]:

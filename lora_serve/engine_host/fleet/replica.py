@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -15,6 +16,8 @@ from lora_serve.client.wire import to_engine
 from lora_serve.core.messages import Configure
 from lora_serve.engine_host.fleet.ports import listen_as_the_node
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
+
+_log = logging.getLogger(__name__)
 
 
 class EngineReplica:
@@ -41,6 +44,7 @@ class EngineReplica:
         node = ray.util.get_node_ip_address()
         self._engine = ReplicaEngine(engine, name, settings, roots_key, node, blobs, use_one_core)
         await self._engine.warm_up(warmup, message.engine)
+        _log.info("replica %s is warm", name)
 
     async def events(self, gateway: str, *, replica: str) -> AsyncGenerator[bytes, None]:
         """See `Transport.events`. `replica` was for the request router."""

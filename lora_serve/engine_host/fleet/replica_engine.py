@@ -122,7 +122,7 @@ class ReplicaEngine:
     def load(self) -> dict[str, float]:
         """See `autoscaling.load`."""
         report = self._last_report
-        return load(0, 0) if report is None else load(report.waiting_tokens, report.num_running)
+        return load(0, 0) if report is None else load(report.waiting_tokens, report.num_running + report.num_waiting)
 
     async def stop(self) -> None:
         """End the engine; what still runs gets NotReadyError."""

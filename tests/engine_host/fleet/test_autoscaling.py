@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.engine_host.fleet.autoscaling import TOKENS_PER_REPLICA, load, replicas_wanted
+from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 
 
 def wanted(*loads: dict[str, float], least: int = 1, most: int = 8) -> int:
@@ -42,3 +44,9 @@ def test_waiting_prompts_and_running_rows_want_replicas(loads: tuple[dict[str, f
 def test_bounds_of_the_deployment_hold() -> None:
     assert wanted(load(0, 0), least=3) == 3
     assert wanted(load(10**9, 0), most=2) == 2
+
+
+def test_queue_of_short_prompts_wants_replicas_too() -> None:
+    report = ReplicaReport("r", 0.0, num_running=8, num_waiting=126, waiting_tokens=126 * 20)
+    told = ReplicaEngine.load.fget(SimpleNamespace(_last_report=report))  # type: ignore[attr-defined]
+    assert wanted(told) == 3
