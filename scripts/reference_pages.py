@@ -53,8 +53,7 @@ def from_server() -> tuple[dict[str, Any], str]:
     sql = ROOT / "lora_serve" / "demo_data" / "adapters" / "acme" / "sql"
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--model", str(MODEL), "--served-model-name", "base", "--store", f"{folder}/store"]
-        arguments += ["--overflow", "gpu=http://neighbour.invalid"]  # its metrics are there only where it is used
-        arguments += ["--lora-modules", f"acme/sql={sql}", "--warmup", "off", "--kv-cache-memory", "8MiB"]
+        arguments += ["--lora-modules", f"acme/sql={sql}", "--warmup", "off", "--overflow", "gpu=http://near.invalid"]
         with ServerProcess(arguments, Path(folder) / "log") as server:
             server.wait_until_ready(120)
             _get(server.url + "/v1/completions", {"model": "acme/sql", "prompt": "a b", "max_tokens": 2})

@@ -94,6 +94,7 @@ def test_every_import_of_the_package_is_a_declared_requirement() -> None:
     allowed = {modules.get(name, name) for name in plain} | {
         "matplotlib",
         "opentelemetry",
+        "ray",
         "redis",
         "torchao",
         "triton",

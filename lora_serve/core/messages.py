@@ -182,12 +182,6 @@ class Validate(Call, frozen=True):
     seconds: float  # of processor time that the work may take
 
 
-class FindFile(Call, frozen=True):
-    """Asks a fleet's replica whether it sees a file of the server's store; answered by None, or an error."""
-
-    path: Path
-
-
 class ForgetStaged(Message, frozen=True):
     """The registration is over: free what its validation kept for the smoke test's load."""
 
@@ -361,7 +355,7 @@ Event = PromptEvent | TokenEvent | PooledEvent | FinishEvent | ErrorEvent  # wha
 StepEvent = Event | StartedEvent  # what a step gives
 ToLoop = Submit | Abort | Command | GetStats | Ping | Stop  # into the engine loop's mailbox
 FromLoop = StepEvent | Reply
-EngineCall = Command | GetStats | Ping | Convert | Validate | FindFile
+EngineCall = Command | GetStats | Ping | Convert | Validate
 BlobMessage = OpenBlob | CloseBlob | KeepBeside
 ToEngine = ToLoop | EngineCall | Configure | ForgetStaged | WarmUpDone | Reply
 FromEngine = FromLoop | BlobMessage | Ready | LoadRefused | Greeting | Reported

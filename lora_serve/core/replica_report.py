@@ -26,6 +26,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     num_free_blocks: int = 0
     load_tokens: int = 0  # tokens that it computes in the time that the load of an adapter takes; 0: not known yet
     prefix_roots: tuple[int, ...] = ()  # of prompts that it has computed lately: `routing/prefix_roots.py`
+    is_host_full: bool = False  # one more adapter there, and another has to leave host memory
 
 
 def report_of(replica: str, made_at: float, stats: EngineStats, prefix_roots: Sequence[int] = ()) -> ReplicaReport:
@@ -45,6 +46,7 @@ def report_of(replica: str, made_at: float, stats: EngineStats, prefix_roots: Se
         num_free_blocks=stats.num_free_blocks,
         load_tokens=_load_tokens(stats),
         prefix_roots=tuple(prefix_roots),
+        is_host_full=_is_host_full(stats),
     )
 
 
@@ -54,3 +56,11 @@ def _load_tokens(stats: EngineStats) -> int:
     if host is None or not host.loads or stats.batcher is None or not stats.batcher.cost.get("token"):
         return 0
     return round(host.load_seconds / host.loads / stats.batcher.cost["token"])
+
+
+def _is_host_full(stats: EngineStats) -> bool:
+    """True if an adapter as large as the mean of those there would not fit in."""
+    host = stats.tiers.get("host")
+    if host is None or not host.num_bytes or not host.num_items or not host.budget_bytes:
+        return False
+    return host.num_bytes + host.num_bytes / host.num_items > host.budget_bytes

@@ -7,8 +7,7 @@ the flag, the value and what is allowed.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +34,7 @@ from lora_serve.core.config import (
 )
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import FlagParser, flag_name
+from lora_serve.core.setting_folders import check_folders, is_there
 from lora_serve.core.setting_groups.adapters import AdapterTierSettings, RegistrySettings
 from lora_serve.core.setting_groups.engine import BatchSettings, EngineSettings, KVCacheSettings
 from lora_serve.core.setting_groups.fleet import FleetSettings, needless
@@ -53,7 +53,6 @@ from lora_serve.core.vllm.taking import VLLM_KEYS, add_vllm_flags, as_vllm_reads
 from lora_serve.core.web_origin import parse_name, parse_origin
 
 T = TypeVar("T")
-_HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _MAX_MESSAGE = 400  # characters of what is said of one value
 MAX_FILE_BYTES = 2**20
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # what vLLM reads where no --api-key is given
@@ -197,7 +196,7 @@ class Settings(
         """What else means the base model: names that were given, else the folder's path, which clients of vLLM send."""
         if self.served_model_name:
             return frozenset(self.served_model_name[1:]) - {self.base_name}
-        if not _is_there(Path(self.model).is_dir):
+        if not is_there(Path(self.model).is_dir):
             return frozenset()
         paths = {path.rstrip("/") for path in (self.model, os.path.abspath(self.model))}
         return frozenset({*paths, *(f"{path}/" for path in paths)} - {self.base_name})
@@ -303,47 +302,6 @@ def _read_file(path: Path, known: Collection[str]) -> dict[str, Any]:
         # YAML 1.1 reads a bare on or off as a boolean; settings that are booleans take the words as well.
         values[name] = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
     return values
-
-
-def check_folders(settings: Settings) -> None:
-    """Refuse folders that are not there before anything heavy is imported. Raises ConfigError."""
-    model = Path(settings.model)
-    if _is_there(model.is_dir):
-        if not _is_there((model / "config.json").is_file):
-            raise ConfigError(f"--model: {_shown(settings.model)} holds no config.json, so it is not a model folder")
-    elif (
-        _is_there(model.exists)
-        or not _HUB_ID.fullmatch(settings.model)
-        or ("/" in settings.model and _is_there(model.parent.is_dir))
-    ):
-        raise ConfigError(f"--model: {_shown(settings.model)} is neither a folder nor a hub id such as org/name")
-    template = settings.chat_template
-    if template is not None and "{" not in template and not _is_there(Path(template).is_file):
-        raise ConfigError(f"--chat-template: {_shown(template)} is neither a file nor a template")
-    for root in settings.adapter_root:
-        if not _is_there(root.is_dir):
-            raise ConfigError(f"--adapter-root: {_shown(root)} is not a folder")
-    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
-        file = getattr(settings, name)
-        if file is not None and not _is_there(file.is_file):
-            raise ConfigError(f"{flag_name(name)}: {_shown(file)} is not a file")
-    for item in settings.lora_modules:
-        path = item.partition("=")[2]
-        if "://" not in path and not _is_there(Path(path).is_dir):
-            raise ConfigError(f"--lora-modules: {_shown(path)} is not a folder (got {_shown(item)})")
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _is_there(asked: Callable[[], bool]) -> bool:
-    """Also a name that no file can have is only one that is not there."""
-    try:
-        return asked()
-    except (OSError, ValueError):
-        return False
 
 
 def describe(error: ValidationError, origins: Mapping[str, str]) -> str:

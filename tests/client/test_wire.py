@@ -24,7 +24,6 @@ from lora_serve.core.messages import (
     Convert,
     ErrorEvent,
     Evict,
-    FindFile,
     FinishEvent,
     ForgetStaged,
     FromEngine,
@@ -120,7 +119,6 @@ SETTINGS = Settings(model="m", store=Path("/s"), redis_url="redis://:password@h/
 
 TO_ENGINE: tuple[ToEngine, ...] = (
     configure_of(SETTINGS), Submit(REQUEST), Abort("r"), GetStats(1), Ping(2), ForgetStaged(), WarmUpDone(), Stop(),
-    FindFile(3, Path("/store/shown")),
     Convert(3, Path("/f"), "sha256:a", None, 1.5), Validate(4, Path("/f"), "sha256:a", 8, True, 2.0),
     Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25)), Reply(2), *(Command(5, command) for command in COMMANDS),
 )  # fmt: skip

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from lora_serve.app.early_checks import check_start
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_map import ModelMap, parse_model_map
+from lora_serve.core.setting_groups.overflow import is_address_of
 from lora_serve.core.settings import resolve_settings
 
 MODEL = str(Path(__file__).parents[2] / "lora_serve" / "demo_data" / "model")
@@ -79,3 +81,23 @@ def test_settings_become_one_slice_that_shows_no_key() -> None:
     assert config.neighbours == (("gpu", "http://10.0.0.7:8000"), ("b.example", "https://b.example"))
     assert (config.after, config.timeout, config.api_key) == (0.25, 10.0, "a-secret-key")
     assert "a-secret-key" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "is_own"),
+    [
+        ("http://localhost:8000", "0.0.0.0", True),
+        ("http://127.0.0.1:8000", "127.0.0.1", True),
+        ("http://models.example:8000", "models.example", True),
+        ("http://127.0.0.1:8001", "127.0.0.1", False),
+        ("https://10.0.0.7", "0.0.0.0", False),
+    ],
+)
+def test_own_address_is_known(url: str, host: str, is_own: bool) -> None:
+    assert is_address_of(url, host, 8000) is is_own
+
+
+def test_server_that_is_given_its_own_address_does_not_start() -> None:
+    settings = resolve_settings({"model": MODEL, "port": 8123, "overflow": "http://localhost:8123/v1"})
+    with pytest.raises(ConfigError, match="--overflow: http://localhost:8123 is this server itself"):
+        check_start(settings)

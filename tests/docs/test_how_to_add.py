@@ -34,7 +34,15 @@ def clone(tmp_path: Path) -> Path:
 
 
 def test_pages_are_those_of_the_navigation() -> None:
-    assert [page.stem for page in PAGES] == ["adapter-kind", "engine-host", "kernel", "policy", "source", "store"]
+    assert [page.stem for page in PAGES] == [
+        "adapter-kind",
+        "engine-host",
+        "kernel",
+        "policy",
+        "router",
+        "source",
+        "store",
+    ]
 
 
 @pytest.mark.timeout(240)

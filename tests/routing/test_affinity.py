@@ -157,3 +157,14 @@ def test_second_copy_takes_over_before_a_load_would_pay() -> None:
         view.update(report(replica, device=("x",), load_tokens=6000))
     loaded(view, home, 900)
     assert first(view, request(1, "x")) == other
+
+
+def test_adapter_that_nobody_has_goes_where_it_pushes_no_other_out() -> None:
+    view = view_of(*NAMES)
+    order = create_router("affinity").choose(request(0, "x"), view.replicas)
+    for replica in order[:2]:
+        view.update(report(replica, is_host_full=True))
+    assert first(view, request(1, "x")) == order[2]
+    for replica in order:
+        view.update(report(replica, 2.0, is_host_full=True))
+    assert first(view, request(2, "x")) == order[0]

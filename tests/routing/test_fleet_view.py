@@ -132,3 +132,10 @@ def test_answers_are_expected_to_be_as_long_as_the_last_ones() -> None:
     assert (view.expected_output(500), view.expected_output(10)) == (41, 10)
     view.ended("a", request(0))  # its client left: it says nothing of answers
     assert view.expected_output(500) == 41
+
+
+def test_host_memory_is_full_once_one_more_adapter_of_the_mean_size_does_not_fit() -> None:
+    stats = EngineStats(0, 0, (), (), 4, 100, 40, 16, 0, (), (), ())
+    for num_bytes, is_full in ((0, False), (300, False), (301, True)):
+        tiers = {"host": TierStats(0, 3, 3, 0, 2.0, num_bytes, 400, 3)}
+        assert report_of("a", 5.0, replace(stats, tiers=tiers)).is_host_full is is_full

@@ -7,14 +7,13 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from lora_serve import __version__
 from lora_serve.client.ray.link import ReplicaLink, gateway_names
 from lora_serve.client.ray.transport import Transport
 from lora_serve.core.config import QueueLimits
-from lora_serve.core.errors import AdapterUnavailableError, EngineLostError
-from lora_serve.core.messages import FindFile, FromEngine, Greeting, Reported
+from lora_serve.core.errors import EngineLostError
+from lora_serve.core.messages import FromEngine, Greeting, Reported
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import ReplicaState, ReplicaStats
 from lora_serve.engine.desired_state import DesiredState
@@ -33,7 +32,6 @@ class LinkUsers:
 
     asked: Callable[[ReplicaLink, FromEngine], None] = lambda link, message: None  # gets what a replica asks for
     ended: Callable[[ReplicaLink], Awaitable[None]] | None = None  # called when a link has ended
-    shown: Path | None = None  # a file of this server's store, which replicas must see; None: any will do
 
 
 class AttachedReplicas:
@@ -118,8 +116,8 @@ class AttachedReplicas:
                 link = self._open[replica] = ReplicaLink(
                     replica, self._names(), self._transport, self._gate, self._take
                 )
-                if await self._attached_once(link):
-                    delay, is_lost = FIRST_DELAY, link.is_lost
+                if (ended := await self._attached_once(link)) is not None:
+                    delay, is_lost = FIRST_DELAY, ended
                 if replica in self._listed:
                     await asyncio.sleep(delay)
                     delay = min(LONGEST_DELAY, 2 * delay)
@@ -129,16 +127,16 @@ class AttachedReplicas:
             self._gone.append((replica, is_lost))
             self.refused.pop(replica, None)
 
-    async def _attached_once(self, link: ReplicaLink) -> bool:
-        """Returns when the link has ended: whether the replica took requests."""
+    async def _attached_once(self, link: ReplicaLink) -> bool | None:
+        """Returns when the link has ended: whether the replica was lost; None: it took no requests."""
         try:
             if not await self._attach(link):
-                return False
+                return None
             await self._until_over(link)
-            return True
+            return link.is_lost
         except EngineLostError as error:
             _log.info("%s", error)
-            return False
+            return None
         finally:
             self._leave(link)
             await link.close()
@@ -147,7 +145,7 @@ class AttachedReplicas:
 
     async def _attach(self, link: ReplicaLink) -> bool:
         greeting, spec = await link.open()
-        if words := self._misfit(greeting, spec) or await self._blindness(link):
+        if words := self._misfit(greeting, spec):
             if link.replica not in self.refused:
                 _log.error("replica %s gets no requests: %s", link.replica, words)
             self.refused[link.replica] = ReplicaStats(
@@ -174,17 +172,6 @@ class AttachedReplicas:
             return f"it runs lora-serve {greeting.version}, this server {__version__}"
         if self.spec is not None and spec.fingerprint != self.spec.fingerprint:
             return f"its base model {spec.name} is another than {self.spec.name}"
-        return ""
-
-    async def _blindness(self, link: ReplicaLink) -> str:
-        """Words about why a replica cannot read adapters; empty if it can."""
-        path = self._users.shown
-        try:
-            if path is not None:
-                await link.call(lambda call_id: FindFile(call_id, path))
-        except AdapterUnavailableError:
-            folder = path.parent if path is not None else ""
-            return f"it does not see the folder {folder}, this server's --store: mount it there at the same path"
         return ""
 
     async def _until_over(self, link: ReplicaLink) -> None:

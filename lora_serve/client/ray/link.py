@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 RETRY_AFTER = 1.0  # seconds
 SILENT_TICKS = 5  # after which a replica counts as lost: reports come every second, and a cut network gives no error
 TICK = 1.0  # second
+_WORD_TICKS = 3  # between two words to the replica
 _CLOSE_SECONDS = 5.0
 
 
@@ -74,7 +75,7 @@ class ReplicaLink(MessageClient):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the link ended by itself: the replica died, or cannot be reached."""
+        """True once it has ended by itself: the replica died, or cannot be reached."""
         return self.lost is not None and self.lost.done() and not self._is_closing
 
     @property
@@ -153,9 +154,13 @@ class ReplicaLink(MessageClient):
 
     async def _listen(self) -> str:
         """Ticks are counted, not seconds: if this process was stopped for a minute, that is one."""
-        while self._silent < SILENT_TICKS:
+        for tick in itertools.count(1):
             await asyncio.sleep(TICK)
             self._silent += 1
+            if self._silent >= SILENT_TICKS:
+                break
+            if tick % _WORD_TICKS == 0 and self.spec is not None:
+                self._has_mail.set()  # an empty frame: the replica, too, leaves whom it does not hear
         return f"it said nothing for {SILENT_TICKS * TICK:g} s"
 
     def _send(self, message: ToEngine) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.stores.files import FILE_MODE
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.core.messages import BlobMessage, FromEngine
 from lora_serve.engine_host.blob_server import BlobServer
@@ -18,22 +15,6 @@ from lora_serve.engine_host.blob_server import BlobServer
 def scratch_prefix(replica: str) -> str:
     """The beginning of the names of a replica's own folders on the stores' file system."""
     return f"engine-{replica}-"
-
-
-@contextmanager
-def shown_file(store: Path) -> Iterator[Path | None]:
-    """A file in the store by which replicas are known to see it; None if none can be written now."""
-    path = store / f".shown-to-engines-{uuid.uuid4().hex}"
-    try:
-        path.touch(FILE_MODE)
-    except OSError:
-        yield None
-        return
-    try:
-        yield path
-    finally:
-        with suppress(OSError):
-            path.unlink()
 
 
 class FleetBlobs:

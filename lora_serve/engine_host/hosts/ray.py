@@ -15,7 +15,7 @@ from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.fleet.blobs import FleetBlobs, shown_file
+from lora_serve.engine_host.fleet.blobs import FleetBlobs
 from lora_serve.engine_host.fleet.cluster import Cluster, open_cluster
 from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
 from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
@@ -38,7 +38,6 @@ async def open_host(
     """See `EngineHostModule`."""
     fleet = settings.fleet_slice()
     stack = ExitStack()
-    shown = stack.enter_context(shown_file(settings.store.absolute()))
     cluster = await asyncio.to_thread(stack.enter_context, open_cluster(fleet))
     try:
         from lora_serve.client.ray.serve_transport import ServeTransport
@@ -51,7 +50,7 @@ async def open_host(
             settings.store / "tmp",
             settings.adapter_load_timeout,
         )
-        users = LinkUsers(blobs.run, blobs.left, shown)
+        users = LinkUsers(blobs.run, blobs.left)
         transport, queue = ServeTransport(fleet.name), settings.engine_slice().queue
         client = RayEngineClient(transport, queue, fleet.wait, users, fleet.router)
         try:

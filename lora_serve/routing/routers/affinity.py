@@ -4,7 +4,8 @@ Rendezvous hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam: Consiste
 2018): each set of adapters has its own order of replicas, and no replica gets a request while its tokens are above
 1.25 times the mean. Reports correct the order: replicas that have the adapters, or are loading them, come before all
 others, and of these the ones that have computed the prompt's beginning. Device and host memory count alike: a copy into
-a slot is short, and an adapter that cools goes back to its home, so that the others forget it.
+a slot is short, and an adapter that cools goes back to its home, so that the others forget it. One that nobody has goes
+where it pushes no other out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Router(base.Router):
                 return (0, -num_roots, 0 if request.digests or num_roots else state.load, home)
             if has_adapters and state.load < stretched:
                 return (1, state.load, 0, home)
-            return (2, 0, 0, home) if state.load < limit else (3, state.load, 0, home)
+            is_full = state.report is not None and state.report.is_host_full
+            return (2, is_full, 0, home) if state.load < limit else (3, state.load, 0, home)
 
         return [state.replica for state in sorted(replicas, key=preference)]
 

@@ -33,7 +33,10 @@ from lora_serve.tenancy.authentication.authenticator import Authenticator
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_ADAPTERS_LISTED = 1000  # names in a label of vllm:lora_requests_info
 # The replacements of names. Samples that have one of these labels are added up.
-_INSTEAD = {"tenant": OTHER_TENANTS, "adapter": OTHER_TENANTS, "running_lora_adapters": "", "waiting_lora_adapters": ""}
+_INSTEAD = {
+    "tenant": OTHER_TENANTS, "adapter": OTHER_TENANTS, "running_lora_adapters": "", "waiting_lora_adapters": "",
+    "neighbour": "",
+}  # fmt: skip
 
 
 async def get_metrics(request: web.Request) -> web.StreamResponse:

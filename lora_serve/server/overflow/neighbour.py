@@ -75,7 +75,7 @@ class Neighbour:
             yield
 
     def may_be_asked(self, num_rows: int, model: str, digests: str) -> bool:
-        """True if it has not failed lately, has not that much of ours already, and may know the model."""
+        """True if the neighbour has not failed lately, has room, and may know the model."""
         if self.is_self or self._num_rows + num_rows > MAX_ROWS or not self.breaker.lets_pass:
             return False
         until = self._unknown.get((model, digests))

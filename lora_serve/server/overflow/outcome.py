@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class Outcome(enum.StrEnum):
-    """What became of a request to a neighbour. All but the first two and `BROKEN` streams are computed here then."""
+    """The end of a request to a neighbour. All but the first two and `BROKEN` streams are computed here then."""
 
     ANSWERED = "answered"
     LEFT = "left"  # the caller went away

@@ -29,7 +29,7 @@ Here = Callable[[InferenceRequest], AsyncGenerator[Event, None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked for there, and how the answer is read."""
+    """The facts of a request to a neighbour, and of the reading of its answer."""
 
     model: str  # the name there
     digests: str  # of the version that would answer here

@@ -6,13 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lora_serve.client.ray import attached, link
-from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
 from lora_serve.client.wire import body_of
 from lora_serve.core.config import QueueLimits
@@ -25,6 +23,7 @@ from lora_serve.core.messages import (
     Resize,
     SetTenantBudgets,
     StartedEvent,
+    Submit,
     TenantBudget,
     Timings,
     TokenEvent,
@@ -200,6 +199,26 @@ async def test_replica_that_is_taken_away_finishes_its_requests_and_gets_no_new_
         await until(lambda: not victim.gateways)  # and no longer, as Ray Serve waits for its end
 
 
+async def test_figures_tell_a_lost_replica_from_one_that_was_taken_away() -> None:
+    async with started("a", "b", "c") as (fleet, client):
+        await asyncio.gather(*(tokens_of(client, request(f"r{index}")) for index in range(6)))
+        before = await client.stats()
+        assert before.num_steps > 0
+        fleet.kill("a")
+        await until(lambda: len(client.links) == 2)
+        fleet.unlist("a")
+        fleet.unlist("b")
+        names: list[str] = ["a"]
+        async with asyncio.timeout(10):
+            while names != ["c"]:
+                await asyncio.sleep(0.02)
+                after = await client.stats()
+                names = [one.replica for one in after.replicas or ()]
+        after = await client.stats()
+        assert after.num_replicas_lost == 1
+        assert after.num_steps >= before.num_steps
+
+
 async def test_gateway_that_leaves_takes_its_requests_along() -> None:
     async with started("a") as (fleet, client):
         task = asyncio.create_task(tokens_of(client, request("r", max_tokens=150, prompt=[SLOW])))
@@ -308,20 +327,6 @@ async def test_deadline_holds_on_a_replica_with_another_clock() -> None:
         assert len(await tokens_of(client, request("r"))) == 4
 
 
-async def test_replica_that_does_not_see_the_store_gets_no_requests(tmp_path: Path) -> None:
-    shown = tmp_path / "shown"
-    async with started(users=LinkUsers(shown=shown)) as (fleet, client):
-        loading = asyncio.create_task(client.start())
-        fleet.add("a")
-        await until_refused(client, "a")
-        assert str(tmp_path) in (await refused(client))["a"]
-        assert not client.is_there
-        shown.touch()
-        await loading
-        assert client.replicas == ["a"]
-        assert await refused(client) == {}
-
-
 class ScriptedFleet(FakeFleet):
     """Its replica "half" computes prompts and dies; it says so in frames of its own."""
 
@@ -378,7 +383,21 @@ async def test_long_step_is_no_silence() -> None:
     """The replica goes on reporting while its engine's thread is in a step."""
     async with started("a") as (fleet, client):
         replica = fleet.replicas["a"]
-        replica.served.engine.step = lambda: (time.sleep(1.0), (False, []))[1]  # type: ignore[method-assign, assignment, return-value]
-        await asyncio.sleep(0.8)  # three times as long as a replica may say nothing
+        replica.served.engine.step = lambda: (time.sleep(0.5), (False, []))[1]  # type: ignore[method-assign, assignment, return-value]
+        await asyncio.sleep(0.45)  # twice as long as a replica may say nothing
         assert client.replicas == ["a"]
         assert replica.engine.seconds_without_progress > 0.3
+
+
+async def test_gateway_that_says_nothing_is_left_and_its_requests_are_aborted() -> None:
+    """A network that is cut ends no stream."""
+    async with started("a") as (fleet, client):
+        replica, links = fleet.replicas["a"], client.links
+        frames = replica.engine.events("cut off")
+        await anext(frames)
+        replica.engine.take("cut off", body_of([Submit(request("r", max_tokens=190, prompt=[SLOW]))]))
+        assert replica.engine.num_requests == 1
+        assert [frame async for frame in frames]  # it ends
+        await until(lambda: replica.engine.num_requests == 0)
+        await asyncio.sleep(0.2)
+        assert client.links == links  # the client has nothing to ask, and says so

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import pytest
-
 from lora_serve.client.wire import body_of, from_engine
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import (
     Abort,
     BlobFolder,
     CloseBlob,
-    FindFile,
     FinishEvent,
     FromEngine,
     GetStats,
@@ -103,19 +100,6 @@ async def test_blobs_are_asked_of_one_gateway_and_closed_at_the_same_one() -> No
     replica.gateways.send([OpenBlob(3, "sha256:c", True)])
     await _turn()
     assert isinstance(replica.answered[-1].error, AdapterUnavailableError)
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-async def test_file_is_looked_for_here(tmp_path: Path, is_there: bool) -> None:
-    replica = Replica()
-    frames = await replica.attach("g")
-    path = tmp_path / "shown"
-    if is_there:
-        path.touch()
-    replica.gateways.take("g", body_of([FindFile(4, path)]))
-    (reply,) = from_engine(await anext(frames))
-    assert isinstance(reply, Reply)
-    assert (reply.error is None) is is_there
 
 
 async def _turn() -> None:
