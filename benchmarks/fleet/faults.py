@@ -123,7 +123,8 @@ def _fleet(site: Site, options: argparse.Namespace) -> Iterator[Fleet]:
         if has_others:
             cluster = stack.enter_context(ray_cluster(site.root))
             roots.append(cluster.pid)
-            more += ["--ray-address", cluster.address]
+            # One core each, as other replicas would else be given other shares of the machine, and be other replicas.
+            more += ["--ray-address", cluster.address, "--cpus-per-replica", "1"]
         numbers = itertools.count()
 
         def gateway(replicas: int, flags: Sequence[str]) -> AbstractContextManager[ServerProcess]:

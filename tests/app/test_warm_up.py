@@ -103,7 +103,7 @@ async def test_module_that_cannot_be_registered_ends_the_start_and_the_warm_up_b
     async def refuse(services: Any, modules: tuple[str, ...]) -> None:
         raise ConfigError(f"--lora-modules {modules[0]}: no")
 
-    async def endless(services: Any, settings: Settings) -> None:
+    async def endless(services: Any, settings: Settings, is_warm: bool) -> None:
         try:
             await asyncio.Event().wait()
         finally:
