@@ -114,10 +114,14 @@ async def _joined_by(fleet: Fleet, stage: Stage, replicas: int, flags: Sequence[
     joined = fleet.another(replicas, flags)
     await asyncio.to_thread(joined.__enter__)
     try:
-        while (stage.left > 0 and len(now := set(await fleet.engines())) != replicas) or (flags and now & before):
+        now = before
+        while stage.left > 0 and (len(now) != replicas or (flags and now & before)):
             await asyncio.sleep(POLL)
+            now = set(await fleet.engines())
     finally:
         await asyncio.to_thread(joined.__exit__, None, None, None)
+    if len(now) != replicas or (flags and now & before):
+        stage.unfinished.append(f"replicas {sorted(before)} were to become {replicas}, and are {sorted(now)}")
     stage.note(f"{len(before)} replicas became {len(now)}, {len(now & before)} of them the same", since, may_cut=0)
 
 

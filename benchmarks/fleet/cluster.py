@@ -61,7 +61,8 @@ def ray_node(folder: Path, address: str, flags: Sequence[str], inside: Sequence[
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as temporary:  # short: names of sockets have 107 bytes
         command = [
             *inside, str(Path(sys.executable).with_name("ray")), "start", *flags, "--block",
-            "--node-ip-address", address, "--temp-dir", temporary, "--disable-usage-stats", "--object-store-memory", str(128 * 2**20),
+            "--node-ip-address", address, "--temp-dir", temporary,
+            "--disable-usage-stats", "--object-store-memory", str(128 * 2**20),
         ]  # fmt: skip
         child = Child(command, folder / f"ray-{address}.log", without_settings(os.environ))
         try:

@@ -90,7 +90,8 @@ async def _run(fleet: Fleet, known: KnownAnswers, options: argparse.Namespace) -
     urls = [server.url for server in fleet.gateways]
     breaking = BREAKING[options.fault]
     judged, stage = await under_load(urls, known, options.seconds, options.users, lambda stage: breaking(fleet, stage))
-    found = verdict(judged, stage.events, stage.now)
+    found = verdict(judged, stage.events, max((one.record.ended for one in judged), default=0.0))
+    found.failures += stage.unfinished
     whole = await until_whole(fleet, PATIENCE)
     found.figures["whole_again_s"] = whole
     found.figures["gateways_said"] = [line for server in fleet.gateways for line in said(server.log)]

@@ -1,4 +1,4 @@
-"""Prompts whose greedy answers are known for every adapter, as one engine alone gave them; others are judged by them."""
+"""Prompts whose greedy answers are known for every adapter, as one engine alone gave them, to judge others by."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ class Stage:
     began: float = field(default_factory=time.time)
     events: list[Event] = field(default_factory=list)
     records: list[RequestRecord] = field(default_factory=list)  # of those that have ended
+    unfinished: list[str] = field(default_factory=list)  # what was not done when the load ended
     gone: set[int] = field(default_factory=set)  # gateways that were killed: their users ask nothing more
 
     @property

@@ -6,8 +6,8 @@
 Hosts are network namespaces of this machine (benchmarks/fleet/namespaces.py): `a` has the cluster's head and a replica,
 `b` a node with the other replica, `g` the gateway. A closed loop asks the gateway all the time; each pair of hosts in
 turn is cut apart for --cut seconds, in silence, and has --rest seconds afterwards. Exit code 1 if an answer was wrong
-or lost, if more streams were cut than ran behind the cut, if nobody was served for longer than a link may be silent, or if
-the gateway did not send requests to both replicas again within 5 s of healing.
+or lost, if more streams were cut than ran behind the cut, if nobody was served for longer than a link may be silent, or
+if the gateway did not send requests to both replicas again within 5 s of healing.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ async def _run(
 
     seconds = len(pairs) * (options.cut + options.rest) + options.rest
     judged, stage = await under_load([gateway.url], known, seconds, options.users, breaking)
-    found = verdict(judged, stage.events, stage.now)
+    found = verdict(judged, stage.events, max((one.record.ended for one in judged), default=0.0))
     times = sorted(chunk.time for one in judged for chunk in one.record.chunks)
     for cut in cuts:
         cut["longest_silence_s"] = _longest_silence(times, cut["at"], cut["at"] + options.cut)

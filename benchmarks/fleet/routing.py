@@ -3,10 +3,11 @@
     python -m benchmarks.fleet.routing [--routers affinity two_choices] [--adapters 64] [--slots 4] [--requests 1000]
                                        [--rounds 2] [--out FILE.json] [--flags ...]
 
-64 adapters over 2 replicas with 4 slots each, Zipf 1.1, a closed loop of 16 users, 32 tokens an answer; the same
-requests in the same order for every router, each on a server of its own, in turn. Counted are the loads into slots of
-all replicas (GET /admin/fleet: tiers) between the end of a warm round and the end. The power of two choices is what Ray
-Serve does by itself: of two replicas drawn by lot, the one with fewer requests.
+64 adapters over 2 replicas with 4 slots each and host memory for 32 each, Zipf 1.1, a closed loop of 16 users, 32
+tokens an answer; the same requests in the same order for every router, each on a server of its own, in turn. Counted
+are the loads into slots and into host memory of all replicas (GET /admin/fleet: tiers) between the end of a warm round
+and the end. The power of two choices is what Ray Serve does by itself: of two replicas drawn by lot, the one with fewer
+requests.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet.site import BASE, Site, add_arguments, engine_flags, made_site
-from benchmarks.fleet.status import loads_into_slots
+from benchmarks.fleet.status import loads_of
 from benchmarks.fleet.verdict import first_token_p95
 from benchmarks.http_load import planned
 from benchmarks.report import RESULTS, machine, percentiles
@@ -66,17 +67,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def one_round(site: Site, router: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """A server with this router, warmed by a fifth of the requests."""
     engine = engine_flags(options.engine, options.replicas, ["--router", router] if options.engine == "ray" else [])
-    more = ["--max-loras", str(options.slots), "--max-num-seqs", "8", *site.modules, *options.flags]
+    more = [
+        "--max-loras",
+        str(options.slots),
+        "--max-cpu-loras",
+        str(options.adapters // 2),
+        "--max-num-seqs",
+        "8",
+        *site.modules,
+        *options.flags,
+    ]
     with site.server(f"router-{router}-{seed}", engine, *more) as server:
         target = Target(server.url, BASE)
         _asked(target, site, options, options.requests // 5, seed + 1000)
-        before = loads_into_slots(server.url)
+        before = loads_of(server.url)
         result = _asked(target, site, options, options.requests, seed)
-        after = loads_into_slots(server.url)
-    loads = {replica: count - before.get(replica, 0) for replica, count in after.items()}
+        loads = {tier: count - before[tier] for tier, count in loads_of(server.url).items()}
     return {
-        "loads_per_1000": round(1000 * sum(loads.values()) / len(result.records), 1),
-        "loads": loads,
+        **{f"{tier}_loads_per_1000": round(1000 * n / len(result.records), 1) for tier, n in loads.items()},
         "ttft_ms": percentiles([record.first_token for record in result.answered]),
         "ttft_p95_ms": round(1000 * first_token_p95(result.answered), 1),
         "output_tokens_per_s": round(result.output_tokens_per_s, 1),
@@ -92,7 +100,7 @@ def _asked(target: Target, site: Site, options: argparse.Namespace, count: int, 
 
 def compared(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Medians over the rounds of the ratios, ours by the other's."""
-    names = ("loads_per_1000", "ttft_p95_ms", "output_tokens_per_s")
+    names = ("device_loads_per_1000", "host_loads_per_1000", "ttft_p95_ms", "output_tokens_per_s")
     return {
         name: round(statistics.median(a[name] / max(b[name], 1e-9) for a, b in zip(ours, others, strict=True)), 3)
         for name in names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,9 +26,13 @@ def fleet_status(url: str) -> Any:
         connection.close()
 
 
-def loads_into_slots(url: str) -> dict[str, int]:
-    """How many adapters each replica has put into a slot since its start."""
-    return {replica["id"]: replica["tiers"]["device"]["loads"] for replica in fleet_status(url)["data"]}
+def loads_of(url: str) -> dict[str, int]:
+    """How many adapters all replicas have put into a slot ("device") and into host memory ("host") since their start.
+    They tell their figures once a second.
+    """
+    time.sleep(1.5)
+    tiers = [replica["tiers"] for replica in fleet_status(url)["data"]]
+    return {tier: sum(one[tier]["loads"] for one in tiers) for tier in ("device", "host")}
 
 
 def num_serving(url: str) -> int:

@@ -51,7 +51,7 @@ def verdict(judged: Sequence[Judged], events: Sequence[Event], seconds: float) -
     """Promised: no wrong answer; no request lost before its first token; a cut only by an event, with words that say
     to try again. Connections of a gateway that was killed are excepted.
     """
-    deaths = {event.gateway: event for event in events if event.gateway is not None}
+    deaths: dict[int | None, Event] = {event.gateway: event for event in events if event.gateway is not None}
     counted = [one for one in judged if not _died_with_gateway(one, deaths)]
     kinds = Counter(one.kind for one in counted)
     counts = {kind: kinds[kind] for kind in ("right", "wrong", "cut", "lost")}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,25 +24,40 @@ from tests.canary.house import House
 DEMO = Path(__file__).parents[2] / "lora_serve/demo_data/model"
 
 UNNEEDED = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "scipy", "sklearn", "pandas", "matplotlib")
+SERVED_BESIDE = ("lora_serve.app.serving", "lora_serve.server.app", "lora_serve.server.routes", "prometheus_client")
 START = """
-import json, sys
+import json, sys, threading
+from pathlib import Path
+from lora_serve.model.loading.read_ahead import load_torch_library
+model, quantization, *packed = sys.argv[1:]
+maps = lambda: Path("/proc/self/maps").read_text()
+facts = {"torch_at_once": load_torch_library() or "torch" in sys.modules}
+[thread.join() for thread in threading.enumerate() if thread.name == "read ahead"]
+facts["torch_read_ahead"] = ["torch" in sys.modules, "libtorch_cpu" in maps()]
 from lora_serve.model.loading.transformers_import import import_transformers
-import_transformers({quantization!r}, {model!r})
-import lora_serve.app.launch
+import_transformers(quantization, model)
+import lora_serve.app.launch, lora_serve.engine_host.hosts.process, lora_serve.engine_host.hosts.thread
 from lora_serve.core.settings import Settings
+from lora_serve.model.build import build_model
 from lora_serve.model.base_model import load_model
-imported = sorted(sys.modules)
+facts["imported"] = sorted(sys.modules)
 import torch, transformers
 from transformers.utils.import_utils import is_torchao_available
-if {loads!r}:
-    load_model(Settings(model={model!r}).model_slice())
-left = [name for name in ("torch._dynamo", "scipy", "sympy") if name in sys.modules]
-print(json.dumps([imported, left, is_torchao_available(), torch.distributed.is_available()]))
+if quantization == "none":
+    load_model(Settings(model=model).model_slice())
+facts["left"] = [name for name in ("torch._dynamo", "scipy", "sympy") if name in sys.modules]
+facts["has_torchao"], facts["is_distributed"] = is_torchao_available(), torch.distributed.is_available()
 import torch._dynamo, scipy.optimize
 assert torch.compiler.disable(lambda: 7)() == 7
 assert torch._dynamo.config.cache_size_limit > 0
-with __import__("transformers").masking_utils.TransformGetItemToIndex():
+with transformers.masking_utils.TransformGetItemToIndex():
     pass
+facts["packed"] = []
+for folder in packed:
+    settings = Settings(model=folder, dtype="bfloat16", max_model_len=64, kv_cache_memory=2**20)
+    parts = build_model(settings.model_slice(), settings.engine_slice(), 1)
+    facts["packed"].append([str(parts.spec.dtype), folder in maps()])
+print(json.dumps(facts))
 """
 
 
@@ -56,27 +72,39 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(model: Path, quantization: str = "none", *, loads: bool = False) -> tuple[list[str], list[str], bool, bool]:
-    """Modules that are there after the imports of `serve`; of the heavy ones those after a load; two of the facts."""
-    script = START.format(quantization=quantization, model=str(model), loads=loads)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def started(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process finds out: most of its time goes into imports."""
+    folders = {ties: tmp_path_factory.mktemp(f"packed-{ties}") for ties in (False, True)}
+    for ties, folder in folders.items():
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
+            tie_word_embeddings=ties,
+        )  # fmt: skip
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return start(model, "none", *folders.values())
+
+
+def start(model: Path, quantization: str, *packed: Path) -> dict[str, Any]:
+    """Facts of a process that imports as `serve` does, and loads; `packed`: models that it builds afterwards."""
+    command = [sys.executable, "-c", START, str(model), quantization, *map(str, packed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    imported, left, has_torchao, is_distributed = json.loads(done.stdout.splitlines()[-1])
-    return imported, left, has_torchao, is_distributed
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
 
 
-def test_start_imports_no_compiler_and_no_unused_package_and_hides_none_afterwards(model: Path) -> None:
-    imported, left, _, is_distributed = start(model, loads=True)
-    assert [name for name in imported if name in UNNEEDED or name.startswith("torchao")] == []
-    assert left == []
-    assert is_distributed
+def test_start_imports_no_compiler_and_no_unused_package_and_hides_none_afterwards(started: dict[str, Any]) -> None:
+    assert [name for name in started["imported"] if name in UNNEEDED or name.startswith("torchao")] == []
+    assert started["left"] == []
+    assert started["is_distributed"]
 
 
 @pytest.mark.nightly  # by day: tests/model/loading/test_quantization.py
 def test_start_with_quantized_weights_finds_torchao(model: Path) -> None:
-    imported, _, has_torchao, _ = start(model, "int8")
-    assert has_torchao
-    assert "torchao" in imported
+    facts = start(model, "int8")
+    assert facts["has_torchao"]
+    assert "torchao" in facts["imported"]
 
 
 @pytest.mark.parametrize(
@@ -99,34 +127,14 @@ def test_model_that_asks_for_more_than_a_lean_load_gives_is_loaded_the_ordinary_
     assert len(tries) == 2
 
 
-SERVED_BESIDE = ("lora_serve.app.serving", "lora_serve.server.app", "lora_serve.server.routes", "prometheus_client")
-BEFORE_THE_LOAD = """
-import json, sys
-import lora_serve.app.launch, lora_serve.engine_host.hosts.process, lora_serve.engine_host.hosts.thread
-print(json.dumps(sorted(sys.modules)))
-"""
-
-
-def test_web_floor_is_not_imported_before_the_model_begins_to_load() -> None:
-    done = subprocess.run([sys.executable, "-c", BEFORE_THE_LOAD], capture_output=True, text=True, check=True)
-    assert set(json.loads(done.stdout)).isdisjoint(SERVED_BESIDE)
+def test_web_floor_is_not_imported_before_the_model_begins_to_load(started: dict[str, Any]) -> None:
+    assert set(started["imported"]).isdisjoint(SERVED_BESIDE)
     assert all(importlib.util.find_spec(name) for name in SERVED_BESIDE)
 
 
-def test_reading_ahead_imports_no_torch_and_loads_its_library() -> None:
-    script = """
-import sys
-from lora_serve.model.loading.read_ahead import load_torch_library
-load_torch_library()
-print("torch" in sys.modules)
-import threading
-[thread.join() for thread in threading.enumerate() if thread.name == "read ahead"]
-print("torch" in sys.modules, "libtorch_cpu" in open("/proc/self/maps").read())
-import torch
-assert torch.ones(3).sum() == 3
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False", "True"]
+def test_reading_ahead_imports_no_torch_and_loads_its_library(started: dict[str, Any]) -> None:
+    assert not started["torch_at_once"]
+    assert started["torch_read_ahead"] == [False, True]
 
 
 def test_missing_weights_and_hub_ids_are_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,30 +163,8 @@ def test_untouched_model_is_run_once_and_gives_each_sequence_what_it_gives_it_al
         torch.testing.assert_close(torch.tensor(logprobs), expected.detach(), atol=1e-4, rtol=1e-4)
 
 
-PACKS = """
-import sys
-from pathlib import Path
-from lora_serve.core.settings import Settings
-from lora_serve.model.build import build_model
-for model in sys.argv[1:]:
-    settings = Settings(model=model, dtype="bfloat16", max_model_len=64, kv_cache_memory=2**20)
-    parts = build_model(settings.model_slice(), settings.engine_slice(), 1)
-    print(parts.spec.dtype, ".safetensors" in Path("/proc/self/maps").read_text())
-"""
-
-
-def test_weights_in_panels_leave_no_file_in_memory(tmp_path: Path) -> None:
-    folders = {ties: tmp_path / f"{ties}" for ties in (False, True)}
-    for ties, folder in folders.items():
-        config = LlamaConfig(
-            vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
-            tie_word_embeddings=ties,
-        )  # fmt: skip
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    done = subprocess.run(
-        [sys.executable, "-c", PACKS, *map(str, folders.values())], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.split() == ["bfloat16", "False"] * 2, done.stderr
+def test_weights_in_panels_leave_no_file_in_memory(started: dict[str, Any]) -> None:
+    assert started["packed"] == [["bfloat16", False]] * 2
 
 
 def test_server_with_its_engine_on_a_thread_reads_the_tokenizer_once(

@@ -21,6 +21,7 @@ from lora_serve.core.request import Task
 from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import warmup_stages
+from lora_serve.server.openai.warm_up import TEXT_ID
 from lora_serve.text.tokenizer import TextModel
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
@@ -52,7 +53,7 @@ async def warmed(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, **fi
 async def test_the_plan_runs_then_a_text_and_the_dummy_adapter_leaves(
     engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    assert await warmed(engine, monkeypatch, warmup=mode) == ["warm-up-grammar", "warm-up-text"]
+    assert await warmed(engine, monkeypatch, warmup=mode) == ["warm-up-grammar", TEXT_ID]
     text = TextModel(byte_level_tokenizer())
     assert "Dear customer" in text.decode(engine.requests[-1].prompt_token_ids)
     assert isinstance(engine.commands[-1], Evict)
@@ -68,14 +69,14 @@ async def test_queue_smaller_than_a_stage_does_not_refuse_it(
     engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.gate = QueueGate(QueueLimits(1))
-    assert await warmed(engine, monkeypatch, warmup="full") == ["warm-up-grammar", "warm-up-text"]
+    assert await warmed(engine, monkeypatch, warmup="full") == ["warm-up-grammar", TEXT_ID]
 
 
 async def test_stop_string_in_the_text_ends_it_early(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
     newline = TextModel(byte_level_tokenizer()).encode("\n", False)[0]
     engine.script = lambda request: MockReply(token_ids=[newline] * 8)
-    assert await warmed(engine, monkeypatch) == ["warm-up-grammar", "warm-up-text"]
-    assert engine.aborted == ["warm-up-text"]
+    assert await warmed(engine, monkeypatch) == ["warm-up-grammar", TEXT_ID]
+    assert engine.aborted == [TEXT_ID]
 
 
 async def test_tokenizer_that_grammars_cannot_use_does_not_end_the_start(
@@ -83,7 +84,7 @@ async def test_tokenizer_that_grammars_cannot_use_does_not_end_the_start(
 ) -> None:
     failed = MockReply(error=InternalError("The grammar could not be compiled."))
     engine.script = lambda request: failed if request.grammar else MockReply(token_ids=[5] * 8)
-    assert await warmed(engine, monkeypatch) == ["warm-up-grammar", "warm-up-text"]
+    assert await warmed(engine, monkeypatch) == ["warm-up-grammar", TEXT_ID]
     assert "there is no structured output" in caplog.text
 
 

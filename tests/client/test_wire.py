@@ -135,7 +135,7 @@ TO_ENGINE: tuple[ToEngine, ...] = (
 FROM_ENGINE: tuple[FromEngine, ...] = (
     Ready(SPEC),
     Greeting("r", "machine", "files", "node", 1.5, "1.0", "settings", b"\x00\xff"),
-    Reported(ReplicaReport("r", 1.5, ("sha256:a",), prefix_roots=(2**63,)), 2),
+    Reported(ReplicaReport("a1", 2.5, ("sha256:a",), ("sha256:b",), prefix_roots=(2**63,)), 2),
     StartedEvent("r"),
     PromptEvent("r", Timings(1.0, 2.0, 3.0), (None, LOGPROBS), 4, fell_back=True),
     TokenEvent("r", 5, LOGPROBS),

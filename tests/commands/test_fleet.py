@@ -23,6 +23,11 @@ def test_a_fleet_is_serve_with_the_engine_ray(served: list[list[str]]) -> None:
     assert served == [["--engine", "ray", "./llama", "--replicas", "2"], ["--engine", "ray", "./llama", "--engine=ray"]]
 
 
+def test_settings_may_all_be_elsewhere_than_on_the_command_line(served: list[list[str]]) -> None:
+    assert main(["fleet"]) == 0
+    assert served == [["--engine", "ray"]]
+
+
 @pytest.mark.parametrize("flags", [["--engine", "thread"], ["--engine=process"], ["--engine"]])
 def test_another_engine_is_no_fleet(
     flags: list[str], served: list[list[str]], capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,7 @@ from pathlib import Path
 from lora_serve.commands.server_process import ServerProcess
 
 PATIENCE = 120.0  # seconds for what must happen some time
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, and the same as an address of IPv6
 
 
 def _status(pid: int) -> list[str]:
@@ -67,3 +68,21 @@ def until_replaced(process: ServerProcess, old: int) -> None:
 def loads_torch(pid: int) -> bool:
     """Whether torch's library is mapped."""
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def listening(pids: list[int]) -> set[str]:
+    """The addresses on which processes listen, as the kernel writes them."""
+    sockets = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                sockets.add(entry.readlink().name)
+            except OSError:
+                continue
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(fields[1].partition(":")[0])
+    return found

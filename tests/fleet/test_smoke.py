@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
-from tests.e2e.processes import PATIENCE, descendants_of, eventually, is_alive
+from tests.e2e.processes import LOOPBACK, PATIENCE, descendants_of, eventually, is_alive, listening
 from tests.e2e.streams import Stream
 from tests.e2e.test_openai_client import ASK, MODELS, check_with_peft, prompt
 from tests.engine_choice import hosted_by
@@ -25,6 +25,7 @@ def test_fleet_answers_as_peft_takes_an_adapter_and_leaves_no_process(files: Sit
     arguments = files.arguments("fleet", "--replicas", "2", "--warmup", "off", *files.modules())
     with hosted_by("ray").serving(arguments, tmp_path / "log") as server:
         started = descendants_of(server.pid)
+        assert listening([server.pid, *started]) <= LOOPBACK
         streams = [Stream(server, name) for name in MODELS]
         assert call(f"{server.url}/admin/adapters", {"id": "late", "source": str(late)}, ADMIN).status == 201
         with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:

@@ -55,6 +55,7 @@ class AttachedReplicas:
         self._links: dict[str, ReplicaLink] = {}  # by replica: those that get requests
         self._open: dict[str, ReplicaLink] = {}  # those, and others that are greeted or left
         self._gone: list[tuple[str, bool]] = []
+        self._lost: set[str] = set()  # until they are attached again, or no longer tried
         self._keepers: dict[str, asyncio.Task[None]] = {}  # by replica: attaches, and attaches again
         self._changed = asyncio.Event()
         self._is_closed = False
@@ -76,6 +77,8 @@ class AttachedReplicas:
 
     def state(self, link: ReplicaLink) -> ReplicaState:
         """Where the replica is between its start and its end."""
+        if link.replica in self._lost:
+            return ReplicaState.LOST
         if link.replica not in self._listed:
             return ReplicaState.DRAINING
         return ReplicaState.READY if link.replica in self._links else ReplicaState.STARTING
@@ -124,6 +127,7 @@ class AttachedReplicas:
         finally:
             del self._keepers[replica]
             self._open.pop(replica, None)
+            self._lost.discard(replica)
             self._gone.append((replica, is_lost))
             self.refused.pop(replica, None)
 
@@ -152,11 +156,13 @@ class AttachedReplicas:
                 link.replica, greeting.node, ReplicaState.REFUSED, words, greeting.version, spec.fingerprint
             )
             return False
+        self.refused.pop(link.replica, None)
         await link.bring_to((*self._desired.limits(), *self._desired.residents()), PREPARE_SECONDS)
         if not link.is_open or link.replica not in self._listed:
             return False
         self.spec = self.spec or spec
         self.roots_key = greeting.roots_key
+        self._lost.discard(link.replica)
         self._links[link.replica] = link
         self.view.add(link.replica)
         if link.report is not None:
@@ -179,6 +185,7 @@ class AttachedReplicas:
         while not link.lost.done() and (link.replica in self._listed or link.num_open):
             await asyncio.wait({link.lost}, timeout=_LOOK_SECONDS)
         if link.lost.done():
+            self._lost.add(link.replica)
             _log.error("replica %s is lost: %s; %d requests were there", link.replica, *link.lost.result())
         else:
             _log.info("replica %s is left: its requests have ended", link.replica)

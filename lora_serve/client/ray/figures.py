@@ -11,6 +11,10 @@ from lora_serve.core.errors import LoraServeError
 from lora_serve.core.fleet_stats import EMPTY, added, counters_of, merged
 from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
 
+_REASONS = {
+    ReplicaState.DRAINING: "it ends once its requests have",
+    ReplicaState.LOST: "its process ended, or its machine cannot be reached; Ray starts another",
+}
 LOOK_SECONDS = 2.0  # that a replica may take to tell its figures; else its last ones stand
 
 
@@ -37,7 +41,7 @@ class FleetFigures:
             replica=link.replica,
             node="" if greeting is None else greeting.node,
             state=state,
-            reason="it ends once its requests have" if state is ReplicaState.DRAINING else "",
+            reason=_REASONS.get(state, ""),
             version="" if greeting is None else greeting.version,
             fingerprint="" if link.spec is None else link.spec.fingerprint,
             age=0.0 if greeting is None else greeting.age + time.monotonic() - link.greeted_at,

@@ -38,7 +38,9 @@ _log = logging.getLogger(__name__)
 RETRY_AFTER = 1.0  # seconds
 SILENT_TICKS = 5  # after which a replica counts as lost: reports come every second, and a cut network gives no error
 TICK = 1.0  # second
+_WORD_TICKS = 3  # between two words to the replica
 _CLOSE_SECONDS = 5.0
+_GONE = {"ActorDiedError", "ActorUnavailableError", "ReplicaGoneError"}  # names: no Ray here
 
 
 class ReplicaLink(MessageClient):
@@ -134,7 +136,7 @@ class ReplicaLink(MessageClient):
 
     async def close(self) -> None:
         """Detach: what still runs there is aborted."""
-        self._is_closing = True
+        self._is_closing = self.lost is None or not self.lost.done()
         if self.lost is not None:
             self.lost.cancel()
             await asyncio.wait({self.lost}, timeout=_CLOSE_SECONDS)
@@ -168,7 +170,7 @@ class ReplicaLink(MessageClient):
                     self._silent = 0
                     self._take(from_engine(frame))
         except Exception as error:
-            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            return _why(error)
         return "it closed the stream"
 
     async def _write(self) -> str:
@@ -180,13 +182,17 @@ class ReplicaLink(MessageClient):
             try:
                 await self._transport.take(self.replica, self._gateway, body_of(messages))
             except Exception as error:
-                return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                return _why(error)
 
     async def _listen(self) -> str:
         """Ticks are counted, not seconds: if this process was stopped for a minute, that is one."""
-        while self._silent < SILENT_TICKS:
+        for tick in itertools.count(1):
             await asyncio.sleep(TICK)
             self._silent += 1
+            if self._silent >= SILENT_TICKS:
+                break
+            if tick % _WORD_TICKS == 0 and self.spec is not None:
+                self._has_mail.set()  # an empty frame: the replica, too, leaves whom it does not hear
         return f"it said nothing for {SILENT_TICKS * TICK:g} s"
 
     def _send(self, message: ToEngine) -> None:
@@ -226,6 +232,13 @@ class ReplicaLink(MessageClient):
             await self.adapters(command)
         except LoraServeError as error:
             _log.warning("replica %s refused a %s: %s", self.replica, type(command).__name__, error)
+
+
+def _why(error: Exception) -> str:
+    """Words about a call that failed; Ray's own of a process that is gone would tell nobody more."""
+    if type(error).__name__ in _GONE:
+        return "its process ended, or its machine cannot be reached"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _lost() -> EngineLostError:

@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> int:
 def _check_engine(arguments: list[str]) -> None:
     from lora_serve.core.errors import ConfigError
 
-    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, value in zip(arguments, [*arguments, ""][1:], strict=True):
         name, equals, joined = argument.partition("=")
         if name == "--engine" and (joined if equals else value) != "ray":
             raise ConfigError(f"--engine {joined or value}: a fleet is --engine ray; `lora-serve serve` takes any")

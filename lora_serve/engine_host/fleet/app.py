@@ -45,6 +45,7 @@ def application(settings: Settings, store: Path = Path()) -> serve.Application:
         name="engine",
         **_number_of(fleet),
         max_ongoing_requests=_UNBOUNDED,
+        max_constructor_retry_count=2,  # before any has started; afterwards Serve tries for ever
         graceful_shutdown_timeout_s=settings.shutdown_timeout + 10,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ray import serve
+from ray.exceptions import ActorAlreadyExistsError
 from ray.serve.config import ProxyLocation
 from ray.serve.context import _get_global_client
 from ray.serve.schema import APIType, ApplicationStatus
@@ -18,11 +19,19 @@ def deploy(settings: Settings) -> None:
     """
     take_words_of("ray.serve")
     fleet = settings.fleet_slice()
-    serve.start(proxy_location=ProxyLocation.Disabled)
+    start_serve()
     if _is_declared(fleet.name):
         return
     target = serve.RunTarget(application(settings), name=fleet.name, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
+
+
+def start_serve() -> None:
+    """Starts Serve where it does not run yet. Of servers that do so at one moment all but one find it there."""
+    try:
+        serve.start(proxy_location=ProxyLocation.Disabled)
+    except ActorAlreadyExistsError:
+        serve.start(proxy_location=ProxyLocation.Disabled)
 
 
 def _is_declared(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec.structs import replace
@@ -17,12 +18,18 @@ from lora_serve.core.messages import Abort, ErrorEvent, FinishEvent, FromEngine,
 OWN = ""  # in the place of a gateway's name: the replica itself
 
 
+SILENT_REPORTS = 15  # after which a gateway counts as lost: it says something for every third report
+_log = logging.getLogger(__name__)
+
+
 class _Outbox:
     """What waits for one gateway: all of it is its next frame."""
 
     def __init__(self) -> None:
         self.messages: list[FromEngine] = []
         self.has_mail = asyncio.Event()
+        self.silent = 0  # reports since the gateway was heard
+        self.is_left = False
 
     def put(self, message: FromEngine) -> None:
         self.messages.append(message)
@@ -77,15 +84,17 @@ class Gateways:
         self._attached = tuple(self._outboxes)
         try:
             yield body_of(greeting)
-            while True:
+            while not outbox.is_left:
                 yield await outbox.frame()
         finally:
             self._close(gateway)
 
     def take(self, gateway: str, frame: bytes) -> None:
         """Handle the messages of a gateway. Those of one that is not attached any more are dropped."""
-        if gateway not in self._outboxes:
+        outbox = self._outboxes.get(gateway)
+        if outbox is None:
             return
+        outbox.silent = 0
         for message in to_engine(frame):
             if isinstance(message, Reply):
                 if self._blobs.pop(message.call_id, None) is not None:
@@ -121,9 +130,14 @@ class Gateways:
         self._loop.call_soon_threadsafe(self._post, gateway, message)
 
     def report(self, message: FromEngine) -> None:
-        """Give all gateways a message."""
-        for outbox in self._outboxes.values():
+        """Give all gateways a message; leave those that were not heard for many of them."""
+        for gateway, outbox in list(self._outboxes.items()):
             outbox.put(message)
+            outbox.silent += 1
+            if outbox.silent > SILENT_REPORTS:
+                _log.warning("a gateway is lost: it said nothing for %d reports", SILENT_REPORTS)
+                outbox.is_left = True
+                self._close(gateway)
 
     def _deliver(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:

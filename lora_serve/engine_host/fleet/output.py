@@ -1,7 +1,8 @@
 """Lines that the processes of replicas write, in the log of the server that started them.
 
 A replica logs in JSON on its standard error (`--log-format json`); Ray collects such lines from every node. Here each
-becomes a record of this server's log again, with the replica's process and node.
+becomes a record of this server's log again, with the replica's process and node. Ray's and Serve's own lines become
+records, too, without their dialect.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +19,18 @@ _NAME = "lora_serve"
 _RAYS_OWN = "ray_print_logs"  # the handler that prints lines in Ray's form
 _log = logging.getLogger(__name__)
 _KNOWN = {"time", "level", "logger", "message", "exception"}
+_SERVES_OWN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d{4}-\S+ \S+ (?:\S+ )+?\d+ -- (.*)", re.DOTALL)
+_WORDS = (  # a sign of Ray's dialect -> ours
+    (re.compile(r"(?:[Aa]ctor for )?(?:[Rr]eplica )?Replica\(id='([^']*)'[^)]*\)"), r"replica \1"),
+    (re.compile(r"Deployment\(name='engine', app='([^']*)'\)"), r"fleet \1"),
+    (re.compile(r"Deployment 'engine' in application '([^']*)'"), r"fleet \1"),
+    (re.compile(r"The deployments \['engine'\] are UNHEALTHY\."), "the fleet has fewer replicas than it should have"),
+    (
+        re.compile(r"^.*?A worker died .*?IP address: (\S+) .*?Worker PID: (\d+).*", re.DOTALL),
+        r"process \2 on \1 died: killed, short of memory, or a crash",
+    ),
+)
+_MAX_WORDS = 500
 
 
 @contextmanager
@@ -44,9 +58,12 @@ def logged_output() -> Iterator[None]:
     dispatcher = importlib.import_module("ray._private.ray_logging").global_worker_stdstream_dispatcher
     dispatcher.remove_handler(_RAYS_OWN)
     dispatcher.add_handler(_NAME, log_batch)
+    worker = importlib.import_module("ray._private.worker")
+    printed, worker.print_to_stdstream = worker.print_to_stdstream, log_failure
     try:
         yield
     finally:
+        worker.print_to_stdstream = printed
         dispatcher.remove_handler(_NAME)
 
 
@@ -69,8 +86,24 @@ def log_batch(batch: Mapping[str, Any]) -> None:
             _log_line(line, fields)
 
 
+def log_failure(batch: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+    """Logs an error that Ray tells this process; by itself it would print it past the log. See `print_to_stdstream`."""
+    for line in batch["lines"]:
+        _log.warning("%s", in_words(line))
+
+
+def in_words(text: str) -> str:
+    """Ray's or Serve's text on one line, with our words for what is known."""
+    for sign, words in _WORDS:
+        text = sign.sub(words, text)
+    return " ".join(text.split())[:_MAX_WORDS]
+
+
 def _log_line(line: str, fields: Mapping[str, Any]) -> None:
     entry = _entry(line)
+    if entry is None and (found := _SERVES_OWN.match(line)):
+        _log.log(logging.getLevelNamesMapping()[found[1]], "%s", in_words(found[2]))
+        return
     if entry is None:
         _log.info("%s", line, extra=dict(fields))
         return

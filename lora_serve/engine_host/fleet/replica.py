@@ -13,6 +13,7 @@ from ray import serve
 
 from lora_serve.client.wire import to_engine
 from lora_serve.core.messages import Configure
+from lora_serve.engine_host.fleet.ports import listen_as_the_node
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 
 
@@ -30,6 +31,7 @@ class EngineReplica:
         from lora_serve.engine_host.fleet.load import load_engine  # torch, which only an actor needs
         from lora_serve.model.system.threads import use_one_core
 
+        listen_as_the_node()
         (message,) = to_engine(configure)
         assert isinstance(message, Configure)
         self._step_timeout = step_timeout

@@ -6,9 +6,8 @@ host's client is a `client.base.EngineClient`, for instance a `MessageClient` ov
 `local.LocalEngine` or, behind a connection, `service.EngineService`, which take and give the messages of
 `core/messages.py`. `tests/contracts/test_engine_client.py` says what every client must do.
 
-One server has one engine: gate, figures, desired state and supervisor are single objects behind `Services.client`, and
-that is not cheap to change. Clients, connections and engine processes do not know it; `BlobServer` is one per engine,
-but the scratch folders of all engines have one prefix, which its `drop` removes.
+One server has one engine, or one fleet that looks like one: gate, figures, desired state and supervisor are single
+objects behind `Services.client`.
 """
 
 from __future__ import annotations

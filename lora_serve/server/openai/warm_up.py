@@ -19,6 +19,7 @@ from lora_serve.text.output import OutputText, StopRules
 
 _TEXT = "Dear customer, your invoice no. 2041 (EUR 17.50) was sent."
 _NEW_TOKENS = 3
+TEXT_ID = f"warm-up-text-{uuid.uuid4().hex}"  # other servers of a fleet warm up, too
 
 
 async def answer_warm_up_text(services: Services) -> None:
@@ -28,9 +29,7 @@ async def answer_warm_up_text(services: Services) -> None:
     if services.spec.pooling is not None or not token_ids or room < 1:
         return
     sampling = SamplingParams(max_tokens=_NEW_TOKENS, temperature=0.0, logprobs=1, ignore_eos=True)
-    request = InferenceRequest(
-        f"warm-up-text-{uuid.uuid4().hex}", token_ids, sampling, tenant="warm-up: text", arrival_time=time.monotonic()
-    )
+    request = InferenceRequest(TEXT_ID, token_ids, sampling, tenant="warm-up: text", arrival_time=time.monotonic())
     services.client.gate.enter((request,), limited=False)
     output = OutputText(text, request, StopRules(("\n\n",)), services.spec.eos_token_ids)
     entries: list[TokenLogprobs] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from lora_serve.client.ray import attached, link
 from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
+from lora_serve.client.wire import body_of
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import EngineLostError, NotReadyError, QueueFullError
 from lora_serve.core.messages import (
@@ -20,7 +22,10 @@ from lora_serve.core.messages import (
     PromptEvent,
     Resize,
     SetTenantBudgets,
+    StartedEvent,
+    Submit,
     TenantBudget,
+    Timings,
     TokenEvent,
     Tune,
     Unpin,
@@ -201,6 +206,8 @@ async def test_figures_tell_a_lost_replica_from_one_that_was_taken_away() -> Non
         assert before.num_steps > 0
         fleet.kill("a")
         await until(lambda: len(client.links) == 2)
+        states = {one.replica: one.state.value for one in (await client.stats()).replicas or ()}
+        assert states == {"a": "lost", "b": "ready", "c": "ready"}
         fleet.unlist("a")
         fleet.unlist("b")
         names: list[str] = ["a"]
@@ -320,3 +327,79 @@ async def test_deadline_holds_on_a_replica_with_another_clock() -> None:
         await client.start()
         assert abs(client.links[0].clock_offset) < 0.5
         assert len(await tokens_of(client, request("r"))) == 4
+
+
+class ScriptedFleet(FakeFleet):
+    """Its replica "half" computes prompts and dies; it says so in frames of its own."""
+
+    async def events(self, replica: str, gateway: str) -> AsyncIterator[bytes]:
+        async with aclosing(super().events(replica, gateway)) as frames:  # type: ignore[type-var]
+            async for frame in frames:
+                yield frame
+                if replica == "half" and self.replicas["half"].num_frames:
+                    timings = Timings(0.0, 0.0, 0.0)
+                    yield body_of([StartedEvent("r"), PromptEvent("r", timings, None)])
+                    raise ConnectionResetError
+
+
+async def test_prompt_without_a_token_is_no_answer_yet() -> None:
+    fleet = ScriptedFleet()
+    fleet.add("half")
+    fleet.replicas["half"].engine.take = lambda gateway, frame: None  # type: ignore[method-assign]
+    client = RayEngineClient(fleet, QueueLimits(16), 10.0)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await client.start()
+            waiting = asyncio.create_task(events_of(client, request("r", prompt=[8])))
+            await until(lambda: fleet.replicas["half"].num_frames > 0)
+            fleet.unlist("half")
+            fleet.add("whole")
+            events = await waiting
+    finally:
+        await client.stop()
+        await fleet.stop()
+    assert [type(event) for event in events] == [PromptEvent, *[TokenEvent] * 4, FinishEvent]
+
+
+async def test_figures_are_those_of_all_replicas_and_of_those_that_are_no_more() -> None:
+    async with started("a", "b") as (fleet, client):
+        await asyncio.gather(*(tokens_of(client, request(f"r{index}", prompt=[index, 9])) for index in range(8)))
+        before = await client.stats()
+        assert {one.replica: one.state for one in before.replicas} == {
+            "a": ReplicaState.READY,
+            "b": ReplicaState.READY,
+        }
+        assert before.num_steps == sum(one.stats.num_steps for one in before.replicas if one.stats is not None)
+        fleet.kill("a")
+        await until(lambda: client.replicas == ["b"])
+        fleet.unlist("a")
+        after = await client.stats()
+        while len(after.replicas) > 1:
+            after = await client.stats()
+        assert after.num_steps >= before.num_steps
+        assert after.num_replicas_lost == 1
+        assert [one.replica for one in after.replicas] == ["b"]
+
+
+async def test_long_step_is_no_silence() -> None:
+    """The replica goes on reporting while its engine's thread is in a step."""
+    async with started("a") as (fleet, client):
+        replica = fleet.replicas["a"]
+        replica.served.engine.step = lambda: (time.sleep(0.5), (False, []))[1]  # type: ignore[method-assign, assignment, return-value]
+        await asyncio.sleep(0.45)  # twice as long as a replica may say nothing
+        assert client.replicas == ["a"]
+        assert replica.engine.seconds_without_progress > 0.3
+
+
+async def test_gateway_that_says_nothing_is_left_and_its_requests_are_aborted() -> None:
+    """A network that is cut ends no stream."""
+    async with started("a") as (fleet, client):
+        replica, links = fleet.replicas["a"], client.links
+        frames = replica.engine.events("cut off")
+        await anext(frames)
+        replica.engine.take("cut off", body_of([Submit(request("r", max_tokens=190, prompt=[SLOW]))]))
+        assert replica.engine.num_requests == 1
+        assert [frame async for frame in frames]  # it ends
+        await until(lambda: replica.engine.num_requests == 0)
+        await asyncio.sleep(0.2)
+        assert client.links == links  # the client has nothing to ask, and says so

@@ -1,13 +1,17 @@
-"""The Serve application of a fleet."""
+"""The Serve application of a fleet, and its start."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
+from ray.exceptions import ActorAlreadyExistsError
+
 from lora_serve.client.wire import to_engine
 from lora_serve.core.messages import Configure
 from lora_serve.core.settings import Settings
+from lora_serve.engine_host.fleet import deploy
 from lora_serve.engine_host.fleet.app import application, build
 
 
@@ -21,6 +25,20 @@ def test_servers_with_stores_of_their_own_share_engines_and_with_other_limits_re
     assert version_of(store=Path("/other"), port=7000, replicas=3) == one
     assert version_of(store=Path("/one"), max_loras=3) != one
     assert version_of(store=Path("/one"), warmup="off") != one
+
+
+def test_servers_that_start_serve_at_one_moment_find_each_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `tests/e2e/conftest.py` starts its pair on a new cluster."""
+    calls = list[Any]()
+
+    def start(**options: Any) -> None:
+        calls.append(options)
+        if len(calls) == 1:
+            raise ActorAlreadyExistsError("SERVE_CONTROLLER_ACTOR already exists")
+
+    monkeypatch.setattr(deploy.serve, "start", start)
+    deploy.start_serve()
+    assert calls == [calls[0]] * 2
 
 
 def store_of(app: Any) -> Path:

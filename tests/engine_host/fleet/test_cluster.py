@@ -17,7 +17,7 @@ import pytest
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.engine_host.fleet import cluster, node
-from lora_serve.engine_host.fleet.output import log_batch
+from lora_serve.engine_host.fleet.output import log_batch, log_failure
 
 
 def config(**given: object) -> FleetConfig:
@@ -145,6 +145,41 @@ def test_lines_of_replicas_become_records_of_this_log(caplog: pytest.LogCaptureF
     assert (first.name, vars(first)["replica_name"]) == ("lora_serve.engine", "n")
     assert (second.levelno, second.getMessage(), vars(second)["replica_pid"]) == (logging.INFO, "a plain line", 7)
     assert third.getMessage() == '{"message": 1}'
+
+
+def test_what_serve_writes_keeps_its_level_and_loses_its_dialect(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    replica, stamp = "Replica(id='k1', deployment='engine', app='mine')", "2026-11-23 02:50:07,809 controller 9392 --"
+    lines = [
+        f"INFO {stamp} Adding 1 replica to Deployment(name='engine', app='mine').",
+        f"WARNING {stamp} Actor for {replica} crashed, marking it unhealthy immediately.",
+        f"WARNING {stamp} Replica {replica} failed health check, stopping it.",
+        f"ERROR {stamp} The deployments ['engine'] are UNHEALTHY.",
+    ]
+    log_batch({"pid": 7, "ip": "10.0.0.5", "lines": lines})
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "Adding 1 replica to fleet mine."),
+        ("WARNING", "replica k1 crashed, marking it unhealthy immediately."),
+        ("WARNING", "replica k1 failed health check, stopping it."),
+        ("ERROR", "the fleet has fewer replicas than it should have"),
+    ]
+
+
+def test_what_ray_would_print_past_the_log_is_a_record_of_it(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    died = (
+        "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot, "
+        "check the logs for the dead worker. Lease ID: 02 Worker ID: f6 Node ID: 8e Worker IP address: 10.0.0.5 "
+        "Worker port: 10575 Worker PID: 9542 Worker exit type: SYSTEM_ERROR Worker exit detail: End of file. Some"
+    )
+    for text in (died, "another\n  thing"):
+        log_failure({"lines": [text], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    assert [record.getMessage() for record in caplog.records] == [
+        "process 9542 on 10.0.0.5 died: killed, short of memory, or a crash",
+        "another thing",
+    ]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_lines_of_rays_own_processes_are_not_the_operators(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from lora_serve.engine_host.fleet import keeper, node
+from tests.e2e.processes import LOOPBACK, listening
 from tests.engine_host.fleet.test_keeper import session, until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
@@ -83,27 +84,6 @@ def server(log: Path, address: str = "", **environment: str) -> Iterator[Server]
         yield opened
     finally:
         opened.process.communicate(timeout=60)
-
-
-def listening(pids: list[int]) -> set[str]:
-    """The addresses on which processes listen, as the kernel writes them."""
-    sockets = set()
-    for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                sockets.add(entry.readlink().name)
-            except OSError:
-                continue
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                found.add(fields[1].partition(":")[0])
-    return found
-
-
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, and the same as an address of IPv6
 
 
 def test_a_cluster_of_ones_own_is_this_users_alone_and_ends_with_the_server(tmp_path: Path) -> None:

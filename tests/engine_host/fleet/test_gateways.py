@@ -1,0 +1,108 @@
+"""Who gets which of a replica's messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from lora_serve.client.wire import body_of, from_engine
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.messages import (
+    Abort,
+    BlobFolder,
+    CloseBlob,
+    FinishEvent,
+    FromEngine,
+    GetStats,
+    OpenBlob,
+    Ping,
+    Ready,
+    Reply,
+    Submit,
+    ToEngine,
+    TokenEvent,
+)
+from lora_serve.core.request import FinishReason
+from lora_serve.engine_host.fleet.gateways import OWN, Gateways
+from tests.engine_host.engine_clients import request
+from tests.engine_host.fake_engine import fake_spec
+
+
+class Replica:
+    """Notes what its engine gets."""
+
+    def __init__(self) -> None:
+        self.taken: list[ToEngine] = []
+        self.answered: list[Reply] = []
+        self.own: list[FromEngine] = []
+        self.gateways = Gateways(self.taken.append, self.answered.append, self.own.append)
+
+    async def attach(self, name: str) -> AsyncGenerator[bytes, None]:
+        frames = self.gateways.events(name, [Ready(fake_spec())])
+        assert from_engine(await anext(frames)) == [Ready(fake_spec())]
+        return frames
+
+
+async def test_each_gateway_gets_its_own_events_and_all_of_a_step_in_one_frame() -> None:
+    replica = Replica()
+    first, second = await replica.attach("g"), await replica.attach("h")
+    for gateway, name in (("g", "a"), ("g", "b"), ("h", "c")):
+        replica.gateways.take(gateway, body_of([Submit(request(name))]))
+    replica.gateways.send([TokenEvent(name, 5, None) for name in "abc"])
+    assert from_engine(await anext(first)) == [TokenEvent("a", 5, None), TokenEvent("b", 5, None)]
+    assert from_engine(await anext(second)) == [TokenEvent("c", 5, None)]
+    replica.gateways.send([FinishEvent("a", FinishReason.STOP), FinishEvent("unknown", FinishReason.STOP)])
+    assert from_engine(await anext(first)) == [FinishEvent("a", FinishReason.STOP)]
+    assert replica.gateways.num_requests == 2
+
+
+async def test_calls_of_two_gateways_with_one_id_are_told_apart() -> None:
+    replica = Replica()
+    first, second = await replica.attach("g"), await replica.attach("h")
+    for gateway in "gh":
+        replica.gateways.take(gateway, body_of([Ping(7)]))
+    replica.gateways.ask(OWN, GetStats(7))
+    ids = [message.call_id for message in replica.taken if isinstance(message, Ping | GetStats)]
+    assert len(set(ids)) == 3
+    replica.gateways.send([Reply(ids[1]), Reply(ids[0]), Reply(ids[2])])
+    assert from_engine(await anext(first)) == [Reply(7)]
+    assert from_engine(await anext(second)) == [Reply(7)]
+    assert replica.own == [Reply(7)]
+
+
+async def test_gateway_that_leaves_has_its_requests_aborted_and_is_heard_no_more() -> None:
+    replica = Replica()
+    frames = await replica.attach("g")
+    replica.gateways.take("g", body_of([Submit(request("a")), Ping(1)]))
+    await frames.aclose()
+    assert replica.taken[-1] == Abort("a")
+    assert replica.gateways.num_requests == 0
+    before = list(replica.taken)
+    replica.gateways.take("g", body_of([Submit(request("b"))]))
+    assert replica.taken == before
+
+
+async def test_blobs_are_asked_of_one_gateway_and_closed_at_the_same_one() -> None:
+    replica = Replica()
+    first = await replica.attach("g")
+    replica.gateways.send([OpenBlob(1, "sha256:a", True)])
+    assert from_engine(await anext(first)) == [OpenBlob(1, "sha256:a", True)]
+    second = await replica.attach("h")
+    folder = BlobFolder(Path("/b"), "disk", 0.0, 0.0)
+    replica.gateways.take("g", body_of([Reply(1, folder)]))
+    assert replica.answered == [Reply(1, folder)]
+    replica.gateways.send([CloseBlob(1), OpenBlob(2, "sha256:b", True)])
+    assert from_engine(await anext(first)) == [CloseBlob(1), OpenBlob(2, "sha256:b", True)]
+    await first.aclose()  # it leaves with a call open
+    assert replica.answered[-1].call_id == 2
+    assert isinstance(replica.answered[-1].error, AdapterUnavailableError)
+    await second.aclose()
+    replica.gateways.send([OpenBlob(3, "sha256:c", True)])
+    await _turn()
+    assert isinstance(replica.answered[-1].error, AdapterUnavailableError)
+
+
+async def _turn() -> None:
+    import asyncio
+
+    await asyncio.sleep(0.01)
