@@ -10,14 +10,12 @@ from ray.serve.schema import APIType, ApplicationStatus
 
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.app import application
-from lora_serve.engine_host.fleet.output import take_words_of
 
 
 def deploy(settings: Settings) -> None:
     """Starts the application, or updates it if it runs with other settings; does not wait for replicas. One that a
     configuration of Serve declares, as KubeRay does, stays as it is: gateways with older settings may join it.
     """
-    take_words_of("ray.serve")
     fleet = settings.fleet_slice()
     start_serve()
     if _is_declared(fleet.name):

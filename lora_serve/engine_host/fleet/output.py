@@ -54,26 +54,18 @@ def take_words_of(name: str) -> None:
 @contextmanager
 def logged_output() -> Iterator[None]:
     """Takes the lines of workers from Ray, which has just been connected, as long as the block lasts."""
-    _take_serves_records()
+    importlib.import_module("ray.serve")  # comes with a handler of its own
+    take_words_of("ray.serve")
     dispatcher = importlib.import_module("ray._private.ray_logging").global_worker_stdstream_dispatcher
     dispatcher.remove_handler(_RAYS_OWN)
     dispatcher.add_handler(_NAME, log_batch)
-    worker = importlib.import_module("ray._private.worker")
+    worker: Any = importlib.import_module("ray._private.worker")
     printed, worker.print_to_stdstream = worker.print_to_stdstream, log_failure
     try:
         yield
     finally:
         worker.print_to_stdstream = printed
         dispatcher.remove_handler(_NAME)
-
-
-def _take_serves_records() -> None:
-    """Ray Serve in this process logs as any library does, from warnings on: it comes with a handler of its own."""
-    importlib.import_module("ray.serve")
-    logger = logging.getLogger("ray.serve")
-    logger.handlers.clear()
-    logger.propagate = True
-    logger.setLevel(logging.WARNING)
 
 
 def log_batch(batch: Mapping[str, Any]) -> None:
