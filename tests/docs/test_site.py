@@ -126,6 +126,7 @@ OTHERS = {
     "--build-arg",
     "--create-namespace",
     "--for",
+    "--generate",
 }
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import pytest
+
 from lora_serve.client.wire import body_of, from_engine
+from lora_serve.core.blob_messages import BlobFolder, CloseBlob, OpenBlob
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import (
     Abort,
-    BlobFolder,
-    CloseBlob,
     FinishEvent,
     FromEngine,
     GetStats,
-    OpenBlob,
     Ping,
     Ready,
     Reply,
@@ -82,24 +82,40 @@ async def test_gateway_that_leaves_has_its_requests_aborted_and_is_heard_no_more
     assert replica.taken == before
 
 
-async def test_blobs_are_asked_of_one_gateway_and_closed_at_the_same_one() -> None:
+async def test_each_gateway_answers_for_its_own_stores_until_it_leaves() -> None:
     replica = Replica()
-    first = await replica.attach("g")
-    replica.gateways.send([OpenBlob(1, "sha256:a", True)])
-    assert from_engine(await anext(first)) == [OpenBlob(1, "sha256:a", True)]
-    second = await replica.attach("h")
-    folder = BlobFolder(Path("/b"), "disk", 0.0, 0.0)
-    replica.gateways.take("g", body_of([Reply(1, folder)]))
+    first, second = await replica.attach("g"), await replica.attach("h")
+    assert replica.gateways.attached == ("g", "h")
+    for gateway, call_id in (("h", 1), ("g", 2)):
+        replica.gateways.post(gateway, OpenBlob(call_id, "sha256:a", True))
+    assert from_engine(await anext(first)) == [OpenBlob(2, "sha256:a", True)]
+    assert from_engine(await anext(second)) == [OpenBlob(1, "sha256:a", True)]
+    folder = BlobFolder(Path("/b"), "disk", 0.0, 0.0, Path("/t"))
+    for _ in range(2):  # an answer counts once
+        replica.gateways.take("h", body_of([Reply(1, folder)]))
     assert replica.answered == [Reply(1, folder)]
-    replica.gateways.send([CloseBlob(1), OpenBlob(2, "sha256:b", True)])
-    assert from_engine(await anext(first)) == [CloseBlob(1), OpenBlob(2, "sha256:b", True)]
+    replica.gateways.post("h", CloseBlob(1))
+    assert from_engine(await anext(second)) == [CloseBlob(1)]
     await first.aclose()  # it leaves with a call open
+    assert replica.gateways.attached == ("h",)
     assert replica.answered[-1].call_id == 2
     assert isinstance(replica.answered[-1].error, AdapterUnavailableError)
-    await second.aclose()
-    replica.gateways.send([OpenBlob(3, "sha256:c", True)])
+    replica.gateways.post("g", OpenBlob(3, "sha256:c", True))
     await _turn()
+    assert replica.answered[-1].call_id == 3
     assert isinstance(replica.answered[-1].error, AdapterUnavailableError)
+    await second.aclose()
+
+
+async def test_engines_call_is_known_by_the_gateway_that_made_it() -> None:
+    replica = Replica()
+    frames = await replica.attach("g")
+    replica.gateways.take("g", body_of([Ping(7)]))
+    (asked,) = (message for message in replica.taken if isinstance(message, Ping))
+    assert replica.gateways.caller(asked.call_id) == ("g", 7)
+    await frames.aclose()
+    with pytest.raises(AdapterUnavailableError, match="left"):
+        replica.gateways.caller(asked.call_id)
 
 
 async def _turn() -> None:
