@@ -187,11 +187,6 @@ async def test_redis_killed_and_back_under_load_disturbs_nobody(pair: Pair, http
         await served(http, pair.one.url, name, digest, 1)
 
 
-@pytest.mark.engines(
-    "thread",
-    also=["process"],
-    alone="a blob that one server alone keeps near stays away if another restores the records",
-)
 async def test_emptied_redis_is_filled_again_by_the_replicas(pair: Pair, http: aiohttp.ClientSession) -> None:
     name = "acme/kept"
     digest = await register(http, pair.one.url, name, fresh(pair))

@@ -37,7 +37,7 @@ class Follower:
             self._thread.join()
 
     def _run(self) -> None:
-        is_away, num_reloads = False, -1
+        is_away, num_losses = False, -1
         while not self._stopping.is_set():
             was_away, is_away = is_away, not self._follow()
             if is_away != was_away:
@@ -45,8 +45,8 @@ class Follower:
                 _log.warning("the shared %s %s", self._title, what)
             if is_away:
                 self._stopping.wait(_PAUSE)
-            elif num_reloads != self._followed.num_reloads:
-                num_reloads = self._followed.num_reloads
+            elif num_losses != self._followed.num_losses:
+                num_losses = self._followed.num_losses
                 self._returned()
 
     def _follow(self) -> bool:

@@ -71,7 +71,7 @@ class Ledger(Generic[S]):
         Raises AdapterUnavailableError.
         """
         self.journal = journal
-        self.num_reloads = 0  # times that all records were read anew, as others' changes could not be followed
+        self.num_losses = 0  # times that the journal had, or may have, lost records: they were read anew or given back
         self.title = title
         self.observer: CommitObserver[S] = _NoObserver()
         self._empty = empty
@@ -160,9 +160,10 @@ class Ledger(Generic[S]):
         page = None if self.is_away else self.journal.since(before.position)
         if page is None:
             self._publish(self._empty.after(self.journal.load()))
-            self.num_reloads += 1
+            self.num_losses += 1
             self.observer.followed(before, self._state, None)
         elif page.position != before.position:
+            self.num_losses += not page.records  # a commit without changes: another replica gave back what was lost
             self._publish(before.after(page))
             self.observer.followed(before, self._state, page.records.keys())
 

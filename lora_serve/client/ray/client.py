@@ -192,12 +192,16 @@ class RayEngineClient:
         return await self._first_of(RoutedRequest("", (digest,)))
 
     async def _first_of(self, request: RoutedRequest) -> ReplicaLink:
-        """The replica that the router chooses now; waits while there is none. Raises NotReadyError."""
+        """The replica that the router chooses now, a quiet one only if all are; waits while there is none.
+
+        Raises NotReadyError.
+        """
         deadline = time.monotonic() + self._wait
         while not self._is_stopping:
-            for replica in self._router.choose(request, self._fleet.view.replicas):
-                if (link := self._fleet.link(replica)) is not None:
-                    return link
+            ranked = self._router.choose(request, self._fleet.view.replicas)
+            links = [link for replica in ranked if (link := self._fleet.link(replica)) is not None]
+            if links:
+                return next((link for link in links if not link.is_quiet), links[0])
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     await self._fleet.changed()

@@ -37,6 +37,7 @@ from lora_serve.engine.queue_gate import QueueGate
 _log = logging.getLogger(__name__)
 RETRY_AFTER = 1.0  # seconds
 SILENT_TICKS = 5  # after which a replica counts as lost: reports come every second, and a cut network gives no error
+QUIET_TICKS = 2  # of silence after which new requests go elsewhere, if they can
 TICK = 1.0  # second
 _WORD_TICKS = 3  # between two words to the replica
 _CLOSE_SECONDS = 5.0
@@ -85,6 +86,11 @@ class ReplicaLink(MessageClient):
     def is_lost(self) -> bool:
         """True once it has ended by itself: the replica died, or cannot be reached."""
         return self.lost is not None and self.lost.done() and not self._is_closing
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if it has said nothing for longer than it should, and may be lost."""
+        return self._silent >= QUIET_TICKS
 
     @property
     def sees_files(self) -> bool:

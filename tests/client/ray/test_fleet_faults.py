@@ -152,6 +152,27 @@ async def test_replica_that_says_nothing_counts_as_lost_and_is_attached_again_wh
         await until(lambda: victim.engine.num_requests == 0)  # what it was asked before is aborted
 
 
+async def test_quiet_replica_gets_no_new_requests_while_another_one_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENT_TICKS", 10_000)
+    async with started("a", "b") as (fleet, client):
+        fleet.replicas["a"].runs.clear()
+        quiet = client._fleet.link("a")
+        assert quiet is not None
+        await until(lambda: quiet.is_quiet)
+        for number in range(8):
+            asked = request(f"r{number}", adapter(f"x{number}"), prompt=[3])
+            assert await tokens_of(client, asked) == expected([3], 4, adapter(f"x{number}").digest)
+        fleet.replicas["b"].runs.clear()
+        await until(lambda: all(one.is_quiet for one in client._fleet.links))
+        waiting = asyncio.create_task(
+            tokens_of(client, request("last", prompt=[3]))
+        )  # none speaks: it takes one of them
+        await asyncio.sleep(0.2)
+        for replica in fleet.replicas.values():
+            replica.runs.set()
+        assert await waiting == expected([3], 4)
+
+
 async def test_request_that_ends_every_replica_is_not_asked_for_ever() -> None:
     names = [str(index) for index in range(MAX_TRIES + 2)]
     async with started(*names) as (fleet, client):
