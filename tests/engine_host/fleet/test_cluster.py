@@ -196,5 +196,5 @@ def test_what_ray_tells_its_drivers_is_a_line_of_the_log_and_not_printed(
     with logged_output():
         data = {"lines": ["A worker\n  died"], "pid": "raylet", "is_err": False}
         worker.print_to_stdstream(data, ignore_prefix=False)
-    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [(logging.WARNING, "Ray: A worker died")]
+    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [(logging.WARNING, "A worker died")]
     assert capsys.readouterr() == ("", "")
