@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 _NAME = "lora_serve"
@@ -69,13 +70,14 @@ def logged_output() -> Iterator[None]:
 
 
 def log_batch(batch: Mapping[str, Any]) -> None:
-    """Logs lines of one process, as Ray's log monitor sends them."""
+    """Logs lines of one process, as Ray's log monitor sends them. Plain lines in a row, a traceback's, are one record."""
     if batch.get("pid") in ("autoscaler", "gcs_server", "raylet"):
         return
     fields = {"replica_pid": batch.get("pid"), "replica_node": batch.get("ip")}
-    for line in batch.get("lines", ()):
-        if line.strip():
-            _log_line(line, fields)
+    lines = [line for line in batch.get("lines", ()) if line.strip()]
+    for is_plain, row in groupby(lines, _is_plain):
+        for text in ["\n".join(row)] if is_plain else row:
+            _log_line(text, fields)
 
 
 def log_failure(batch: Mapping[str, Any], ignore_prefix: bool = False) -> None:
@@ -89,6 +91,10 @@ def in_words(text: str) -> str:
     for sign, words in _WORDS:
         text = sign.sub(words, text)
     return " ".join(text.split())[:_MAX_WORDS]
+
+
+def _is_plain(line: str) -> bool:
+    return _entry(line) is None and not _SERVES_OWN.match(line)
 
 
 def _log_line(line: str, fields: Mapping[str, Any]) -> None:
