@@ -89,7 +89,7 @@ class ReplicaLink(MessageClient):
 
     @property
     def is_quiet(self) -> bool:
-        """True if it has said nothing for longer than it should, and may be lost."""
+        """True once the replica has said nothing for longer than it should: it may be lost."""
         return self._silent >= QUIET_TICKS
 
     @property
