@@ -173,7 +173,7 @@ def test_what_serve_writes_keeps_its_level_and_loses_its_dialect(caplog: pytest.
         ("INFO", "Adding 1 replica to fleet mine."),
         ("WARNING", "replica k1 crashed, marking it unhealthy immediately."),
         ("WARNING", "replica k1 failed health check, stopping it."),
-        ("ERROR", "the fleet has fewer replicas than it should have"),
+        ("WARNING", "the fleet has fewer replicas than it should have"),
     ]
 
 
