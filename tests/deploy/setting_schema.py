@@ -32,9 +32,10 @@ def _is_parsed(name: str) -> bool:
 
 
 def _schema(told: dict[str, Any]) -> dict[str, Any]:
-    (told,) = [item for item in told.get("anyOf", [told]) if item.get("type") != "null"][:1]
+    told = next(item for item in told.get("anyOf", [told]) if item.get("type") != "null")
     if "enum" in told:  # YAML reads `on` and `off` as booleans, which the chart turns back
-        return {"enum": told["enum"] + [value for word, value in (("on", True), ("off", False)) if word in told["enum"]]}
+        booleans = [value for word, value in (("on", True), ("off", False)) if word in told["enum"]]
+        return {"enum": told["enum"] + booleans}
     kind = told.get("type")
     if kind not in _PATTERNS or "ge" in told:
         return {}

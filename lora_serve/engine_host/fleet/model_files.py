@@ -13,7 +13,7 @@ _MAX_WORDS = 500
 
 
 def check_model_files(model: str, has_weights: bool) -> None:
-    """Raises ModelError for what no replica could load; `has_weights` is False where replicas have files of their own."""
+    """Raises ModelError for what no replica could load; `has_weights` is False if they are with the replicas alone."""
     try:
         AutoConfig.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a broken folder
@@ -35,4 +35,4 @@ def _check_weights(folder: Path) -> None:
 
 
 def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MAX_WORDS]
+    return " ".join(str(error).split())[:_MAX_WORDS] or type(error).__name__

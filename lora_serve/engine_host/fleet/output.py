@@ -71,7 +71,7 @@ def logged_output() -> Iterator[None]:
 
 
 def log_batch(batch: Mapping[str, Any]) -> None:
-    """Logs lines of one process, as Ray's log monitor sends them. Plain lines in a row, a traceback's, are one record."""
+    """Logs lines of one process, as Ray's log monitor sends them. Plain lines in a row are one record."""
     if batch.get("pid") in ("autoscaler", "gcs_server", "raylet"):
         return
     fields = {"replica_pid": batch.get("pid"), "replica_node": batch.get("ip")}
