@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from lora_serve.cli import main
@@ -35,6 +37,20 @@ def test_another_engine_is_no_fleet(
     assert main(["fleet", "./llama", *flags]) == 2
     assert "a fleet is --engine ray" in capsys.readouterr().err
     assert served == []
+
+
+def test_a_word_near_a_subcommand_is_no_model_unless_it_is_there(
+    served: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fleet", "stats"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'stats' is no subcommand and no folder; did you mean `lora-serve fleet status`?" in line
+    assert served == []
+    (tmp_path / "stats").mkdir()
+    for arguments in (["stats"], ["--model", "stopp"], ["gpt2"], ["opt"]):
+        assert main(["fleet", *arguments]) == 0
+    assert len(served) == 4
 
 
 def test_help_names_the_fleets_own_flags_and_the_subcommands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,10 +15,13 @@ from tests.server.conftest import ADMIN
 from tests.server.fleets import REPLICAS, play_fleet
 
 
-async def test_one_engine_is_one_line(run: Run) -> None:
+async def test_one_engine_is_one_line_below_the_server_that_was_found(run: Run, house: Any) -> None:
     ended = await run("fleet", "status")
     assert (ended.code, ended.err) == (0, "")
-    head, line = ended.out.splitlines()
+    server, *table = ended.out.splitlines()
+    assert server == f"server {house.url}"
+    assert (await run("fleet", "status", "--url", house.url)).out.splitlines()[0].startswith("replica")
+    head, line = table
     assert head.split()[:3] == ["replica", "node", "state"]
     assert line.split()[:3] == ["0", "localhost", "ready"]
 
@@ -27,7 +30,7 @@ async def test_fleet_is_a_line_per_replica_with_its_adapters(run: Run, house: An
     home = await play_fleet(house)
     ended = await run("fleet", "status")
     assert (ended.code, ended.err) == (0, "")
-    _, *lines = ended.out.splitlines()
+    _, _, *lines = ended.out.splitlines()
     assert [line.split()[0] for line in lines] == list(REPLICAS)
     for line in lines:
         assert line.endswith("  acme/all*, acme/one" if line.startswith(home) else "  acme/all*")
@@ -80,7 +83,7 @@ async def test_what_is_wrong_with_a_replica_is_told(run: Run, house: Any, monkey
     ended = await run("fleet", "status")
     assert "r-a is refused: another base\\x1b[31m model" in ended.err
     assert "replaced since the server's start: 2" in ended.err
-    assert ended.out.splitlines()[1].split()[2] == "refused"
+    assert ended.out.splitlines()[2].split()[2] == "refused"
 
 
 async def test_fleet_without_a_replica_is_said(run: Run, house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,4 +91,4 @@ async def test_fleet_without_a_replica_is_said(run: Run, house: Any, monkeypatch
         return merged([])
 
     monkeypatch.setattr(house.engine, "stats", stats)
-    assert (await run("fleet", "status")).out == "no replica is there\n"
+    assert (await run("fleet", "status", "--url", house.url)).out == "no replica is there\n"

@@ -15,6 +15,7 @@ from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS
 from lora_serve.core.settings import Settings
 from tests.deploy.pod_settings import SECRETS, settings_of_pod
 from tests.deploy.rendering import CHART, DEPLOY, NAMES, ROOT, Rendered
+from tests.deploy.setting_schema import setting_schemas
 
 # What the chart sets itself; the rest may stand in `settings`.
 OWN = {
@@ -42,6 +43,7 @@ def test_values_of_settings_arrive_as_they_were_given(
 ) -> None:
     found = settings_of_pod(renderings["settings"], environment, tmp_path)
     assert found.max_upload_size == 4_000_000_000
+    assert (found.max_loras, found.auth, found.warmup) == (32, "on", "off")
     assert (found.speculate, found.enable_prefix_caching, found.fuse_layers) == ("off", False, True)
     assert found.tenant_weight == (("acme", 2.0), ("lumen", 1.0))
     assert found.adapter_tenant_floor == 0.25
@@ -69,6 +71,9 @@ def test_schema_names_every_setting_of_the_server() -> None:
     wanted = set(Settings.model_fields) - OWN
     assert (wanted - named, named - wanted) == (set(), set()), "values.schema.json lacks the first and has the second"
     assert set(Settings.model_fields) >= OWN
+    told = setting_schemas(sorted(wanted))
+    assert schema["properties"]["settings"]["properties"] == told, "run python -m tests.deploy.setting_schema"
+    assert {"router", "max_loras"} <= told.keys()
 
 
 def test_probes_ask_routes_that_the_server_has(renderings: dict[str, Rendered]) -> None:

@@ -68,4 +68,27 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no drain": (PLAIN | {"drain": {"requestSeconds": 0}}, "at '/drain/requestSeconds'"),
     "digest that is none": (PLAIN | {"image": {"digest": "latest"}}, "at '/image/digest'"),
     "interval that is none": (PLAIN | {"serviceMonitor": {"interval": "often"}}, "at '/serviceMonitor/interval'"),
+    "choice of a setting that there is not": (PLAIN | {"settings": {"router": "afinity"}}, "at '/settings/router'"),
+    "text for a number of a setting": (PLAIN | {"settings": {"max_loras": "many"}}, "at '/settings/max_loras'"),
+    "setting above its bound": (PLAIN | {"settings": {"max_loras": 20_000}}, "maximum: got 20,000, want 16,384"),
+    "memory that is none": (
+        PLAIN | {"resources": {"limits": {"cpu": 4, "memory": "64G B"}}},
+        "at '/resources/limits/memory'",
+    ),
+    "GPU in words": (
+        PLAIN | {"resources": {"limits": {"nvidia.com/gpu": "one"}}},
+        "at '/resources/limits/nvidia.com~1gpu'",
+    ),
+    "fleet above its most": (
+        PLAIN | {"engine": "ray", "replicas": 9, "autoscaling": {"mode": "ray", "maxReplicas": 2}},
+        "replicas 9 is above maxReplicas 2",
+    ),
+    "engine of half a core": (
+        PLAIN | {"engine": "ray", "resources": {"limits": {"cpu": "500m"}}},
+        "resources.limits.cpu is 500m, give 1 or more",
+    ),
+    "engine of a third of a core": (
+        PLAIN | {"engine": "ray", "resources": {"limits": {"cpu": 0.3}}},
+        "resources.limits.cpu is 0.3, give 1 or more",
+    ),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from pathlib import Path
 
 PROGRAM = "lora-serve fleet"
 # Subcommand: its arguments, what it does. Each is a module of this folder with `run(arguments) -> exit code`.
@@ -21,10 +23,21 @@ def run(arguments: list[str]) -> int:
         case ["-h" | "--help" | "help", *_]:
             print(_help())  # noqa: T201
             return 0
+        case [name, *_]:
+            _check_typo(name)
     from lora_serve.commands import serve
 
     _check_engine(arguments)
     return serve.run(["--engine", "ray", *arguments])
+
+
+def _check_typo(name: str) -> None:
+    from lora_serve.core.errors import ConfigError
+
+    near = difflib.get_close_matches(name, SUBCOMMANDS, n=1, cutoff=0.7)
+    if near and not Path(name).exists():
+        words = f"did you mean `{PROGRAM} {near[0]}`? (A hub's model of that name: --model {name})"
+        raise ConfigError(f"{name!r} is no subcommand and no folder; {words}")
 
 
 def _check_engine(arguments: list[str]) -> None:

@@ -35,7 +35,8 @@ async def show_status(call: Call) -> None:
     wanted = call.flags.adapter
     query = {} if wanted is None else {"adapter": wanted}
     document = (await call.client.call("GET", "/admin/fleet", query=query)).data
-    parts: list[Table | str] = [_replicas(document["data"]) if document["data"] else "no replica is there"]
+    parts: list[Table | str] = [] if vars(call.flags).get("url") else [f"server {plain(call.client.url)}"]
+    parts.append(_replicas(document["data"]) if document["data"] else "no replica is there")
     if document["adapter"] is not None:
         parts += ["", *_places(document["adapter"])]
     call.output.show(document, *parts)

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 _NAME = "lora_serve"
@@ -20,11 +21,12 @@ _RAYS_OWN = "ray_print_logs"  # the handler that prints lines in Ray's form
 _log = logging.getLogger(__name__)
 _KNOWN = {"time", "level", "logger", "message", "exception"}
 _SERVES_OWN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d{4}-\S+ \S+ (?:\S+ )+?\d+ -- (.*)", re.DOTALL)
+_FEWER = "the fleet has fewer replicas than it should have"  # Serve calls it an error, and starts others
 _WORDS = (  # a sign of Ray's dialect -> ours
     (re.compile(r"(?:[Aa]ctor for )?(?:[Rr]eplica )?Replica\(id='([^']*)'[^)]*\)"), r"replica \1"),
     (re.compile(r"Deployment\(name='engine', app='([^']*)'\)"), r"fleet \1"),
     (re.compile(r"Deployment 'engine' in application '([^']*)'"), r"fleet \1"),
-    (re.compile(r"The deployments \['engine'\] are UNHEALTHY\."), "the fleet has fewer replicas than it should have"),
+    (re.compile(r"The deployments \['engine'\] are UNHEALTHY\."), _FEWER),
     (
         re.compile(r"^.*?A worker died .*?IP address: (\S+) .*?Worker PID: (\d+).*", re.DOTALL),
         r"process \2 on \1 died: killed, short of memory, or a crash",
@@ -69,13 +71,14 @@ def logged_output() -> Iterator[None]:
 
 
 def log_batch(batch: Mapping[str, Any]) -> None:
-    """Logs lines of one process, as Ray's log monitor sends them."""
+    """Logs lines of one process, as Ray's log monitor sends them. Plain lines in a row are one record."""
     if batch.get("pid") in ("autoscaler", "gcs_server", "raylet"):
         return
     fields = {"replica_pid": batch.get("pid"), "replica_node": batch.get("ip")}
-    for line in batch.get("lines", ()):
-        if line.strip():
-            _log_line(line, fields)
+    lines = [line for line in batch.get("lines", ()) if line.strip()]
+    for is_plain, row in groupby(lines, _is_plain):
+        for text in ["\n".join(row)] if is_plain else row:
+            _log_line(text, fields)
 
 
 def log_failure(batch: Mapping[str, Any], ignore_prefix: bool = False) -> None:
@@ -91,10 +94,15 @@ def in_words(text: str) -> str:
     return " ".join(text.split())[:_MAX_WORDS]
 
 
+def _is_plain(line: str) -> bool:
+    return _entry(line) is None and not _SERVES_OWN.match(line)
+
+
 def _log_line(line: str, fields: Mapping[str, Any]) -> None:
     entry = _entry(line)
     if entry is None and (found := _SERVES_OWN.match(line)):
-        _log.log(logging.getLevelNamesMapping()[found[1]], "%s", in_words(found[2]))
+        words = in_words(found[2])
+        _log.log(logging.WARNING if words == _FEWER else logging.getLevelNamesMapping()[found[1]], "%s", words)
         return
     if entry is None:
         _log.info("%s", line, extra=dict(fields))

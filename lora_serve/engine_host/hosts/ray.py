@@ -17,6 +17,7 @@ from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.blobs import FleetBlobs
 from lora_serve.engine_host.fleet.cluster import Cluster, open_cluster
+from lora_serve.engine_host.fleet.model_files import check_model_files
 from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
 from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
 
@@ -35,8 +36,10 @@ def use_one_core() -> None:
 async def open_host(
     settings: Settings, storage: AdapterStorage, text: Callable[[], TextModel]
 ) -> AsyncIterator[EngineHost]:
-    """See `EngineHostModule`."""
+    """See `EngineHostModule`. Raises ModelError before Ray is started for a model that cannot be loaded."""
     fleet = settings.fleet_slice()
+    text()
+    check_model_files(settings.model, has_weights=fleet.address is None)
     stack = ExitStack()
     cluster = await asyncio.to_thread(stack.enter_context, open_cluster(fleet))
     try:

@@ -139,13 +139,24 @@ def test_a_cluster_that_does_not_answer_is_left_behind() -> None:
 def test_lines_of_replicas_become_records_of_this_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     line = '{"time": "t", "level": "warning", "logger": "lora_serve.engine", "message": "hot", "slot": 3, "name": "n"}'
-    log_batch({"pid": 7, "ip": "10.0.0.5", "lines": [line, "a plain line", "", '{"message": 1}']})
-    first, second, third = caplog.records
+    log_batch({"pid": 7, "ip": "10.0.0.5", "lines": [line, "a plain line", line, "", '{"message": 1}']})
+    first, second, _, third = caplog.records
     assert (first.name, first.levelno, first.getMessage()) == ("lora_serve.engine", logging.WARNING, "hot")
     assert (vars(first)["slot"], vars(first)["replica_pid"], vars(first)["replica_node"]) == (3, 7, "10.0.0.5")
     assert (first.name, vars(first)["replica_name"]) == ("lora_serve.engine", "n")
     assert (second.levelno, second.getMessage(), vars(second)["replica_pid"]) == (logging.INFO, "a plain line", 7)
     assert third.getMessage() == '{"message": 1}'
+
+
+def test_plain_lines_in_a_row_are_one_record(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    line = '{"level": "warning", "logger": "lora_serve.engine", "message": "hot"}'
+    trace = ["Traceback (most recent call last):", '  File "a.py", line 1', "", "ValueError: x"]
+    serves = "INFO 2026-11-23 02:50:07,809 controller 9392 -- Adding."
+    log_batch({"pid": 7, "ip": "10.0.0.5", "lines": [*trace, line, "after", serves, serves]})
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["\n".join(filter(None, trace)), "hot", "after", "Adding.", "Adding."]
+    assert vars(caplog.records[0])["replica_pid"] == 7
 
 
 def test_what_serve_writes_keeps_its_level_and_loses_its_dialect(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +173,7 @@ def test_what_serve_writes_keeps_its_level_and_loses_its_dialect(caplog: pytest.
         ("INFO", "Adding 1 replica to fleet mine."),
         ("WARNING", "replica k1 crashed, marking it unhealthy immediately."),
         ("WARNING", "replica k1 failed health check, stopping it."),
-        ("ERROR", "the fleet has fewer replicas than it should have"),
+        ("WARNING", "the fleet has fewer replicas than it should have"),
     ]
 
 

@@ -88,6 +88,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and $grows (not $fleet) (gt (int $a.minReplicas) (int $a.maxReplicas)) -}}
 {{- fail (printf "autoscaling: minReplicas %d is above maxReplicas %d" (int $a.minReplicas) (int $a.maxReplicas)) -}}
 {{- end -}}
+{{- if and $fleet (eq $a.mode "ray") (gt (int .Values.replicas) (int $a.maxReplicas)) -}}
+{{- fail (printf "autoscaling: replicas %d is above maxReplicas %d" (int .Values.replicas) (int $a.maxReplicas)) -}}
+{{- end -}}
+{{- $cpu := .Values.resources.limits.cpu | toString -}}
+{{- if and $fleet (ternary (lt (trimSuffix "m" $cpu | float64) 1000.0) (lt (float64 $cpu) 1.0) (hasSuffix "m" $cpu)) -}}
+{{- fail (printf "engine ray: an engine takes whole cores; resources.limits.cpu is %s, give 1 or more" $cpu) -}}
+{{- end -}}
 {{- if and (eq .Values.redis.mode "external") (not .Values.secret.redisUrl) -}}
 {{- fail "redis.mode external: secret.redisUrl names the key of the Secret that holds the URL" -}}
 {{- end -}}
