@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RETRY_AFTER = 5.0  # seconds
+REFUSED_PAUSE = 0.05  # seconds before a request that a leaving replica refused goes to another one
 MAX_TRIES = 3  # of one request: it may itself be what ends the replicas that take it
 _ANY = RoutedRequest("")
 
@@ -138,7 +139,10 @@ class RayEngineClient:
                         raise _shutting_down() from None
                     if is_answered or attempt == MAX_TRIES - 1:
                         raise
-                    attempt += isinstance(error, EngineLostError)  # the other was refused before it was sent
+                    if isinstance(error, EngineLostError):
+                        attempt += 1
+                    else:  # refused before it was computed
+                        await asyncio.sleep(REFUSED_PAUSE)
                 sent = replace(request, request_id=f"{request.request_id}~{attempt}") if attempt else request
 
     async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:

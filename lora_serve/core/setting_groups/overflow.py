@@ -65,8 +65,8 @@ class OverflowSettings(SettingsGroup):
     @model_validator(mode="after")
     def _check_overflow_together(self) -> Self:
         if not self.overflow:
-            for name in ("overflow_model_map", "overflow_api_key"):
-                if getattr(self, name):
+            for name, field in OverflowSettings.model_fields.items():
+                if getattr(self, name) != field.default:
                     raise ValueError(f"--overflow: is required with --{name.replace('_', '-')}")
         return self
 
@@ -89,7 +89,8 @@ def neighbour_in(text: str) -> tuple[str, str]:
     except ValueError:
         is_url = False
     if not is_url or not text.isascii() or " " in text or parts.query or parts.fragment:
-        raise ValueError(f"expected a URL such as http://10.0.0.7:8000, or NAME=URL: {text.rpartition('@')[2]!r:.200}")
+        shown = text.rpartition("@")[2].partition("?")[0].partition("#")[0]  # a key may be in the rest
+        raise ValueError(f"expected a URL such as http://10.0.0.7:8000, or NAME=URL, without a query: {shown!r:.200}")
     if "@" in parts.netloc:
         raise ValueError("a URL must hold no key: it goes into --overflow-api-key")
     if equals and not all(character.isalnum() or character in "._-" for character in name):

@@ -23,6 +23,7 @@ from lora_serve.engine_host.fleet.arguments import settings_of
 from lora_serve.engine_host.fleet.replica import EngineReplica
 
 UPSCALE_SECONDS, DOWNSCALE_SECONDS = 5.0, 300.0  # of need, or of none, before the number of replicas changes
+DEPLOYMENT = "engine"  # its name in Ray Serve
 _UNBOUNDED = 2**31 - 1  # requests of one replica as Serve counts them: the queues are the engine's own
 _ROUTER = "lora_serve.client.ray.request_router:NamedReplicaRouter"
 _ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}  # a frame crosses one thread less
@@ -42,7 +43,7 @@ def application(settings: Settings, store: Path = Path()) -> serve.Application:
     more = (settings.warmup, settings.engine_step_timeout)
     version = _version_of(configure, *more)
     deployment = serve.deployment(EngineReplica).options(
-        name="engine",
+        name=DEPLOYMENT,
         **_number_of(fleet),
         max_ongoing_requests=_UNBOUNDED,
         max_constructor_retry_count=2,  # before any has started; afterwards Serve tries for ever

@@ -9,6 +9,7 @@ import pytest
 from ray.exceptions import ActorAlreadyExistsError
 
 from lora_serve.client.wire import to_engine
+from lora_serve.core.errors import ConfigError
 from lora_serve.core.messages import Configure
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet import deploy
@@ -39,6 +40,30 @@ def test_servers_that_start_serve_at_one_moment_find_each_others(monkeypatch: py
     monkeypatch.setattr(deploy.serve, "start", start)
     deploy.start_serve()
     assert calls == [calls[0]] * 2
+
+
+class Controller:
+    """Serve's answer about the applications that it has."""
+
+    def __init__(self, deployments: dict[str, Any]) -> None:
+        self.details = {"applications": {"lora-serve": {"deployments": deployments, "source": "imperative"}}}
+
+    def get_serve_details(self) -> dict[str, Any]:
+        return self.details
+
+
+def test_application_of_somebody_else_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[Any]()
+    monkeypatch.setattr(deploy, "start_serve", lambda: None)
+    monkeypatch.setattr(deploy.serve, "run_many", lambda targets, **options: started.extend(targets))
+    settings = Settings(model="a/model", engine="ray")
+    monkeypatch.setattr(deploy, "_get_global_client", lambda: Controller({"engine": {}, "chat": {}}))
+    with pytest.raises(ConfigError, match=r"--fleet-name lora-serve: .* another application"):
+        deploy.deploy(settings)
+    assert not started
+    monkeypatch.setattr(deploy, "_get_global_client", lambda: Controller({"engine": {}}))
+    deploy.deploy(settings)
+    assert [target.name for target in started] == ["lora-serve"]
 
 
 def store_of(app: Any) -> Path:
