@@ -62,7 +62,10 @@ def test_version_that_the_name_does_not_mean_alone_has_to_be_named() -> None:
         ({"overflow": "http://a,http://a/v1"}, "--overflow: two neighbours have one"),
         ({"overflow": "a/b=http://x"}, "--overflow: a neighbour's name"),
         ({"overflow_api_key": "k-of-the-neighbour"}, "--overflow: is required with --overflow-api-key"),
-        ({"overflow": "http://x/?key=k-of-the-neighbour"}, "--overflow: expected a URL .* without a query: 'http://x/'"),
+        (
+            {"overflow": "http://x/?key=k-of-the-neighbour"},
+            "--overflow: expected a URL .* without a query: 'http://x/'",
+        ),
         ({"overflow_after_ms": "5"}, "--overflow: is required with --overflow-after-ms"),
         ({"overflow": "http://x", "overflow_api_key": "not ascii é"}, "--overflow-api-key: expected ASCII"),
         ({"overflow": "http://x", "overflow_model_map": "no.yaml"}, "no.yaml is no file"),
