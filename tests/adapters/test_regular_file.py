@@ -148,6 +148,10 @@ def test_link_of_a_file_that_was_exchanged_meanwhile_is_taken_back(
     assert not (tmp_path / "target").exists()
 
 
+# Files of Ray's, of Linux's and of the base model, in which no adapter is.
+OTHER_FILES = {f"engine_host/fleet/{name}.py" for name in ("cluster", "keeper", "node", "model_files")}
+
+
 def test_nothing_that_adapters_are_made_of_is_opened_in_another_way() -> None:
     reads = re.compile(r"\.open\(\"rb\"|\.read_bytes\(|\.read_text\(|copyfile|copy2|file_digest|safe_open\(|np\.load")
     found = [
@@ -155,6 +159,6 @@ def test_nothing_that_adapters_are_made_of_is_opened_in_another_way() -> None:
         for part in ("adapters", "engine_host", "model/lora/prepared_file.py", "app/warm_set.py")
         for path in ([PACKAGE / part] if part.endswith(".py") else sorted((PACKAGE / part).rglob("*.py")))
         for line in path.read_text().splitlines()
-        if reads.search(line)
+        if reads.search(line) and str(path.relative_to(PACKAGE)) not in OTHER_FILES
     ]
     assert found == []
