@@ -17,7 +17,9 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -58,7 +60,8 @@ def main() -> None:
     parser.add_argument("--after-ms", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=result_file("overflow"))
     options = parser.parse_args()
-    report = {"machine": machine(), "settings": {k: v for k, v in vars(options).items() if k != "out"}}
+    made = "python -m benchmarks.overflow " + shlex.join(sys.argv[1:])
+    report = {"machine": machine(), "command": made, "settings": {k: v for k, v in vars(options).items() if k != "out"}}
     with tempfile.TemporaryDirectory() as folder:
         report |= asyncio.run(_measured(Path(folder), options))
     print(json.dumps(report, indent=1))
