@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lora_serve.commands.bench.report import machine as bench_machine
 from lora_serve.commands.bench.report import versions
@@ -16,6 +17,25 @@ from lora_serve.model.native import levels
 RESULTS = Path(__file__).with_name("results")
 SERVER = RESULTS.parents[1] / "lora_serve"
 PACKAGES = ("torch", "transformers", "peft", "aiohttp")
+
+
+class Page(Protocol):
+    """The module of a report's page: its table, the bounds that it missed, and the place where it stands."""
+
+    def table(self, report: dict[str, Any], /) -> str: ...
+    def failures(self, report: dict[str, Any], /) -> list[str]: ...
+    def write_page(self, report: dict[str, Any], /) -> None: ...
+
+
+def judged(report: dict[str, Any], page: Page, *, write: bool) -> int:
+    """The exit code: 1 if a bound was missed. Prints the table and each miss; `write`: the page is written, too."""
+    if write:
+        page.write_page(report)
+    print(page.table(report))
+    found = page.failures(report)
+    for line in found:
+        print(f"FAILED: {line}", file=sys.stderr)
+    return 1 if found else 0
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:

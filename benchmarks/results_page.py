@@ -33,6 +33,7 @@ COMMANDS = {  # of files that do not tell theirs; without options where it was n
     "cold-first-token": "python -m benchmarks.cold_first_token",
     "cold-loads": "python -m benchmarks.cold_loads",
     "fairness": "python -m benchmarks.fairness",
+    "fuzz": "scripts/fuzz",
     "first-request": "python -m benchmarks.first_request",
     "latency-target": "python -m benchmarks.latency_target",
     "lora-kernels": "python -m benchmarks.lora_kernels",

@@ -1,7 +1,7 @@
 """`lora-serve`: finds the command, whose module reads its flags and imports only what it needs.
 
 Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model, 3 `serve` lost its engine
-for good. `adapters`, `tenants`, `keys` and `registry` have more: their --help lists them.
+for good, 130 interrupted (Ctrl-C). `adapters`, `tenants`, `keys` and `registry` have more: their --help lists them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lora_serve.logs import drop_import_noise
 COMMANDS = {
     "serve": ("PATH_OR_HUB_ID [flags]", "start the server"),
     "fleet": ("PATH_OR_HUB_ID [flags]", "start the server with engines on Ray; fleet status, fleet stop"),
-    "demo": ("[--port N] [--once]", "serve the bundled model and adapters"),
+    "demo": ("[--port N] [--once | --traffic]", "serve the bundled model and adapters"),
     "check": ("ADAPTER_DIR --model PATH", "validate an adapter offline: what would be rejected, and why"),
     "adapters": ("SUBCOMMAND [flags]", "ask a running server: list, show, register, upload, route, canary, ..."),
     "tenants": ("SUBCOMMAND [flags]", "ask a running server: list, create, show, set, delete tenants"),
@@ -40,6 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
         for line in str(error).splitlines():
             print(f"lora-serve: error: {line}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # a server that is up ends by itself
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def _run(arguments: list[str]) -> int:

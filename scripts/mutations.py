@@ -63,7 +63,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a client that leaves aborts nothing", "4", "client/message_client.py",
-        "self._send(Abort(request.request_id))", "pass", "client contracts/test_engine_client.py",
+        "self._send(Abort(request.request_id, is_answered))", "pass", "client contracts/test_engine_client.py",
     ),
     Mutation(
         "an adapter that changes nothing is taken", "2", "adapters/registration/smoke_test.py",
@@ -83,7 +83,7 @@ MUTATIONS = (
     ),
     Mutation(
         "another tenant's adapter is found", "7", "adapters/catalog/resolution.py",
-        "if entry is None or not entry.is_visible_to(tenant):", "if entry is None:",
+        "if not entry.is_visible_to(tenant) or entry is _NOBODYS:", "if entry is _NOBODYS:",
         "server/test_tenant_isolation.py adapters/catalog",
     ),
     Mutation(
@@ -115,7 +115,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the first chunks of a stream are sent in reverse", "3", "server/openai/answering.py",
-        "for data in early:", "for data in reversed(early):", "server/test_streaming.py",
+        "for _, data in early:", "for _, data in reversed(early):", "server/test_streaming.py",
     ),
     Mutation(
         "a revoked key opens", "7", "tenancy/authentication/authenticator.py",

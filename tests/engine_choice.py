@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -56,6 +56,13 @@ class EngineHost:
             with server:
                 server.wait_until_ready(PATIENCE)
                 yield server
+
+    @contextmanager
+    def settings(self) -> Iterator[dict[str, Any]]:
+        """The flags of `fleet` as settings, for servers in this process (tests/canary)."""
+        with self.fleet() as flags:
+            names = [flag.removeprefix("--").replace("-", "_") for flag in flags[::2]]
+            yield dict(zip(names, flags[1::2], strict=True))
 
 
 def hosted_by(name: str) -> EngineHost:
@@ -100,7 +107,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("engines")
     if marker and "engine_host" in metafunc.fixturenames and not metafunc.config.getoption("engine"):
         by_default, at_night = marker.args, marker.kwargs.get("nightly", ())
-        if by_default == ("thread",) and not at_night:
+        around = list(metafunc.definition.iter_markers("engines"))
+        if by_default == ("thread",) and not any(marker.kwargs.get("nightly") for marker in around):
             return  # as without a marker: what is shared stays shared
         nightly = [pytest.param(name, marks=pytest.mark.nightly) for name in at_night]
         metafunc.parametrize("engine_host", [*by_default, *nightly], indirect=True)

@@ -30,6 +30,7 @@ class FakeHub:
     etag_of: Callable[[bytes], str] = _git_sha1
     damage: Callable[[str, bytes], bytes] = lambda path, content: content
     tokens: list[str | None] = field(default_factory=list)
+    elsewhere: str = ""  # the beginning of URLs to which every GET is redirected
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2**30)
@@ -53,6 +54,8 @@ class FakeHub:
         if path not in self.repos[repo]:
             return web.Response(status=404, headers={**headers, "X-Error-Code": "EntryNotFound"})
         content = self.repos[repo][path]
+        if self.elsewhere and request.method == "GET":
+            raise web.HTTPFound(self.elsewhere + request.path)
         headers["ETag"] = f'"{self.etag_of(content)}"'
         if repo in self.broken and request.method == "GET":
             self.status = 500

@@ -31,7 +31,9 @@ for name in sys.stdin:
 class RayCluster:
     """The cluster, and who removes what servers leave in it."""
 
-    def __init__(self, janitor: subprocess.Popen[str]) -> None:
+    def __init__(self, root: int, janitor: subprocess.Popen[str]) -> None:
+        """`root`: the process below which the cluster's are."""
+        self.root = root
         self._janitor = janitor
         self._numbers = itertools.count()
         self._hear("connected")
@@ -67,4 +69,4 @@ def running_cluster() -> Iterator[RayCluster]:
             patch.setenv(name, value)
         command = [sys.executable, "-c", JANITOR]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as janitor:
-            yield RayCluster(janitor)
+            yield RayCluster(node.process.pid, janitor)

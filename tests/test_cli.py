@@ -53,6 +53,14 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNames
     return calls
 
 
+def test_ctrl_c_during_a_start_is_one_word_and_130(
+    model: str, launch: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch.error = KeyboardInterrupt()
+    assert main(["serve", model]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on standard error."""
     assert main(arguments) == 2

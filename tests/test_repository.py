@@ -29,6 +29,8 @@ SCRIPTS = (
     "scripts/adapters_table",
     "scripts/step_guard",
     "scripts/reliability",
+    "scripts/fuzz",
+    "scripts/mutate",
     "scripts/gpu_check",
     ".ci/run",
 )
@@ -143,7 +145,18 @@ def test_every_flag_in_the_readme_is_a_setting() -> None:
     from lora_serve.core.settings import Settings
     from lora_serve.core.tenant import Quota
 
-    commands = {"--port", "--once", "--help", "--model", "--build", "--quick", "--build-arg", "--gpus", "--version"}
+    commands = {
+        "--port",
+        "--once",
+        "--traffic",
+        "--help",
+        "--model",
+        "--build",
+        "--quick",
+        "--build-arg",
+        "--gpus",
+        "--version",
+    }
     commands |= {
         "--json",
         "--wait",

@@ -106,3 +106,11 @@ def test_without_gcc_the_wheel_is_one_of_python_alone_and_says_so(sources: Path,
     assert wheel.name.endswith("-py3-none-any.whl")
     assert [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")] == []
     assert "*** lora_serve: no gcc was found: this wheel has no compiled kernels" in said
+
+
+def test_wheel_brings_the_consoles_page(wheel: Path) -> None:
+    folder = ROOT / "lora_serve" / "console" / "static"
+    wanted = {f"lora_serve/console/static/{path.relative_to(folder)}" for path in folder.rglob("*") if path.is_file()}
+    with zipfile.ZipFile(wheel) as archive:
+        assert len(wanted) > 40
+        assert wanted <= {*archive.namelist()}

@@ -19,6 +19,7 @@ EVERY = 10.0  # seconds between two kills
 FIRST = 5.0  # seconds of load before anything is broken
 HANG = 15.0  # seconds that a replica stands still
 AWAY = 10.0  # seconds that Redis is away
+REPLACED = 300.0  # seconds at most until the replicas are those that a gateway wants; the load goes on until then
 POLL = 0.2
 
 
@@ -108,14 +109,14 @@ async def scale(fleet: Fleet, stage: Stage) -> None:
 
 
 async def _joined_by(fleet: Fleet, stage: Stage, replicas: int, flags: Sequence[str]) -> None:
-    """Until the replicas are those that it wants, which run no longer than the load does."""
+    """Until the replicas are those that it wants."""
     await asyncio.sleep(FIRST)
     since, before = stage.now, set(await fleet.engines())
     joined = fleet.another(replicas, flags)
     await asyncio.to_thread(joined.__enter__)
     try:
         now = before
-        while stage.left > 0 and (len(now) != replicas or (flags and now & before)):
+        while stage.now < since + REPLACED and (len(now) != replicas or (flags and now & before)):
             await asyncio.sleep(POLL)
             now = set(await fleet.engines())
     finally:

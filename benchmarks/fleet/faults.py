@@ -101,13 +101,13 @@ async def _run(fleet: Fleet, known: KnownAnswers, options: argparse.Namespace) -
 
 
 def said(log: Path) -> list[str]:
-    """What a server logged of its replicas, and every warning and error."""
-    words = ("[error", "[warning", "[critical", "replica", "Traceback")
-    lines = log.read_text(errors="replace").splitlines()
+    """What a server logged of its replicas, and every warning and error; paths begin in this repository."""
+    words = ("[error", "[warning", "[critical", "replica", "traceback")
+    lines = log.read_text(errors="replace").replace(f"{RESULTS.parents[1]}/", "").splitlines()
     return [
         line[:300]
         for line in lines
-        if any(word in line for word in words) and not any(route in line for route in ("GET /", "POST /"))
+        if any(word in line.lower() for word in words) and not any(route in line for route in ("GET /", "POST /"))
     ][-TOLD * 3 :]
 
 

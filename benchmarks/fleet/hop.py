@@ -1,11 +1,13 @@
 """What the way over Ray costs: a gateway with one replica against `--engine process`, the same load, round by round.
 
-    python -m benchmarks.fleet.hop [--rows 1 8 16] [--rounds 5] [--requests 96] [--out FILE.json] [--flags ...]
+    python -m benchmarks.fleet.hop [--models demo 38m] [--rows 1 8 16] [--rounds 5] [--requests 96] [--out FILE.json]
+        [--flags ...]
 
 Both servers are up all the time and are asked in turn, who begins changes with each round; a warm round before counts
 for nothing. `ratio`: the median over the rounds of the fleet's output tokens per second by the other's; `later_ms`: of
 the difference of the median first token. Processor time is of all processes of a server, Ray's own among them; what
-the idle one used meanwhile is `idle_cores`.
+the idle one used meanwhile is `idle_cores`. A step of the demo's model takes 1 to 3 ms; models of random weights
+(`lora_serve/random_weights/shapes.py`) take longer.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet.site import BASE, Site, add_arguments, engine_flags, made_site
+from benchmarks.fleet.site import BASE, DEMO, Site, add_arguments, engine_flags, made_site
 from benchmarks.http_load import planned
 from benchmarks.peers.processes import cpu_seconds, peak_rss
 from benchmarks.report import RESULTS, machine, percentiles
@@ -31,6 +33,7 @@ from lora_serve.commands.bench.load import run_load
 from lora_serve.commands.bench.plan import Plan, Target
 from lora_serve.commands.bench.result import LoadResult, percentile
 from lora_serve.commands.server_process import ServerProcess
+from lora_serve.random_weights.shapes import SHAPES
 
 NUM_ADAPTERS = 8
 VOCABULARY = 2000
@@ -52,27 +55,35 @@ class Round:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=[DEMO], choices=[DEMO, *SHAPES])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16], help="users of the closed loops")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=96, help="of a round with 8 users or more")
     parser.add_argument("--out", type=Path, default=RESULTS / "fleet-hop.json")
     add_arguments(parser, replicas=1)
     options = parser.parse_args(arguments)
-    with made_site(NUM_ADAPTERS, options.scratch) as site, ExitStack() as stack:
-        more = [*site.modules, "--max-num-seqs", "16", "--max-loras", str(NUM_ADAPTERS), *options.flags]
-        kinds = {AGAINST: engine_flags(AGAINST, 1), options.engine: engine_flags(options.engine, options.replicas)}
-        servers = {kind: stack.enter_context(_server(site, kind, flags, more)) for kind, flags in kinds.items()}
-        runs = [_measure(servers, rows, options) for rows in options.rows]
-        memory = {kind: peak_rss(server.pid) for kind, server in servers.items()}
+    runs = [run for model in options.models for run in _runs(model, options)]
     report = {
         "machine": machine(),
         "command": "python -m benchmarks.fleet.hop " + shlex.join(arguments or sys.argv[1:]),
-        "peak_rss": memory,
         "runs": runs,
     }
     options.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps({"peak_rss": memory, "runs": runs}, indent=1))
+    print(json.dumps(runs, indent=1))
     return 0
+
+
+def _runs(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One for each number of rows; memory is of all of them so far."""
+    found = []
+    with made_site(NUM_ADAPTERS, options.scratch, model) as site, ExitStack() as stack:
+        more = [*site.modules, "--max-num-seqs", "16", "--max-loras", str(NUM_ADAPTERS), *options.flags]
+        kinds = {AGAINST: engine_flags(AGAINST, 1), options.engine: engine_flags(options.engine, options.replicas)}
+        servers = {kind: stack.enter_context(_server(site, kind, flags, more)) for kind, flags in kinds.items()}
+        for rows in options.rows:
+            run = {"model": model, **_measure(servers, rows, options)}
+            found.append({**run, "peak_rss": {kind: peak_rss(server.pid) for kind, server in servers.items()}})
+    return found
 
 
 def _server(site: Site, kind: str, flags: Sequence[str], more: Sequence[str]) -> Any:

@@ -53,17 +53,20 @@ async def under_load(
     breaking: Callable[[Stage], Awaitable[None]],
     seed: int = 0,
 ) -> tuple[list[Judged], Stage]:
-    """`users` spread over the gateways for so many seconds; those under way at the end are awaited."""
+    """`users` spread over the gateways for so many seconds, and on until all is broken that is to be; those under way
+    at the end are awaited.
+    """
     stage = Stage(seconds)
+    beside = asyncio.ensure_future(breaking(stage))
 
     async def at_gateway(number: int) -> list[Judged]:
-        asked = Asked(known.requests(seed * 1000 + number), lambda: number not in stage.gone)
+        requests = known.requests(seed * 1000 + number)
+        asked = Asked(requests, lambda: number not in stage.gone and (stage.left > 0 or not beside.done()))
         share = users // len(urls) + (number < users % len(urls))
-        plan = Plan(asked, share, seconds)
+        plan = Plan(asked, share)
         result = await run_load(Target(urls[number], BASE, timeout=TIMEOUT), plan, stage.records.append)
         return [Judged(kind, record, number) for kind, record in asked.judged(known, result.records)]
 
-    beside = asyncio.ensure_future(breaking(stage))
     found = await asyncio.gather(*(at_gateway(number) for number in range(len(urls))))
     await beside
     return [one for part in found for one in part], stage

@@ -1,4 +1,6 @@
-"""Servers of the fleet's measurements: the demo model, adapters of made-up numbers, one store for all in turn."""
+"""Servers of the fleet's measurements: the demo model or a larger one, adapters of made-up numbers, one store for all
+in turn.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from pathlib import Path
 from lora_serve.commands.demo import DATA
 from lora_serve.commands.server_process import HOST, ServerProcess
 from lora_serve.random_weights.adapters import linear_sizes, write_adapter
+from lora_serve.random_weights.model import make_model
 
 BASE = "demo-base"
 KEY = "admin-key-of-the-bench"
@@ -19,6 +22,7 @@ ADMIN = {"Authorization": f"Bearer {KEY}"}
 ENGINES = ("thread", "process", "ray")
 READY_SECONDS = 300.0
 RANK = 8
+DEMO = "demo"  # the name of the demo's model among those of SHAPES
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,7 @@ class Site:
 
     root: Path
     adapters: dict[str, Path]
-
-    @property
-    def model(self) -> Path:
-        return DATA / "model"
+    model: Path = DATA / "model"
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -57,18 +58,19 @@ class Site:
 
 
 @contextmanager
-def made_site(num_adapters: int, folder: Path | None = None) -> Iterator[Site]:
-    """A site with so many adapters, in `folder` or in one that is gone afterwards."""
+def made_site(num_adapters: int, folder: Path | None = None, model: str = DEMO) -> Iterator[Site]:
+    """A site with so many adapters, in a folder in `folder` that is gone afterwards. `model`: DEMO, or a shape."""
     with tempfile.TemporaryDirectory(prefix="lora_serve-fleet-", dir=folder) as scratch:
         root = Path(scratch)
-        sizes = linear_sizes(DATA / "model")
+        weights = DATA / "model" if model == DEMO else make_model(root / "model", model, seed=0)
+        sizes = linear_sizes(weights)
         adapters = {
             f"tenant{index % 8}/a{index:03d}": root / "adapters" / f"a{index:03d}" for index in range(num_adapters)
         }
         for index, target in enumerate(adapters.values()):
             target.mkdir(parents=True)
             write_adapter(target, sizes, RANK, seed=1000 + index)
-        yield Site(root, adapters)
+        yield Site(root, adapters, weights)
 
 
 def engine_flags(engine: str, replicas: int, more: Sequence[str] = ()) -> list[str]:

@@ -61,7 +61,7 @@ def verdict(judged: Sequence[Judged], events: Sequence[Event], seconds: float) -
         "first_token_ms": spread_ms(one.record.first_token for one in counted if one.kind == "right"),
         "longest_silence_s": round(_longest_silence([one.record for one in counted], seconds), 2),
         "events": [
-            {**asdict(event), "under_way": _num_hit(counted, event), "cut": _num_cut(counted, event)}
+            {**asdict(event), "under_way": _num_hit(counted, event), "cut": _num_cut(counted, event, events)}
             for event in events
         ],
         "tokens_by_second": _tokens_by_second([one.record for one in counted], seconds),
@@ -79,8 +79,10 @@ def _num_hit(judged: Sequence[Judged], event: Event) -> int:
     return sum(event.hit(one.record) for one in judged)
 
 
-def _num_cut(judged: Sequence[Judged], event: Event) -> int:
-    return sum(one.kind == "cut" and event.hit(one.record) for one in judged)
+def _num_cut(judged: Sequence[Judged], event: Event, events: Sequence[Event]) -> int:
+    """Streams that it cut: a request that waits for long may survive one event, and is cut by the last."""
+    causes = [[other for other in events if other.hit(one.record)] for one in judged if one.kind == "cut"]
+    return sum(max(hits, key=lambda hit: hit.at) is event for hits in causes if hits)
 
 
 def _failures(judged: Sequence[Judged], events: Sequence[Event]) -> list[str]:
@@ -90,7 +92,7 @@ def _failures(judged: Sequence[Judged], events: Sequence[Event]) -> list[str]:
     found += [f"cut, and nothing was broken: {_told(one)}" for one in cut if not any(e.hit(one.record) for e in events)]
     found += [f"cut without a word that says to try again: {_told(one)}" for one in cut if not _says_retry(one.record)]
     for event in events:
-        num_cut = _num_cut(judged, event)
+        num_cut = _num_cut(judged, event, events)
         if event.may_cut is not None and num_cut > event.may_cut:
             found.append(f"{event.what} at {event.at:.1f} s cut {num_cut} streams, and {event.may_cut} ran there")
     return found

@@ -20,6 +20,9 @@ def failures(report: dict[str, Any]) -> list[str]:
         found.append(f"disconnects: {storm}")
     if flood["canary_faults"] or set(flood["statuses"]) - {"200", "429", "503"}:
         found.append(f"overload: {flood}")
+    shared = report["registry"]
+    if shared["faults"] or shared["trouble"]:
+        found.append(f"registry: {shared}")
     found += [
         f"soak: { {name: value for name, value in long.items() if name != 'samples'} }"
         for long in report["soaks"]
@@ -49,6 +52,16 @@ def table(report: dict[str, Any]) -> str:
     )
     statuses = ", ".join(f"{count} x {status}" for status, count in flood["statuses"].items())
     rows.append(_row(f"{flood['requests']} requests at once where 64 may wait", statuses))
+    if shared := report.get("registry"):  # results of earlier versions have none
+        rows.append(
+            _row(
+                f"three servers on one Redis, {shared['minutes']:g} minutes: networks, Redis and servers broken "
+                f"{shared['breaks']} times",
+                f"{shared['operations']} operations, {shared['changes']} changes acknowledged, {shared['unknown']} of "
+                f"unknown end; {len(shared['faults'])} not as promised; replicas that reached Redis agreed within "
+                f"{shared['lag_seconds'] * 1000:.0f} ms",
+            )
+        )
     rows += [_soak_row(long) for long in report["soaks"]]
     return "\n".join(["| what | came of it |", "|---|---|", *rows])
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -58,15 +58,22 @@ async def _hang_up_again_and_again(process: ServerProcess, left: Iterator[int], 
         await hang_up(process.port, generator)
 
 
-async def hang_up(port: int, generator: random.Random) -> None:
-    """One request, left at a moment by chance: in its head, its body, its queue, its first or later tokens."""
+async def hang_up(
+    port: int, generator: random.Random, name: str | None = None, headers: Mapping[str, str] | None = None
+) -> None:
+    """One request, left at a moment by chance: in its head, its body, its queue, its first or later tokens.
+
+    `name`: who is asked; None: any adapter of the canaries' world.
+    """
     tenant = generator.choice(("acme", "globex", "hooli", "initech"))
-    fields = {"model": f"{tenant}/{generator.choice('ab')}", "prompt": "x", "max_tokens": 60, "ignore_eos": True}
+    asked = name or f"{tenant}/{generator.choice('ab')}"
+    fields = {"model": asked, "prompt": "x", "max_tokens": 60, "ignore_eos": True}
     body = json.dumps({**fields, "stream": generator.random() < 0.7, "n": generator.choice((1, 1, 3))}).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     )
-    request = head.encode() + b"\r\n\r\n" + body
+    lines = "".join(f"\r\n{field}: {value}" for field, value in (headers or {}).items())
+    request = (head + lines).encode() + b"\r\n\r\n" + body
     with suppress(OSError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request[: generator.choice((len(request), len(request), len(request), 50, len(request) - 3))])

@@ -18,9 +18,9 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.storage import open_storage
@@ -30,7 +30,6 @@ from lora_serve.app.tracing import opened_traces
 from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts import engine_host_module
-from lora_serve.engine_host.hosts.base import LoadedEngine
 from lora_serve.engine_host.supervisor import Restarts, load_patiently
 from lora_serve.logs import configure_logging
 from lora_serve.logs.handler import LogHandler
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from lora_serve.server.telemetry.metrics import LogFigures
     from lora_serve.server.telemetry.tracing import RequestTraces
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -117,7 +117,11 @@ async def run_server(
         open_directory(config, monitor) as directory,
     ):
         opening = open_accounting(config, settings.accounting_slice(), monitor, storage.catalog.replica)
-        async with opening as accounting, module.open_host(settings, storage, load_text) as host:
+        async with opening as accounting, AsyncExitStack() as stack:
+            opened = stack.enter_async_context(module.open_host(settings, storage, load_text))
+            if (host := await _unless_stopped(opened, stop)) is None:
+                drained(0)
+                return 0
             if auth_required(settings.auth_mode, settings.host):
                 await warn_if_lost(directory, accounting.audit, accounting.meter)
             text = load_text()
@@ -160,7 +164,7 @@ def _import_serving() -> ModuleType:
     return importlib.import_module("lora_serve.app.serving")
 
 
-async def _unless_stopped(work: Coroutine[Any, Any, LoadedEngine], stop: asyncio.Event) -> LoadedEngine | None:
+async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
     """Returns the work's result; None if the server was told to stop before that."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:

@@ -42,8 +42,12 @@ async def run(
     """
     if log is not None:
         services.metrics.registry.register(LogMetrics(log))
-    count = services.metrics.engine_restarts.inc
-    supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout, count)
+
+    def lost(reason: str) -> None:
+        services.metrics.engine_restarts.inc()
+        services.history.lost(reason)
+
+    supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout, lost)
     preparation = Preparation(services, settings, host.is_warm)
 
     def ready() -> None:
@@ -53,6 +57,7 @@ async def run(
         return_freed_memory()
         host.warm_up_done()
         services.lifecycle.ready()
+        services.history.ready()
         _log.info("ready: %s (base model `%s`)", url_of(listener, tls), services.base_name)
 
     if note := names_note(services):

@@ -155,18 +155,26 @@ class WarmSetKeeper:
             return 1
 
     def _for_device(self, num_engines: int) -> list[AdapterRef]:
-        pinned = [entry.ref() for entry in self._catalog.snapshot.entries.values() if entry.pinned]
-        refs = [ref for ref in self._known(self._noted.device) if ref not in pinned]
+        pinned, refs = self._pinned(), self._unpinned(self._noted.device)
         max_bytes = self._config.device_bytes
         left = None if max_bytes is None else num_engines * (max_bytes - sum(ref.num_bytes for ref in pinned))
         return _fitting(refs, num_engines * (self._config.max_loras - len(pinned)), left)
 
     def _for_host(self, num_engines: int) -> list[AdapterRef]:
-        """Those that fit into host memory beside the device's adapters, which were loaded through it."""
+        """Those that fit into host memory beside the device's adapters, which were loaded through it; first those for
+        which the device has no room now: fewer slots, or replicas that are still to come.
+        """
         first, max_items = self._for_device(num_engines), self._config.max_cpu_loras
-        refs = first + self._known(self._noted.host)
+        refs = self._unpinned(self._noted.device) + self._known(self._noted.host)
         most = None if max_items is None else num_engines * max_items
         return _fitting(refs, most, num_engines * self._config.host_bytes)[len(first) :]
+
+    def _pinned(self) -> list[AdapterRef]:
+        return [entry.ref() for entry in self._catalog.snapshot.entries.values() if entry.pinned]
+
+    def _unpinned(self, digests: Iterable[str]) -> list[AdapterRef]:
+        pinned = self._pinned()
+        return [ref for ref in self._known(digests) if ref not in pinned]
 
     def _known(self, digests: Iterable[str]) -> list[AdapterRef]:
         """References of the digests that the catalog still has."""

@@ -7,7 +7,8 @@ import functools
 import logging
 import sys
 import time
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,7 @@ async def prepare(services: Services, settings: Settings, is_warm: bool = False)
 
     Registering takes turns between its thread, the disk and the engine, so the warm-up's steps run beside it.
     """
-    modules = asyncio.ensure_future(register_modules(services, settings.lora_modules))
+    modules = asyncio.ensure_future(_registered(services, settings.lora_modules))
     tasks: list[asyncio.Future[Any]] = [modules, asyncio.ensure_future(warm_up(services, settings, is_warm))]
     try:
         await asyncio.gather(*tasks)
@@ -84,6 +85,11 @@ async def prepare(services: Services, settings: Settings, is_warm: bool = False)
         await asyncio.gather(*tasks, return_exceptions=True)
     await load_pinned(services)
     return modules.result()
+
+
+async def _registered(services: Services, modules: tuple[str, ...]) -> tuple[str, ...]:
+    with services.history.stage("adapters of --lora-modules") if modules else nullcontext():
+        return await register_modules(services, modules)
 
 
 async def register_modules(services: Services, modules: tuple[str, ...]) -> tuple[str, ...]:
@@ -138,7 +144,7 @@ async def warm_up(services: Services, settings: Settings, is_warm: bool = False)
     """
     if is_warm:
         if settings.warmup != "off":
-            with timed("warm-up: a text"):
+            with _stage(services, "a text"):
                 await answer_warm_up_text(services)
         return
     client, spec = services.client, services.spec
@@ -148,21 +154,29 @@ async def warm_up(services: Services, settings: Settings, is_warm: bool = False)
         task = progress.add_task("warm-up", total=len(stages))
         for stage in stages:
             progress.update(task, description=f"warm-up: {stage.name}")
-            with timed(f"warm-up: {stage.name}"):
+            with _stage(services, stage.name):
                 client.gate.enter(stage.requests, limited=False)
                 await asyncio.gather(*(_exhaust(client, request) for request in stage.requests))
             progress.advance(task)
         if stages:
             if spec.pooling is None:
-                await _try_grammar(client, grammar_stage(spec, dummy))
-            with timed("warm-up: a text"):
+                await _try_grammar(services, grammar_stage(spec, dummy))
+            with _stage(services, "a text"):
                 await answer_warm_up_text(services)
             await client.adapters(Evict(dummy.digest, forget=True))
 
 
-async def _try_grammar(client: EngineClient, stage: WarmupStage) -> None:
+@contextmanager
+def _stage(services: Services, name: str) -> Iterator[None]:
+    """One part of a warm-up, in the log and in the engine's history."""
+    with timed(f"warm-up: {name}"), services.history.stage(name):
+        yield
+
+
+async def _try_grammar(services: Services, stage: WarmupStage) -> None:
     """A tokenizer that cannot be read for grammars takes only structured output away."""
-    with timed(f"warm-up: {stage.name}"):
+    client = services.client
+    with _stage(services, stage.name):
         client.gate.enter(stage.requests, limited=False)
         try:
             await asyncio.gather(*(_exhaust(client, request) for request in stage.requests))
@@ -182,7 +196,7 @@ async def hot_adapters(services: Services, settings: Settings) -> AbstractAsyncC
     if settings.warmup == "off":
         return nullcontext()
     keeper = WarmSetKeeper(services.client, services.catalog, settings.adapter_slice())
-    with timed("hot adapters of the last run"):
+    with timed("hot adapters of the last run"), services.history.stage("hot adapters of the last run"):
         await keeper.warm_device()
     return keeper.keeping()
 

@@ -1,10 +1,11 @@
-"""The seam of five methods between the web and the engine. Only ids, refs and events cross it; never tensors."""
+"""The seam of seven methods between the web and the engine. Only ids, refs and events cross it; never tensors."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Protocol
 
+from lora_serve.core.live import Look
 from lora_serve.core.messages import AdapterCommand, Event, SmokeTestResult
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
@@ -29,10 +30,14 @@ class EngineClient(Protocol):
         """Submit `request` at once and yield its events: PromptEvent, TokenEvent ..., then FinishEvent.
 
         With `pooling`: PromptEvent, PooledEvent, FinishEvent.
-        An ErrorEvent is raised as its error instead of yielded. Leaving the loop early (`aclose`) is the abort:
-        the engine then frees the row's blocks and slot. Submitting is refused by the gate: QueueFullError,
-        TenantQueueFullError.
+        An ErrorEvent is raised as its error instead of yielded. A fleet's client may say LostEvent after any of them
+        and then begins again: whoever has shown some of it raises the event's error, so that it does not. Leaving the
+        loop early (`aclose`) is the abort: the engine then frees the row's blocks and slot. Submitting is refused by
+        the gate: QueueFullError, TenantQueueFullError.
         """
+
+    def answered(self, request_id: str) -> None:
+        """Note that the caller has all it wants of a request: leaving `infer` early is then a stop, no abort."""
 
     async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         """Run a command about an adapter; returns when it is done. A SmokeTest returns its result.
@@ -42,6 +47,15 @@ class EngineClient(Protocol):
 
     async def stats(self) -> EngineStats:
         """A snapshot made between two steps."""
+
+    async def watch(
+        self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
+    ) -> list[Look]:
+        """One look at each engine that answers soon: what it does, and did since the last look.
+
+        `seen`: the mark of the last look, by replica. `tenants`, `in_full`: see `Watch`. Raises NotReadyError,
+        EngineLostError if there is no engine.
+        """
 
     async def stop(self) -> None:
         """End the engine; whoever still waits gets NotReadyError."""

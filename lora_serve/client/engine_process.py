@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from lora_serve.client.wire import FrameSplitter, frame_of, from_engine
+from lora_serve.client.connection import Connection
+from lora_serve.client.wire import body_of, from_engine
 from lora_serve.core.child_environment import without_settings
 from lora_serve.core.errors import EngineLostError
 from lora_serve.core.messages import Configure, FromEngine, LoadRefused, Ready, Stop, ToEngine
@@ -36,7 +37,7 @@ class EngineProcess:
     shares_files: ClassVar[bool] = True  # a path means the same file on both ends
     clock_offset: ClassVar[float] = 0.0  # seconds by which the engine's time.monotonic() is ahead of this process's
 
-    def __init__(self, child: asyncio.subprocess.Process, connection: _Connection) -> None:
+    def __init__(self, child: asyncio.subprocess.Process, connection: Connection) -> None:
         self._child = child
         self._connection = connection
         self._reason = ""
@@ -65,7 +66,7 @@ class EngineProcess:
             )
             unless_started.pop_all()
         ours.setblocking(False)
-        _, connection = await asyncio.get_running_loop().create_unix_connection(_Connection, sock=ours)
+        _, connection = await asyncio.get_running_loop().create_unix_connection(Connection, sock=ours)
         process = cls(child, connection)
         process.send(configure)
         return process
@@ -88,7 +89,7 @@ class EngineProcess:
 
     def send(self, message: ToEngine) -> None:
         """Send a message; to a process that has ended it is lost."""
-        self._connection.send(frame_of([message]))
+        self._connection.send(body_of([message]))
 
     def kill(self, reason: str) -> None:
         """Send SIGKILL; `lost` is done soon."""
@@ -104,7 +105,8 @@ class EngineProcess:
             self.kill("it did not stop in time")
             await self.lost
 
-    def _take(self, messages: list[FromEngine]) -> None:
+    def _take(self, frame: bytes) -> None:
+        messages = from_engine(frame)
         match messages:
             case [Ready(spec)]:
                 self._ready.set_result(spec)
@@ -129,36 +131,6 @@ class EngineProcess:
             closed.cancel()
             self._connection.close()
         return self._reason or _words_of(code)
-
-
-class _Connection(asyncio.Protocol):
-    """This process's end of the socket pair."""
-
-    def __init__(self) -> None:
-        self.receive: Callable[[list[FromEngine]], None] = lambda messages: None
-        self.closed = asyncio.Event()
-        self._frames = FrameSplitter()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Hand on every message that is complete. Bytes that are no message end the connection, and so the process."""
-        for frame in self._frames.feed(data):
-            self.receive(from_engine(frame))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.closed.set()
-
-    def send(self, frame: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
 
 def _words_of(code: int) -> str:

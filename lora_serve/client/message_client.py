@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 
 from lora_serve.core.errors import LoraServeError, NotReadyError
+from lora_serve.core.live import Look
 from lora_serve.core.messages import (
     Abort,
     AdapterCommand,
@@ -27,6 +28,7 @@ from lora_serve.core.messages import (
     StartedEvent,
     Submit,
     ToEngine,
+    Watch,
 )
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
@@ -39,6 +41,7 @@ class MessageClient(ABC):
     def __init__(self, gate: QueueGate) -> None:
         self.gate = gate
         self._streams: dict[str, asyncio.Queue[Event]] = {}  # by request id: submitted and not ended
+        self._answered: set[str] = set()  # those of them whose callers have all they want
         self._calls: dict[int, asyncio.Future[ReplyValue]] = {}
         self._call_ids = itertools.count(1)
 
@@ -74,9 +77,16 @@ class MessageClient(ABC):
                     yield event
             finally:
                 del self._streams[request.request_id]
+                is_answered = request.request_id in self._answered
+                self._answered.discard(request.request_id)
                 if not is_over:
                     with suppress(NotReadyError):
-                        self._send(Abort(request.request_id))
+                        self._send(Abort(request.request_id, is_answered))
+
+    def answered(self, request_id: str) -> None:
+        """See `EngineClient.answered`."""
+        if request_id in self._streams:
+            self._answered.add(request_id)
 
     async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         """See `EngineClient.adapters`."""
@@ -87,6 +97,18 @@ class MessageClient(ABC):
         """See `EngineClient.stats`."""
         value = await self.call(GetStats)
         assert isinstance(value, EngineStats)
+        return value
+
+    async def watch(
+        self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
+    ) -> list[Look]:
+        """See `EngineClient.watch`."""
+        return [await self.look(seen.get("", 0), tenants, in_full=in_full)]
+
+    async def look(self, since: int, tenants: Collection[str], *, in_full: bool) -> Look:
+        """One look at the engine."""
+        value = await self.call(lambda call_id: Watch(call_id, since, tuple(tenants), in_full))
+        assert isinstance(value, Look)
         return value
 
     async def ping(self) -> None:

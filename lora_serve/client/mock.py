@@ -10,18 +10,21 @@ import asyncio
 import hashlib
 import math
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lora_serve.client.mock_view import MockView
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import BatchLimits, QueueLimits
-from lora_serve.core.errors import LoraServeError, NotReadyError
+from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
 from lora_serve.core.fleet_stats import merged
+from lora_serve.core.live import Look, looked_at
 from lora_serve.core.messages import (
     AdapterCommand,
     Event,
     Evict,
     FinishEvent,
+    LostEvent,
     Pin,
     PooledEvent,
     Prefetch,
@@ -57,6 +60,7 @@ class MockReply:
     token_ids: Sequence[int] | None = None  # None: derived by hash, max_tokens of them
     error: LoraServeError | None = None
     error_after: int | None = None  # tokens before the error; None: instead of the PromptEvent
+    lost_after: Sequence[int] = ()  # tokens of tries before this one: each ends with a LostEvent
     delay: float = 0.0  # before the PromptEvent and before each token
     gate: asyncio.Event | None = None  # the PromptEvent waits for it
     has_started: bool = False  # while `gate` is closed the request is in no queue: its prompt is being computed
@@ -72,6 +76,7 @@ class _Row:
     request: InferenceRequest
     produced: int = 0
     waiting: bool = True
+    is_answered: bool = False
 
 
 @dataclass
@@ -86,6 +91,7 @@ class MockEngineClient:
     dimension: int = 4  # of unscripted vectors
     requests: list[InferenceRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)  # request ids whose iterator was closed early
+    begun_again: list[str] = field(default_factory=list)  # request ids, once for each LostEvent that was read past
     commands: list[AdapterCommand] = field(default_factory=list)
     command_error: LoraServeError | None = None  # raised by `adapters`
     max_loras: int = MAX_LORAS
@@ -97,6 +103,7 @@ class MockEngineClient:
         self._rows: dict[str, _Row] = {}
         self._resident: dict[str, AdapterRef] = {}
         self._pinned: set[str] = set()
+        self._view = MockView()
 
     async def start(self) -> None:
         self.running = True
@@ -112,6 +119,10 @@ class MockEngineClient:
         self.requests.append(request)
         self._rows[request.request_id] = _Row(request)
         return self._events(request, self.script(request))
+
+    def answered(self, request_id: str) -> None:
+        if row := self._rows.get(request_id):
+            row.is_answered = True
 
     async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         self.commands.append(command)
@@ -139,6 +150,17 @@ class MockEngineClient:
         if not self.replicas:
             return self._stats(list(self._rows.values()), list(self._resident.values()))
         return merged([self._replica(name) for name in self.replicas])
+
+    async def watch(
+        self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
+    ) -> list[Look]:
+        """See `EngineClient.watch`; of a fleet the first replica does all that is to be seen. Raises NotReadyError."""
+        if not self.running:
+            raise NotReadyError("The engine is stopped.")
+        name = self.replicas[0] if self.replicas else ""
+        rows = [(row.request, row.produced, row.waiting) for row in self._rows.values()]
+        look = self._view.look(seen.get(name, 0), rows, self._resident.values(), self._pinned, self.max_loras)
+        return [looked_at(look, name)]
 
     def replica_of(self, digest: str) -> str:
         """The replica that holds the adapter, unless it is pinned."""
@@ -178,7 +200,7 @@ class MockEngineClient:
 
     async def _events(self, request: InferenceRequest, reply: MockReply) -> AsyncIterator[Event]:
         row = self._rows[request.request_id]
-        ended = False
+        reason = "abort"
         try:
             if reply.has_started:
                 self.gate.start(request.request_id)
@@ -186,33 +208,42 @@ class MockEngineClient:
                 await reply.gate.wait()
             await asyncio.sleep(reply.delay)
             if reply.error is not None and reply.error_after is None:
-                ended = True
+                reason = "error"
                 raise reply.error
             row.waiting = False
             self.gate.start(request.request_id)
             self._resident.update({ref.digest: ref for ref in request.refs})
             prompt = _prompt_logprobs(request)
+            for num_tokens in reply.lost_after:
+                yield PromptEvent(request.request_id, TIMINGS, prompt, reply.num_cached_tokens)
+                for token_id in self._tokens(request, reply)[:num_tokens]:
+                    await asyncio.sleep(reply.delay)
+                    yield TokenEvent(request.request_id, token_id, self._logprobs(request, token_id))
+                yield LostEvent(request.request_id, EngineLostError("The engine stopped unexpectedly; try again.", 1.0))
+                self.begun_again.append(request.request_id)
             yield PromptEvent(request.request_id, TIMINGS, prompt, reply.num_cached_tokens, reply.fell_back)
             if request.pooling is not None:
                 yield self._pooled(request, reply)
             for token_id in self._tokens(request, reply):
                 if reply.error is not None and row.produced == reply.error_after:
-                    ended = True
+                    reason = "error"
                     raise reply.error
                 await asyncio.sleep(reply.delay)
                 row.produced += 1
+                self._view.token(request, row.produced)
                 yield TokenEvent(request.request_id, token_id, self._logprobs(request, token_id))
                 if token_id in self._stop_ids(request) and row.produced >= request.sampling.min_tokens:
-                    ended = True
+                    reason = FinishReason.STOP.value
                     yield FinishEvent(request.request_id, FinishReason.STOP, token_id)
                     return
-            ended = True
-            end = FinishReason.LENGTH if request.pooling is None else FinishReason.STOP
-            yield FinishEvent(request.request_id, reply.finish or end, reply.stop_token_id)
+            end = reply.finish or (FinishReason.LENGTH if request.pooling is None else FinishReason.STOP)
+            reason = end.value
+            yield FinishEvent(request.request_id, end, reply.stop_token_id)
         finally:
             del self._rows[request.request_id]
+            self._view.ended(request, row.produced, "stop" if reason == "abort" and row.is_answered else reason)
             self.gate.leave(request.request_id)
-            if not ended:
+            if reason == "abort":
                 self.aborted.append(request.request_id)
 
     def _stop_ids(self, request: InferenceRequest) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from lora_serve.core.messages import FromEngine, ToEngine
 MAX_FRAME_BYTES = 2**30
 _HEAD = 4
 _OS_ERROR = "OSError"
+M = TypeVar("M")
 
 
 def _encode_other(value: Any) -> Any:
@@ -46,7 +47,9 @@ def _encode_error(error: Exception) -> tuple[str, str, dict[str, Any]]:
 
 
 def _decode_error(name: str, message: str, fields: dict[str, Any]) -> LoraServeError | OSError:
-    """The same error, made anew."""
+    """The same error, made anew. Raises TypeError for what no error was."""
+    if not isinstance(name, str) or not isinstance(message, str) or not isinstance(fields, dict):
+        raise TypeError("no error has this form")
     if name == _OS_ERROR:
         return OSError(fields.get("errno", 0), message)
     kind = _errors_by_name().get(name, InternalError)
@@ -76,7 +79,12 @@ _from_engine: msgspec.msgpack.Decoder[list[FromEngine]] = msgspec.msgpack.Decode
 def frame_of(messages: Sequence[Message]) -> bytes:
     """The messages as one frame."""
     body = body_of(messages)
-    return len(body).to_bytes(_HEAD, "big") + body
+    return head_of(body) + body
+
+
+def head_of(body: bytes) -> bytes:
+    """The length of a body, which goes before it on a stream."""
+    return len(body).to_bytes(_HEAD, "big")
 
 
 def body_of(messages: Sequence[Message]) -> bytes:
@@ -86,12 +94,19 @@ def body_of(messages: Sequence[Message]) -> bytes:
 
 def to_engine(frame: bytes) -> list[ToEngine]:
     """The messages of a frame that the engine gets. Raises msgspec.DecodeError for anything else."""
-    return _to_engine.decode(frame)
+    return _decoded(_to_engine, frame)
 
 
 def from_engine(frame: bytes) -> list[FromEngine]:
     """The messages of a frame that the engine sent. Raises msgspec.DecodeError for anything else."""
-    return _from_engine.decode(frame)
+    return _decoded(_from_engine, frame)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[M], frame: bytes) -> M:
+    try:
+        return decoder.decode(frame)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets them through
+        raise msgspec.DecodeError(f"no messages: {type(error).__name__}") from None
 
 
 class FrameSplitter:

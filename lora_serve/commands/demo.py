@@ -12,6 +12,7 @@ import asyncio
 import json
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lora_serve.commands import demo_traffic
 from lora_serve.commands.server_process import ServerFailedError, ServerProcess, free_port, is_port_free
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import FlagParser
@@ -73,20 +75,23 @@ def run(arguments: list[str]) -> int:
     parser = FlagParser("lora-serve demo", "Serve the bundled model and its tenants' adapters.", {})
     parser.add_argument("--port", default="8000", metavar="N", help="TCP port (default: 8000)")
     parser.add_argument("--once", action="store_true", help="exit after the answers")
+    parser.add_argument("--traffic", action="store_true", help="go on asking, gently and endlessly, for the page")
     values = parser.values(arguments)
     port = str(values["port"])
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"--port: expected a number from 0 to 65535 (got {port!r})")
-    return _main(int(port), bool(values["once"]))
+    if values["once"] and values["traffic"]:
+        raise ConfigError("--traffic: goes on until the server ends, so not together with --once")
+    return _main(int(port), bool(values["once"]), bool(values["traffic"]))
 
 
-def _main(port: int, once: bool) -> int:
+def _main(port: int, once: bool, has_traffic: bool) -> int:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDE)
     try:
         with tempfile.TemporaryDirectory(prefix="lora_serve_demo_") as folder:
-            return asyncio.run(_run(console, Path(folder), _choose_port(port, once), once))
+            return asyncio.run(_run(console, Path(folder), _choose_port(port, once), once, has_traffic))
     except (DemoFailedError, ServerFailedError, aiohttp.ClientError) as error:
         Console(stderr=True, highlight=False).print(
             f"The demo failed: {error}", style="red", markup=False, soft_wrap=True
@@ -105,20 +110,31 @@ def _choose_port(port: int, once: bool) -> int:
     return free_port()
 
 
-async def _run(console: Console, folder: Path, port: int, once: bool) -> int:
+async def _run(console: Console, folder: Path, port: int, once: bool, has_traffic: bool) -> int:
     _cancel_on_signals()
     questions = first_questions()
     store = folder / "store"
-    with ServerProcess(demo_arguments(store, adapter_folders()), folder / "server.log", port) as server:
+    arguments = demo_arguments(store, adapter_folders()) + (list(demo_traffic.ARGUMENTS) if has_traffic else [])
+    with ServerProcess(arguments, folder / "server.log", port) as server:
+        console.print(f"The console: {server.url}/ui/")
         console.print(f"Starting the server on {server.url} with {len(questions)} tenants' adapters ...")
         await asyncio.to_thread(server.wait_until_ready, READY_SECONDS)
         for _ in range(TRIES):  # on a busy machine requests may come so late that none share a forward pass
-            answers, most_adapters = await _ask_all(server.url, store, questions)
+            answers, most_adapters = await _ask_all(server.url, store, questions, signs=has_traffic)
             if most_adapters > 1:
                 break
         show(console, answers, most_adapters)
         _check(answers, most_adapters)
-        return 0 if once else await _stay_up(console, server, questions[:2], store)
+        if once:
+            return 0
+        traffic = asyncio.create_task(_traffic(server.url, store)) if has_traffic else None
+        try:
+            if traffic is not None and demo_traffic.ends_at_enter(traffic, sys.stdin):
+                console.print("\nThe tenants ask on; Enter ends their traffic alone.")
+            return await _stay_up(console, server, questions[:2], store, signs=has_traffic)
+        finally:
+            if traffic is not None:
+                traffic.cancel()
 
 
 def _cancel_on_signals() -> None:
@@ -165,14 +181,14 @@ def demo_arguments(store: Path, adapters: dict[str, Path]) -> list[str]:
     return arguments
 
 
-async def _ask_all(url: str, store: Path, questions: Sequence[Question]) -> tuple[list[Answer], int]:
-    """One mixed batch: every tenant's question and one for the base model, all at once.
+async def _ask_all(url: str, store: Path, questions: Sequence[Question], *, signs: bool) -> tuple[list[Answer], int]:
+    """One mixed batch: every tenant's question and one for the base model, all at once; `signs`: with the admin's key.
 
     Returns the answers, the base's last, and the largest number of different adapters that shared a forward pass.
     """
     base = Question(BASE, questions[0].prompt, None)
     admin = {"Authorization": f"Bearer {_admin_key_file(store).read_text().strip()}"}
-    async with aiohttp.ClientSession(url, raise_for_status=_raise_in_words) as http:
+    async with aiohttp.ClientSession(url, headers=admin if signs else {}, raise_for_status=_raise_in_words) as http:
         for name, metadata in _data("metadata.json").items():
             await http.patch(f"/admin/adapters/{name}", headers=admin, json={"metadata": metadata})
         for question in questions:  # loaded beforehand, so that the times show the mixed batch and not the loading
@@ -252,15 +268,19 @@ def _check(answers: Sequence[Answer], most_adapters: int) -> None:
         raise DemoFailedError("no forward pass held rows of two adapters")
 
 
-async def _stay_up(console: Console, server: ServerProcess, examples: Sequence[Question], store: Path) -> int:
+async def _stay_up(
+    console: Console, server: ServerProcess, examples: Sequence[Question], store: Path, *, signs: bool
+) -> int:
     """Print how to call it, then wait for a signal (0) or for the server's own end (an error)."""
     console.print("\nThe server stays up; Ctrl-C ends it. From another terminal:\n")
+    key = f' -H "Authorization: Bearer $(cat {_admin_key_file(store)})"' if signs else ""
     for question in examples:
         quoted = json.dumps(_body(question)).replace("'", r"'\''")
         url = f"{server.url}/v1/chat/completions"
         console.print(
-            f"curl -s {url} -H 'Content-Type: application/json' -d '{quoted}'\n", markup=False, soft_wrap=True
+            f"curl -s {url}{key} -H 'Content-Type: application/json' -d '{quoted}'\n", markup=False, soft_wrap=True
         )
+    console.print(f"The console is at {server.url}/ui/; sign in with the admin key.", markup=False, soft_wrap=True)
     console.print(f"The admin key is in {_admin_key_file(store)}", markup=False, soft_wrap=True)
     try:
         code = await asyncio.to_thread(server.wait)
@@ -268,6 +288,13 @@ async def _stay_up(console: Console, server: ServerProcess, examples: Sequence[Q
         console.print("stopping")
         return 0
     raise DemoFailedError(f"the server ended with code {code}; its last words:\n{server.tail()}")
+
+
+async def _traffic(url: str, store: Path) -> None:
+    prompts = demo_traffic.prompts_by_adapter(_data("prompts.json"))
+    tenants = sorted({name.partition("/")[0] for name in prompts})
+    key = _admin_key_file(store).read_text().strip()
+    await demo_traffic.send_traffic(url, key, demo_traffic.Questions(prompts, BASE), tenants)
 
 
 def _admin_key_file(store: Path) -> Path:

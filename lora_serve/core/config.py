@@ -124,6 +124,7 @@ class AdapterConfig:
     load_threads: int = 2
     load_timeout: float = 60.0  # seconds after which a load hangs
     urls: tuple[str, ...] = ()  # beginnings of http(s) URLs that may be registered
+    allow_inner_urls: bool = False  # their hosts' names may mean private addresses and this machine
     tenant_sources: tuple[str, ...] = ()  # schemes of the sources from which tenants' own admins may register
     unnamed_days: float = 30.0  # that a blob which no catalog knows is kept aside; 0: for ever
     registration_seconds: float = 300.0  # of the processor, for the validation of one adapter
@@ -195,6 +196,7 @@ class ServerConfig:
     max_body_bytes: int
     tls: TlsConfig | None = None  # None: plain HTTP
     metrics_names: str = "auto"  # "auto", "open" or "admin"
+    engine: str = "thread"  # where it runs: "thread", "process" or "ray"
     requests: RequestLimits = RequestLimits()
     grammars: GrammarConfig = GrammarConfig()
     connections: ConnectionLimits = ConnectionLimits()
@@ -202,6 +204,7 @@ class ServerConfig:
     attempts: AttemptLimits = AttemptLimits()
     tool_call_parser: str = "auto"  # the settings of the same names describe both
     reasoning_parser: str = "auto"
+    ui: bool | None = None  # None: the console is there where `host` is loopback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

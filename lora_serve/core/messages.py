@@ -17,6 +17,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.blob_messages import BlobFiles, BlobFolder, BlobMessage, Piece
 from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
+from lora_serve.core.live import Look
 from lora_serve.core.message import Call, Message
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.replica_report import ReplicaReport
@@ -136,9 +137,13 @@ class Submit(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """The client left. Ids that are not known are fine: their requests ended meanwhile."""
+    """The client left, or (`is_answered`) has all that it wants: a stop string came, or a call of a tool.
+
+    Ids that are not known are fine: their requests ended meanwhile.
+    """
 
     request_id: str
+    is_answered: bool = False
 
 
 class Command(Call, frozen=True):
@@ -149,6 +154,14 @@ class Command(Call, frozen=True):
 
 class GetStats(Call, frozen=True):
     """Asks for an EngineStats, made between two steps."""
+
+
+class Watch(Call, frozen=True):
+    """Asks for a Look, made between two steps; for some seconds from then on the engine notes what it does."""
+
+    since: int = 0  # `mark` of the last look that this caller got
+    tenants: tuple[str, ...] = ()  # of whom the first requests that wait are shown, beside the first of all
+    in_full: bool = False  # with settings
 
 
 class Ping(Call, frozen=True):
@@ -279,6 +292,12 @@ class ErrorEvent(RequestEvent, frozen=True):
     error: LoraServeError
 
 
+class LostEvent(RequestEvent, frozen=True):
+    """All that came so far is lost with its engine; reading on asks for it again, from the start. By a client only."""
+
+    error: LoraServeError  # to be raised instead by whoever has shown some of it
+
+
 class SmokeTestResult(Message, frozen=True):
     """The largest differences between two runs' logits."""
 
@@ -307,7 +326,7 @@ class Converted(Message, frozen=True):
 
 # -- answers to calls, in both directions --------------------------------------------------------------------------
 
-ReplyValue = None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | Piece | EngineStats
+ReplyValue = None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | Piece | EngineStats | Look
 
 
 class Reply(Message, frozen=True):
@@ -318,10 +337,10 @@ class Reply(Message, frozen=True):
     error: Exception | None = None  # None: it is done
 
 
-Event = PromptEvent | TokenEvent | PooledEvent | FinishEvent | ErrorEvent  # what a caller of `infer` gets
+Event = PromptEvent | TokenEvent | PooledEvent | FinishEvent | ErrorEvent | LostEvent  # what a caller of `infer` gets
 StepEvent = Event | StartedEvent  # what a step gives
-ToLoop = Submit | Abort | Command | GetStats | Ping | Stop  # into the engine loop's mailbox
+ToLoop = Submit | Abort | Command | GetStats | Watch | Ping | Stop  # into the engine loop's mailbox
 FromLoop = StepEvent | Reply
-EngineCall = Command | GetStats | Ping | Convert | Validate
+EngineCall = Command | GetStats | Watch | Ping | Convert | Validate
 ToEngine = ToLoop | EngineCall | Configure | ForgetStaged | WarmUpDone | Reply
 FromEngine = FromLoop | BlobMessage | Ready | LoadRefused | Greeting | Reported

@@ -7,6 +7,7 @@ the flag, the value and what is allowed.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -136,6 +137,7 @@ class Settings(
             load_threads=self.adapter_load_threads,
             load_timeout=self.adapter_load_timeout,
             urls=self.adapter_url,
+            allow_inner_urls=self.adapter_url_inner,
             tenant_sources=self.tenant_source,
             unnamed_days=self.unnamed_blob_days,
             chat_templates=self.adapter_chat_templates,
@@ -271,6 +273,8 @@ def _resolve(flags: dict[str, Any]) -> tuple[Settings, tuple[str, ...]]:
     if key and not any("api_key" in given for given in (from_file, from_environment, flags)):
         from_environment["api_key"], variables["api_key"] = (key,), VLLM_KEY_VARIABLE
         notes = (*notes, f"{VLLM_KEY_VARIABLE} is taken as --api-key")
+    if "overflow" not in from_file | from_environment | flags:
+        from_environment.pop("overflow_api_key", None)  # a key turns nothing on, and several servers may have one file
     try:
         settings = Settings(**from_file | from_environment | flags)
     except ValidationError as error:
@@ -312,8 +316,9 @@ def describe(error: ValidationError, origins: Mapping[str, str]) -> str:
 def _describe_one(item: ErrorDetails, origins: Mapping[str, str]) -> str:
     message = item["msg"].removeprefix("Value error, ")
     message = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
-    if not item["loc"]:
-        return message
+    if not item["loc"]:  # of several settings together
+        found = [name for name in origins if re.search(rf"{flag_name(name)}(?![\w-])", message)]
+        return message + "".join(f"; {flag_name(name)} is {origins[name]}" for name in found)
     name = str(item["loc"][0])
     if item["type"] == "missing":
         return f"{flag_name(name)}: is required ({Settings.model_fields[name].description})"

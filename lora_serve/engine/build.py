@@ -17,12 +17,14 @@ from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.batching.batcher import Batcher, padded_length
 from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.constraints.base import Constraints
-from lora_serve.engine.engine import Engine, Runner
+from lora_serve.engine.engine import Engine
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.kv.prefix_cache import PrefixCache
 from lora_serve.engine.kv.swapping import Swapping, SwapSpace
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
+from lora_serve.engine.recorder import Recorder
+from lora_serve.engine.runner import Runner
 from lora_serve.engine.scheduling.continuation import Ends
 from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
@@ -48,11 +50,13 @@ def build_engine(
     memory = memory or MemoryPlan()
     blocks = BlockManager(num_blocks, engine_config.block_size)
     eviction = (adapter_config.eviction, adapter_config.tenant_floor)
+    recorder = Recorder()
     residency = AdapterResidency[Any](
         SlotTable(adapter_config.max_loras, _adapter_bytes(adapter_config, memory), *eviction),
         HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras, *eviction),
         submit,
         clock,
+        recorder,
     )
     prefix_cache = PrefixCache(
         blocks, is_enabled=engine_config.enable_prefix_caching, shares_base=engine_config.share_base_prefixes
@@ -85,8 +89,9 @@ def build_engine(
         swapping,
         Drafting(engine_config.speculate, cost, ends, blocks),
         constraints,
+        recorder,
     )
-    return Engine(runner, scheduler, residency, blocks, guard, clock, constraints)
+    return Engine(runner, scheduler, residency, blocks, guard, clock, constraints, recorder)
 
 
 def _adapter_bytes(config: AdapterConfig, memory: MemoryPlan) -> int | None:

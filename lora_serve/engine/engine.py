@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
@@ -19,6 +19,7 @@ from lora_serve.core.errors import (
     InternalError,
     LoraServeError,
 )
+from lora_serve.core.live import Look
 from lora_serve.core.messages import (
     AdapterCommand,
     Command,
@@ -34,12 +35,16 @@ from lora_serve.core.messages import (
     StepEvent,
     Tune,
     Unpin,
+    Watch,
 )
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
 from lora_serve.engine.constraints.base import Constraints, GrammarCompiled
 from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.live_view import look_at
+from lora_serve.engine.recorder import Recorder
+from lora_serve.engine.runner import Runner
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard, run_in_parts
 from lora_serve.engine.scheduling.scheduler import Scheduler
 
@@ -47,28 +52,6 @@ _log = logging.getLogger(__name__)
 _NUM_RECENT_BATCHES = 64
 
 Outcome = SmokeTestResult | LoraServeError | None
-
-
-class Runner(Protocol):
-    """The seam to the model: `model/runner/model_runner.py`, or a fake in tests."""
-
-    def load_slot(self, slot: SlotRef, adapter: Any) -> None:
-        """Puts an adapter's weights into a device slot."""
-
-    def clear_slot(self, index: int) -> None:
-        """Frees a device slot's weights."""
-
-    def run(self, batch: Batch) -> list[RowOutput]:
-        """Runs one forward pass; one output per row, in order. The batch's moves were made before.
-
-        Raises DeviceMemoryError if the device has no memory for it.
-        """
-
-    def move_blocks(self, moves: BlockMoves) -> None:
-        """Copies KV blocks to host memory, then others back; done when it returns."""
-
-    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
-        """Runs a prompt with the base model and with the adapter in a slot; no block is held afterwards."""
 
 
 @dataclass(eq=False)
@@ -82,6 +65,7 @@ class Engine:
     _memory: MemoryGuard
     _clock: Callable[[], float] = time.monotonic
     _constraints: Constraints | None = None
+    recorder: Recorder = field(default_factory=Recorder)
     _commands: list[Command] = field(default_factory=list)  # that wait for something
     _done: list[tuple[Command, Outcome]] = field(default_factory=list)  # answered once the slots are loaded
     _replies: list[tuple[Command, Reply]] = field(default_factory=list)  # not taken yet
@@ -110,7 +94,10 @@ class Engine:
         seconds_moved = self._move(batch.moves)
         outputs = self._run(batch)
         now = self._clock()
+        ran = self.scheduler.by_row() if self.recorder.is_on else None
         events += self.scheduler.update(outputs, batch, now)
+        if ran is not None:
+            self.recorder.step(self._num_steps + 1, batch, ran, events, start, now)
         self._load_slots()  # a command may have waited for a row that ended
         self._record(batch, now - start - seconds_moved)
         return True, events
@@ -200,6 +187,10 @@ class Engine:
             ),
             num_running_tokens=sum(sequence.num_computed for sequence in self.scheduler.running),
         )
+
+    def look(self, asked: Watch) -> Look:
+        """The engine at work; from now on it is recorded for some seconds."""
+        return look_at(asked, self._clock(), self.recorder, self.scheduler, self.residency, self._blocks)
 
     def _copy_into_slots(self) -> dict[str, LoraServeError]:
         """Makes the slot changes that are due; returns the errors of failed copies by digest."""

@@ -25,6 +25,7 @@ from lora_serve.core.messages import (
     Submit,
     ToLoop,
     Unpin,
+    Watch,
 )
 from lora_serve.engine.constraints.base import GrammarCompiled
 from lora_serve.engine.desired_state import DesiredState
@@ -126,8 +127,8 @@ class EngineLoop:
             case Submit(request):
                 self._desired.use(request.refs)
                 return self._engine.scheduler.add(request)
-            case Abort(request_id):
-                self._engine.scheduler.abort(request_id)
+            case Abort(request_id, is_answered):
+                self._engine.scheduler.abort(request_id, is_answered=is_answered)
             case LoadFinished():
                 return self._engine.load_finished(message)
             case GrammarCompiled():
@@ -136,6 +137,8 @@ class EngineLoop:
                 self._engine.command(message)
             case GetStats(call_id):
                 return [Reply(call_id, self._engine.stats())]
+            case Watch():
+                return [Reply(message.call_id, self._engine.look(message))]
             case Ping(call_id):
                 return [Reply(call_id)]
             case Stop():

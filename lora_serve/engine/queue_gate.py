@@ -89,7 +89,7 @@ class QueueGate:
     """
 
     def __init__(self, limits: QueueLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits = limits
+        self.limits = limits
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}  # by request id
         self._all = WaitingLine(clock())
@@ -104,9 +104,13 @@ class QueueGate:
     def num_tokens(self) -> int:
         return self._all.num_tokens
 
+    def num_waiting(self, name: str) -> int:
+        """The number of an account's requests that wait, or of a WaitingLimit's."""
+        return line.num_requests if (line := self._lines.get(name)) is not None else 0
+
     def limit(self, limits: QueueLimits) -> None:
         """Other limits from now on; whoever waits already goes on waiting."""
-        self._limits = limits
+        self.limits = limits
 
     def check(self) -> None:
         """Raises QueueFullError if not even the smallest request may enter: cheap, called before a body is read."""
@@ -115,7 +119,7 @@ class QueueGate:
     def predicted_wait(self, requests: Sequence[InferenceRequest]) -> float:
         """The seconds until these requests would start, if they came now; infinity if they would be refused."""
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        if any(_excess(self._all, len(requests), num_tokens, self._limits.max_requests, self._limits.max_tokens)):
+        if any(_excess(self._all, len(requests), num_tokens, self.limits.max_requests, self.limits.max_tokens)):
             return math.inf
         if self.forecast is None:
             return 0.0
@@ -139,7 +143,7 @@ class QueueGate:
         if limited and fresh:
             num_tokens = sum(len(request.prompt_token_ids) for request in fresh)
             self._check_all(len(fresh), num_tokens, now)
-            limits = self._limits
+            limits = self.limits
             own = (_account(fresh[0]), limits.max_tenant_requests, limits.max_tenant_tokens)
             for name, max_requests, max_tokens in (own, *((limit.name, limit.max_requests, None) for limit in lines)):
                 if (line := self._lines.get(name)) is not None:
@@ -195,7 +199,7 @@ class QueueGate:
                 self.leave(request.request_id)
 
     def _check_all(self, num_requests: int, num_tokens: int, now: float) -> None:
-        limits, line = self._limits, self._all
+        limits, line = self.limits, self._all
         excess = _excess(line, num_requests, num_tokens, limits.max_requests, limits.max_tokens)
         if any(excess):
             raise QueueFullError(

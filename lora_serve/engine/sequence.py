@@ -59,6 +59,7 @@ class Sequence:
     was_cold: bool = False
     cold_until: float | None = None  # when its adapters were first seen on this host; None while one is not
     first_scheduled: float | None = None
+    first_token_at: float | None = None
     last_token_at: float | None = None
 
     @property

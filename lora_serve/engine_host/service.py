@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
@@ -14,7 +15,7 @@ from typing import Protocol
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
 from lora_serve.core.config import MAX_REGISTRATIONS
-from lora_serve.core.errors import LoraServeError, contained
+from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, contained
 from lora_serve.core.messages import (
     Convert,
     Converted,
@@ -96,11 +97,28 @@ class EngineService:
         if isinstance(message, ToLoop):
             self._served.mailbox.put(message)
         elif isinstance(message, Convert | Validate):
-            self._validating.submit(self._validate, message)
+            no_thread = AdapterUnavailableError("There is no thread to take an adapter in at present; try again.")
+            refused = [Reply(message.call_id, error=no_thread)]
+            self._on_thread(functools.partial(self._validate, message), lambda: self._send(refused))
         elif isinstance(message, ForgetStaged):
-            self._validating.submit(self._served.validator.forget)
+            self._on_thread(self._served.validator.forget, self._served.validator.forget)
         elif isinstance(message, WarmUpDone):
             self._served.warm_up_done()
+
+    def _on_thread(self, work: Callable[[], None], refuse: Callable[[], None]) -> None:
+        """Has `work` run on a thread; calls `refuse` here if the system gives none."""
+        once = threading.Lock()
+
+        def run() -> None:
+            if once.acquire(blocking=False):
+                work()
+
+        try:
+            self._validating.submit(run)
+        except RuntimeError as error:  # the pool may run it all the same, once a thread is free
+            if once.acquire(blocking=False):
+                _log.warning("no thread to take an adapter in: %r", error)
+                refuse()
 
     def stop(self) -> None:
         """End the engine's thread after its step; requests that still run get NotReadyError."""

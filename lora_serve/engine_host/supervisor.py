@@ -51,7 +51,7 @@ class Supervisor:
     _lifecycle: Lifecycle
     _restarts: Restarts
     _step_timeout: float  # seconds without progress after which the engine counts as hung; 0: any number
-    _count: Callable[[], None] = lambda: None  # called at each restart
+    _note: Callable[[str], None] = lambda reason: None  # called at each restart
 
     async def run(
         self, start: Callable[[], Awaitable[None]], prepare: Callable[[], Awaitable[None]], ready: Callable[[], None]
@@ -67,7 +67,7 @@ class Supervisor:
             if delay is None:
                 return reason
             _log.warning("the engine is started again in %.1f s (%s)", delay, reason)
-            self._count()
+            self._note(reason)
             await asyncio.sleep(delay)
 
     async def _life(

@@ -28,6 +28,7 @@ from lora_serve.model.pooling.runner import PoolingModel, PoolingRunner
 from lora_serve.model.runner.decode_graphs import CudaGraph, DecodeGraphs, graph_pool
 from lora_serve.model.runner.model_runner import ModelRunner
 from lora_serve.model.system.process import keep_freed_memory, return_freed_memory
+from lora_serve.model.system.team_waits import TeamWaits, team_waits
 from lora_serve.model.system.threads import one_core
 
 _SMOKE_TEST_ROWS = 3  # see ModelRunner.smoke_test
@@ -61,8 +62,9 @@ def build_model(
         return _build_pooling_model(model_config, pooling, num_slots)
     loaded = load_model(model_config)
     is_small = loaded.device.type == "cpu" and loaded.spec.num_bytes < _SMALL_MODEL
+    waits = team_waits(loaded.device)
     with one_core() if is_small else nullcontext():
-        return _build_generating_model(loaded, model_config, engine_config, num_slots, adapter_bytes)
+        return _build_generating_model(loaded, model_config, engine_config, num_slots, adapter_bytes, waits)
 
 
 def _build_generating_model(
@@ -71,6 +73,7 @@ def _build_generating_model(
     engine_config: EngineConfig,
     num_slots: int,
     adapter_bytes: int | None,
+    waits: TeamWaits | None,
 ) -> ModelParts:
     probe = probe_tokens(loaded.spec.vocab_size)
     expected = plain_logprobs(loaded, probe)
@@ -88,7 +91,7 @@ def _build_generating_model(
     keep_freed_memory()
     return ModelParts(
         spec,
-        runner if graphs is None else ModelRunner(base, cache, slots, loaded.device, graphs),
+        ModelRunner(base, cache, slots, loaded.device, graphs, waits),
         cache.num_blocks - 1,
         functools.partial(fold, base=base),
         functools.partial(undo, base=base),

@@ -54,8 +54,8 @@ class ReplicaState:
         return sum(root in self._roots or root in self._sent_roots for root in roots)
 
     def take(self, report: ReplicaReport) -> None:
-        """Takes in a report, unless a later one came first."""
-        if self.report is not None and report.made_at < self.report.made_at:
+        """Takes in a report, unless a later one came first, or this one: it is told again during a long step."""
+        if self.report is not None and report.made_at <= self.report.made_at:
             return
         self.report = report
         self._tiers = _tiers_of(report)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lora_serve.adapters.catalog.entry import CatalogEntry, Route
 from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.request import AdapterUse
@@ -20,6 +21,14 @@ class AdapterMember:
     ref: AdapterRef
     scale: float = 1.0
     resolution: Resolution | None = field(default=None, compare=False)  # of the caller's name; None: nobody named it
+
+    def canary_route(self, entries: Mapping[str, CatalogEntry]) -> Route | None:
+        """The route that chose the version, if it has a canary and is the same in these entries, which are of now."""
+        named = self.resolution
+        if named is None or named.names_version or named.entry.route.canary is None:
+            return None
+        entry = entries.get(named.entry.name)
+        return None if entry is None or entry.route != named.entry.route else entry.route
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from lora_serve.server.console.stream import LIVE, SHUTTING_DOWN, live_hub
 from lora_serve.server.context import add_headers
 from lora_serve.server.guards.access import WRONG_KEYS, guarded
 from lora_serve.server.guards.browser_guard import BrowserGuard
@@ -33,16 +34,22 @@ def build_app(services: Services) -> web.Application:
         around.insert(1, traced(services.traces))
     app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES], app[CONNECTIONS], app[ROUTES] = services, connections, TABLE
-    app[PROBED] = {}
+    app[PROBED], app[LIVE] = {}, live_hub(services)
     app[WRONG_KEYS] = WrongKeys(services.config.attempts.wrong_keys)
     app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching, probing))
     if services.overflow is not None:
         app.cleanup_ctx.append(_asking_neighbours)
+    app.on_shutdown.append(_end_live_views)
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(guard.add_headers)
     for ending in ("", "/"):  # as vLLM's framework, which leads `/v1/models/` to `/v1/models`
         app.add_routes([web.RouteDef(one.method, one.pattern + ending, guarded(one), {}) for one in TABLE.routes])
     return app
+
+
+async def _end_live_views(app: web.Application) -> None:
+    """Open connections are waited for from here on."""
+    app[LIVE].close(SHUTTING_DOWN)
 
 
 async def _reconciling(app: web.Application) -> AsyncIterator[None]:

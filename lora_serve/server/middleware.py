@@ -14,6 +14,7 @@ from lora_serve.core.log_context import logged_with
 from lora_serve.server.answers.errors import CLIENT_LEFT, wire_error
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.guards.auditing import audited
+from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.route import ROUTES, Route
 from lora_serve.server.services import SERVICES
 
@@ -35,6 +36,8 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
                 answered = audited(request, route, context, answered)
             response = await answered
             status = response.status
+            if request.app[SERVICES].lifecycle.state is ServerState.DRAINING:
+                response.force_close()  # a client that kept its connection would send the next request into its end
             return response
         finally:
             _log(request, context, route, status)

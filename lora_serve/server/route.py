@@ -17,6 +17,7 @@ from lora_serve.server.answers.errors import WireError
 Refusal = Callable[[WireError, str], dict[str, Any]]  # of an error, and the request's id
 
 JSON = "application/json"
+EVENTS = "text/event-stream"
 _CHANGING = frozenset((hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE))
 
 
@@ -44,7 +45,7 @@ class Route:
     """A method and a path, who may call them, and the handler that answers."""
 
     method: str
-    path: str  # as /openapi.json shows it; `{id}` may hold slashes
+    path: str  # as /openapi.json shows it; `{id}` and `{file}` may hold slashes
     access: Access
     handler: Handler
     body: type[BaseModel] | tuple[type[BaseModel], ...] | OtherBody | None = None  # the schemas, one of which checks it
@@ -66,7 +67,7 @@ class Route:
     @property
     def pattern(self) -> str:
         """The path as aiohttp takes it. An id ends in no slash, so that one behind it is the path's."""
-        return self.path.replace("{id}", "{id:.*[^/]}")
+        return self.path.replace("{id}", "{id:.*[^/]}").replace("{file}", "{file:.*[^/]}")
 
     @property
     def is_page(self) -> bool:

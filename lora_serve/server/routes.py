@@ -9,12 +9,15 @@ from lora_serve.server.admin import (
     adapters,
     audit,
     engine,
+    engine_health,
     fleet,
     keys,
+    listing,
     metadata,
     registration,
     residency,
     routing,
+    tenant_use,
     tenants,
     upload,
     usage,
@@ -22,6 +25,7 @@ from lora_serve.server.admin import (
 )
 from lora_serve.server.anthropic.body import anthropic_error
 from lora_serve.server.anthropic.create import count_tokens, create_message
+from lora_serve.server.console import page, stream
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
 from lora_serve.server.openai.responses.create import create_response
@@ -30,7 +34,7 @@ from lora_serve.server.operation import docs_page, health, metrics, openapi
 from lora_serve.server.pooling.classify import create_classification
 from lora_serve.server.pooling.embeddings import create_embedding
 from lora_serve.server.pooling.scores import create_rerank, create_score
-from lora_serve.server.route import JSON, Access, Route, RouteTable
+from lora_serve.server.route import EVENTS, JSON, Access, Route, RouteTable
 from lora_serve.server.schemas.admin import (
     AliasFields,
     ChangeTenantFields,
@@ -44,8 +48,10 @@ from lora_serve.server.schemas.admin import (
     SharingFields,
     UnloadLoraFields,
 )
+from lora_serve.server.schemas.answers import adapters as adapter_cards
 from lora_serve.server.schemas.answers import admin as cards
 from lora_serve.server.schemas.answers import generation as generated
+from lora_serve.server.schemas.answers import live, tenancy
 from lora_serve.server.schemas.answers import messages as message_answers
 from lora_serve.server.schemas.answers import operation as operation_answers
 from lora_serve.server.schemas.answers import pooling as pooling_answers
@@ -59,6 +65,7 @@ from lora_serve.server.schemas.queries import (
     DeletionQuery,
     FleetQuery,
     PageQuery,
+    StreamQuery,
     UploadFields,
     UsageQuery,
 )
@@ -68,7 +75,8 @@ from lora_serve.server.schemas.tokens import GenerateFields
 
 _PUBLIC, _KEY, _MODELS, _INFERENCE = Access.PUBLIC, Access.ANY_KEY, Access.MODELS, Access.INFERENCE
 _OWN, _ADMIN = Access.TENANT_ADMIN, Access.ADMIN
-_STREAMED, _TEXT, _PAGE = (JSON, "text/event-stream"), ("text/plain",), ("text/html",)
+_STREAMED, _EVENTS, _TEXT, _PAGE = (JSON, EVENTS), (EVENTS,), ("text/plain",), ("text/html",)
+_FILES = ("text/javascript", "text/css", "image/svg+xml")
 _GENERATE, _EMBED, _CLASSIFY, _COMPARE = (Task.GENERATE,), (Task.EMBED,), (Task.CLASSIFY,), (Task.CLASSIFY, Task.EMBED)
 _ADAPTER, _ALIAS, _TENANT = "/admin/adapters/{id}", "/admin/aliases/{id}", "/admin/tenants/{tenant}"
 
@@ -82,6 +90,9 @@ TABLE = RouteTable(
     Route("GET", "/version", _PUBLIC, health.get_version, answer=operation_answers.Version),
     Route("GET", "/openapi.json", _PUBLIC, openapi.get_openapi, answer=operation_answers.OpenApiDocument),
     Route("GET", "/docs", _PUBLIC, docs_page.get_docs, answers=_PAGE),
+    Route("GET", "/ui", _PUBLIC, page.get_index, answers=_PAGE),
+    Route("GET", "/ui/about.json", _PUBLIC, page.get_about, answer=operation_answers.ConsoleFacts),
+    Route("GET", "/ui/{file}", _PUBLIC, page.get_file, answers=_FILES),
     Route(
         "POST",
         "/v1/completions",
@@ -197,33 +208,37 @@ TABLE = RouteTable(
     ),
     Route("POST", "/detokenize", _MODELS, tokenizer.detokenize, DetokenizeFields, answer=generated.Text),
     Route("GET", "/tokenizer_info", _MODELS, tokenizer.tokenizer_info, answer=generated.TokenizerInfo),
-    Route("POST", "/admin/adapters", _OWN, registration.register_adapter, RegisterFields, answer=cards.AdapterCard),
-    Route("GET", "/admin/adapters", _OWN, adapters.list_adapters, query=AdaptersQuery, answer=cards.AdapterPage),
-    Route("POST", f"{_ADAPTER}/pin", _OWN, residency.pin, answer=cards.AdapterCard),
-    Route("POST", f"{_ADAPTER}/unpin", _OWN, residency.unpin, answer=cards.AdapterCard),
-    Route("POST", f"{_ADAPTER}/prefetch", _ADMIN, residency.prefetch, answer=cards.AdapterCard),
-    Route("POST", f"{_ADAPTER}/evict", _ADMIN, residency.evict, answer=cards.AdapterCard),
-    Route("PUT", f"{_ADAPTER}/route", _OWN, routing.set_route, RouteFields, answer=cards.AdapterCard),
-    Route("POST", f"{_ADAPTER}/rollback", _OWN, routing.roll_back, answer=cards.AdapterCard),
-    Route("PUT", f"{_ADAPTER}/sharing", _ADMIN, adapters.set_sharing, SharingFields, answer=cards.AdapterCard),
-    Route("PUT", _ADAPTER, _OWN, upload.upload_adapter, upload.BODY, UploadFields, answer=cards.AdapterCard),
-    Route("GET", _ADAPTER, _OWN, adapters.get_adapter, answer=cards.AdapterCard),
-    Route("PATCH", _ADAPTER, _OWN, metadata.set_metadata, MetadataFields, answer=cards.AdapterCard),
-    Route("DELETE", _ADAPTER, _OWN, adapters.delete_adapter, query=DeletionQuery, answer=cards.DeletedAdapter),
-    Route("GET", "/admin/aliases", _ADMIN, routing.list_aliases, answer=cards.AliasList),
-    Route("PUT", _ALIAS, _ADMIN, routing.set_alias, AliasFields, answer=cards.Alias),
-    Route("DELETE", _ALIAS, _ADMIN, routing.remove_alias, answer=cards.DeletedAlias),
+    Route(
+        "POST", "/admin/adapters", _OWN, registration.register_adapter, RegisterFields, answer=adapter_cards.AdapterCard
+    ),
+    Route("GET", "/admin/adapters", _OWN, listing.list_adapters, query=AdaptersQuery, answer=adapter_cards.AdapterPage),
+    Route("GET", "/admin/registrations", _OWN, registration.list_registrations, answer=adapter_cards.RegistrationList),
+    Route("POST", f"{_ADAPTER}/pin", _OWN, residency.pin, answer=adapter_cards.AdapterCard),
+    Route("POST", f"{_ADAPTER}/unpin", _OWN, residency.unpin, answer=adapter_cards.AdapterCard),
+    Route("POST", f"{_ADAPTER}/prefetch", _ADMIN, residency.prefetch, answer=adapter_cards.AdapterCard),
+    Route("POST", f"{_ADAPTER}/evict", _ADMIN, residency.evict, answer=adapter_cards.AdapterCard),
+    Route("PUT", f"{_ADAPTER}/route", _OWN, routing.set_route, RouteFields, answer=adapter_cards.AdapterCard),
+    Route("POST", f"{_ADAPTER}/rollback", _OWN, routing.roll_back, answer=adapter_cards.AdapterCard),
+    Route("PUT", f"{_ADAPTER}/sharing", _ADMIN, adapters.set_sharing, SharingFields, answer=adapter_cards.AdapterCard),
+    Route("PUT", _ADAPTER, _OWN, upload.upload_adapter, upload.BODY, UploadFields, answer=adapter_cards.AdapterCard),
+    Route("GET", _ADAPTER, _OWN, adapters.get_adapter, answer=adapter_cards.AdapterCard),
+    Route("PATCH", _ADAPTER, _OWN, metadata.set_metadata, MetadataFields, answer=adapter_cards.AdapterCard),
+    Route("DELETE", _ADAPTER, _OWN, adapters.delete_adapter, query=DeletionQuery, answer=adapter_cards.DeletedAdapter),
+    Route("GET", "/admin/aliases", _ADMIN, routing.list_aliases, answer=adapter_cards.AliasList),
+    Route("PUT", _ALIAS, _ADMIN, routing.set_alias, AliasFields, answer=adapter_cards.Alias),
+    Route("DELETE", _ALIAS, _ADMIN, routing.remove_alias, answer=adapter_cards.DeletedAlias),
     Route("POST", "/v1/load_lora_adapter", _ADMIN, vllm_lora.load_lora_adapter, LoadLoraFields, answers=_TEXT),
     Route("POST", "/v1/unload_lora_adapter", _ADMIN, vllm_lora.unload_lora_adapter, UnloadLoraFields, answers=_TEXT),
-    Route("POST", "/admin/tenants", _ADMIN, tenants.create_tenant, CreateTenantFields, answer=cards.TenantCard),
-    Route("GET", "/admin/tenants", _OWN, tenants.list_tenants, query=PageQuery, answer=cards.TenantPage),
-    Route("GET", _TENANT, _OWN, tenants.get_tenant, answer=cards.TenantCard),
-    Route("PATCH", _TENANT, _ADMIN, tenants.change_tenant, ChangeTenantFields, answer=cards.TenantCard),
-    Route("DELETE", _TENANT, _ADMIN, tenants.delete_tenant, answer=cards.DeletedTenant),
-    Route("POST", f"{_TENANT}/keys", _OWN, keys.create_key, CreateKeyFields, answer=cards.NewKey),
-    Route("GET", f"{_TENANT}/keys", _OWN, keys.list_keys, answer=cards.KeyList),
-    Route("DELETE", f"{_TENANT}/keys/{{key}}", _OWN, keys.revoke_key, answer=cards.KeyCard),
-    Route("GET", "/admin/whoami", _KEY, tenants.whoami, answer=cards.CallerCard),
+    Route("POST", "/admin/tenants", _ADMIN, tenants.create_tenant, CreateTenantFields, answer=tenancy.TenantCard),
+    Route("GET", "/admin/tenants", _OWN, tenants.list_tenants, query=PageQuery, answer=tenancy.TenantPage),
+    Route("GET", _TENANT, _OWN, tenants.get_tenant, answer=tenancy.TenantCard),
+    Route("GET", f"{_TENANT}/use", _OWN, tenant_use.get_use, answer=tenancy.TenantUse),
+    Route("PATCH", _TENANT, _ADMIN, tenants.change_tenant, ChangeTenantFields, answer=tenancy.TenantCard),
+    Route("DELETE", _TENANT, _ADMIN, tenants.delete_tenant, answer=tenancy.DeletedTenant),
+    Route("POST", f"{_TENANT}/keys", _OWN, keys.create_key, CreateKeyFields, answer=tenancy.NewKey),
+    Route("GET", f"{_TENANT}/keys", _OWN, keys.list_keys, answer=tenancy.KeyList),
+    Route("DELETE", f"{_TENANT}/keys/{{key}}", _OWN, keys.revoke_key, answer=tenancy.KeyCard),
+    Route("GET", "/admin/whoami", _KEY, tenants.whoami, answer=tenancy.CallerCard),
     Route(
         "GET",
         "/admin/usage",
@@ -231,10 +246,20 @@ TABLE = RouteTable(
         usage.get_usage,
         query=UsageQuery,
         answers=(JSON, "text/csv"),
-        answer=cards.UsageTable,
+        answer=tenancy.UsageTable,
     ),
-    Route("GET", "/admin/audit", _OWN, audit.get_audit, query=AuditQuery, answer=cards.AuditPage),
+    Route("GET", "/admin/audit", _OWN, audit.get_audit, query=AuditQuery, answer=tenancy.AuditPage),
     Route("GET", "/admin/engine", _ADMIN, engine.get_engine, answer=cards.EngineCard),
     Route("PUT", "/admin/engine", _ADMIN, engine.put_engine, LimitFields, answer=cards.EngineCard),
+    Route(
+        "GET",
+        "/admin/engine/stream",
+        _OWN,
+        stream.stream_engine,
+        query=StreamQuery,
+        answers=_EVENTS,
+        event=live.LiveEvent,
+    ),
+    Route("GET", "/admin/engine/health", _ADMIN, engine_health.get_engine_health, answer=cards.EngineHealth),
     Route("GET", "/admin/fleet", _ADMIN, fleet.get_fleet, query=FleetQuery, answer=cards.Fleet),
 )

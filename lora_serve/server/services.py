@@ -22,10 +22,13 @@ from lora_serve.core.stats import TierStats
 from lora_serve.server.background.adapter_templates import AdapterTemplates
 from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.server.background.grammar_checks import GrammarChecks
+from lora_serve.server.background.registering import Registering
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.background.tasks import BackgroundTasks, Call
+from lora_serve.server.engine_history import EngineHistory
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.overflow.decision import Overflow
+from lora_serve.server.telemetry.activity import Activity
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.audit.log import AuditLog
@@ -75,10 +78,13 @@ class Services:
     limits: LiveLimits = field(default_factory=LiveLimits)
     registrations: FairThreads = field(default_factory=lambda: FairThreads("registry", num_threads=4))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    history: EngineHistory = field(default_factory=EngineHistory)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE_BODIES))
     quotas: Quotas = field(default_factory=Quotas)
     meter: Meter = field(default_factory=lambda: Meter(None))  # the default: in memory only
+    registering: Registering = field(default_factory=Registering)
+    activity: Activity = field(default_factory=Activity)
     templates: AdapterTemplates = field(default_factory=AdapterTemplates)
     overflow: Overflow | None = None  # None: nothing leaves this server
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))  # the default: nothing is kept

@@ -21,6 +21,7 @@ from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import Prefetch
 from lora_serve.core.stats import AdapterCounters, EngineStats, SlotInfo
+from lora_serve.server.engine_history import EngineHistory
 
 BYTES = 10
 
@@ -114,8 +115,8 @@ async def test_deleted_adapters_are_left_out(tmp_path: Path, engine: MockEngineC
 @pytest.mark.parametrize(
     ("limits", "device", "host"),
     [
-        ({"max_loras": 1}, "a", "def"),
-        ({"device_bytes": 2 * BYTES}, "ab", "def"),
+        ({"max_loras": 1}, "a", "bcdef"),
+        ({"device_bytes": 2 * BYTES}, "ab", "cdef"),
         ({"host_bytes": 4 * BYTES}, "abc", "d"),
         ({"max_cpu_loras": 2}, "abc", ""),
     ],
@@ -265,7 +266,7 @@ async def test_warm_up_off_neither_warms_nor_notes(tmp_path: Path, engine: MockE
     from lora_serve.core.settings import Settings
 
     write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("a")))
-    services = SimpleNamespace(client=engine, catalog=catalog)
+    services = SimpleNamespace(client=engine, catalog=catalog, history=EngineHistory())
     for warmup in ("off", "auto"):
         settings = Settings(model="fake", store=tmp_path, warmup=warmup)
         async with await warm_up.hot_adapters(services, settings):

@@ -21,6 +21,7 @@ from lora_serve.core.request import Task
 from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import warmup_stages
+from lora_serve.server.engine_history import EngineHistory
 from lora_serve.server.openai.warm_up import TEXT_ID
 from lora_serve.text.tokenizer import TextModel
 from tests.text.tiny_tokenizer import byte_level_tokenizer
@@ -38,7 +39,9 @@ async def warmed(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, **fi
     text = TextModel(byte_level_tokenizer())
     pooling = fields.pop("pooling", None)
     spec = ModelSpec("fake", "Fake", text.vocab_size, 128, (), 1, {}, 0, "float32", "cpu", pooling=pooling)
-    services: Any = SimpleNamespace(client=engine, spec=spec, text=text, catalog=SimpleNamespace(snapshot=None))
+    services: Any = SimpleNamespace(
+        client=engine, spec=spec, text=text, catalog=SimpleNamespace(snapshot=None), history=EngineHistory()
+    )
     settings = Settings(model="fake", max_num_seqs=4, **fields)
     await warm_up.warm_up(services, settings)
     planned = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy_adapter_ref(spec))
@@ -111,7 +114,7 @@ async def test_module_that_cannot_be_registered_ends_the_start_and_the_warm_up_b
 
     monkeypatch.setattr(warm_up, "register_modules", refuse)
     monkeypatch.setattr(warm_up, "warm_up", endless)
-    services: Any = SimpleNamespace()
+    services: Any = SimpleNamespace(history=EngineHistory())
     with pytest.raises(ConfigError, match="a=b: no"):
         await warm_up.prepare(services, Settings(model="fake", lora_modules=("a=b",)))
     assert ended == ["warm-up"]
@@ -129,7 +132,7 @@ async def test_pinned_adapters_are_loaded_after_registration_and_warm_up(monkeyp
 
     for name in ("register_modules", "warm_up", "load_pinned"):
         monkeypatch.setattr(warm_up, name, note(name))
-    services: Any = SimpleNamespace()
+    services: Any = SimpleNamespace(history=EngineHistory())
     await warm_up.prepare(services, Settings(model="fake"))
     assert order == ["register_modules", "warm_up", "load_pinned"]
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.canary.fixtures import canaries, house, house_settings, world
+from tests.canary.fixtures import canaries, house, house_settings, known_world, world
 
-__all__ = ["canaries", "house", "house_settings", "world"]
+__all__ = ["canaries", "house", "house_settings", "known_world", "world"]

@@ -21,6 +21,7 @@ PATIENCE = 60.0  # seconds for things to settle
 POOLS = (
     "asyncio",
     "adapter-loader",
+    "blobs",
     "staging",
     "registry",
     "grammar",
@@ -48,7 +49,7 @@ class Figures:
     descriptors: tuple[tuple[str, int], ...]
     redis_connections_beyond_limit: int
     temporary_files: tuple[str, ...]
-    base_digest: str
+    base_digest: str  # empty: the engine is not here
 
     @classmethod
     def of(cls, house: House) -> Figures:
@@ -63,13 +64,13 @@ class Figures:
             rows_on_slots=sum(slot.num_rows for slot in stats.slots),
             pinned_digests=frozenset(slot.digest for slot in stats.slots if slot.pinned),
             loading=stats.loading_digests,
-            holds=len(house.services.catalog.leases.expired()),
+            holds=len(house.services.catalog.leases.expired(house.services.catalog.ledger.state)),
             tasks=tuple(sorted(house.on_loop(_tasks()).items())),
             threads=tuple(sorted(t.name for t in threading.enumerate() if not t.name.startswith(POOLS))),
             descriptors=tuple(sorted((_descriptors() - pooled).items())),
             redis_connections_beyond_limit=max(0, pooled.total() - MAX_REDIS_CONNECTIONS),
             temporary_files=tuple(sorted(path.name for path in (house.store / "tmp").iterdir())),
-            base_digest=base_digest(house),
+            base_digest=base_digest(house) if house.has_engine else "",
         )
 
     def differences(self, other: Figures) -> dict[str, tuple[Any, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,24 @@ import pytest
 from tests.canary.asking import Canaries
 from tests.canary.house import House, running, settings_of
 from tests.canary.questions import World, make_world
+from tests.engine_choice import EngineHost
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def known_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """For engines in a thread."""
     return make_world(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="session")
-def canaries(world: World) -> Canaries:
-    return Canaries(world.questions)
+def world(known_world: World, engine_host: EngineHost) -> Iterator[World]:
+    with engine_host.settings() as engine:
+        yield replace(known_world, engine=engine)
+
+
+@pytest.fixture(scope="session")
+def canaries(known_world: World) -> Canaries:
+    return Canaries(known_world.questions)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """`lora-serve serve` on threads of this process: real HTTP, engine, store and loaders, whose inside can be seen and
 broken.
 
-The wiring itself starts and stops it; its parts are caught as they are built.
+The wiring itself starts and stops it; its parts are caught as they are built. With the engine elsewhere
+(`World.engine`) `parts`, `engine` and `loader` are not here: a test that needs them says so (`INSIDE`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ CAUGHT: tuple[tuple[Any, str, str], ...] = (  # what the wiring calls, and our n
     (listening, "build_app", "app"),
     (services, "Services", "services"),
 )
+INSIDE = "the engine is looked into, or broken from inside"  # `engines("thread", alone=INSIDE)`
 LOGGERS = ("lora_serve", "asyncio", "aiohttp")
 _BUILDING: ContextVar[House] = ContextVar("_BUILDING")  # whose wiring runs: there may be two at a time
 
@@ -77,6 +79,11 @@ class House:
     @property
     def store(self) -> Path:
         return self.settings.store
+
+    @property
+    def has_engine(self) -> bool:
+        """True if `parts`, `engine` and `loader` are here."""
+        return self.settings.engine == "thread"
 
     @property
     def is_running(self) -> bool:
@@ -178,7 +185,7 @@ def settings_of(world: World, store: Path, **changes: Any) -> Settings:
         "kv_cache_memory": 4 * 2**20, "max_loras": 4, "max_num_seqs": 16, "max_num_batched_tokens": 64,
         "shutdown_timeout": 10.0, "wrong_keys_per_minute": 0, "admin_acts_per_minute": 0, "tenant_acts_per_minute": 0,
     }  # fmt: skip
-    return Settings(**{**chosen, **changes})
+    return Settings(**{**chosen, **world.engine, **changes})
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class World:
     model: Path
     adapters: Mapping[str, Path]  # by id
     questions: Sequence[Question]
+    engine: Mapping[str, Any] = field(default_factory=dict)  # settings: where servers have their engines
 
     def modules(self) -> tuple[str, ...]:
         """--lora-modules"""

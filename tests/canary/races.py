@@ -85,7 +85,7 @@ async def quiet_field(url: str, admin: Mapping[str, str], runners: Field) -> Fie
         assert outcome.wrong == []
         for name in (BASE, *runners.folders):
             for number in range(len(PROMPTS)):
-                async with session.post("/v1/completions", json=_question(name, number)) as response:
+                async with session.post("/v1/completions", json=question(name, number)) as response:
                     assert response.status == 200, await response.text()
                     truths.setdefault(response.headers["X-Adapter-Digest"], []).append(await _shown(response))
     return Field(runners.folders, truths, near=0.0)
@@ -128,24 +128,25 @@ async def _use(
     names = runners.names
     while outcome.num_answers < num_answers or not outcome.num_deletions:
         name, number = generator.choice(names), generator.randrange(len(PROMPTS))
-        async with session.post("/v1/completions", json=_question(name, number)) as response:
+        async with session.post("/v1/completions", json=question(name, number)) as response:
             if name.startswith("churn/") and response.status in NOT_NOW:
                 outcome.num_gone += 1
                 continue
-            fault = await _fault(response, runners, number)
+            fault = await fault_of(response, runners, number)
         outcome.num_answers += 1
         if fault:
             outcome.wrong.append(f"{name}, prompt {number}: {fault}")
 
 
-def _question(name: str, number: int) -> dict[str, Any]:
+def question(name: str, number: int) -> dict[str, Any]:
+    """The body that asks an adapter for the prompt of that number."""
     return {
         "model": name, "prompt": PROMPTS[number], "max_tokens": NEW_TOKENS, "temperature": 0, "logprobs": 0,
         "ignore_eos": True, "return_tokens_as_token_ids": True,
     }  # fmt: skip
 
 
-async def _fault(response: aiohttp.ClientResponse, runners: Field, number: int) -> str:
+async def fault_of(response: aiohttp.ClientResponse, runners: Field, number: int) -> str:
     if response.status != 200:
         return f"status {response.status}: {(await response.text())[:200]}"
     tokens, logprobs = runners.truths[response.headers["X-Adapter-Digest"]][number]

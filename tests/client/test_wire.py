@@ -26,6 +26,20 @@ from lora_serve.core.blob_messages import (
     ReadPiece,
     WritePiece,
 )
+from lora_serve.core.live import (
+    LiveAdapter,
+    LiveCount,
+    LiveLimits,
+    LiveLoad,
+    LiveMove,
+    LiveRequest,
+    LiveSettings,
+    LiveSlot,
+    LiveStep,
+    LiveTargets,
+    LiveTier,
+    Look,
+)
 from lora_serve.core.message import Call, Message
 from lora_serve.core.messages import (
     Abort,
@@ -41,6 +55,7 @@ from lora_serve.core.messages import (
     GetStats,
     Greeting,
     LoadRefused,
+    LostEvent,
     Pin,
     Ping,
     PooledEvent,
@@ -65,6 +80,7 @@ from lora_serve.core.messages import (
     Unpin,
     Validate,
     WarmUpDone,
+    Watch,
 )
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec, PoolingSpec
 from lora_serve.core.replica_report import ReplicaReport
@@ -123,6 +139,26 @@ COMMANDS = (
     SmokeTest(REF, (1, 2)), Tune(1, 2, 0.5, 0, 0.1, None), SetTenantBudgets((TenantBudget("acme", 1, None),)),
 )  # fmt: skip
 SETTINGS = Settings(model="m", store=Path("/s"), redis_url="redis://:password@h/0", tenant_weight=("a=2",))
+LOOK = Look(
+    7,
+    (LiveStep(3, 1.5, 2.5, True, (("r", "decode", 1, 1), ("s", "prefill", 9, 0))),),
+    (LiveRequest("r", "acme", (LiveAdapter("acme/a", 3, "sha256:a", 0.5),), "running", 9, 9, 1, 0, 1.5, 2.5),),
+    (LiveRequest("s", "acme", (), "finished", 9, 9, 0, 0, 1.5, None, "abort"),),
+    (LiveMove("sha256:a", "acme/a", "acme", "disk", "host", 3.5),),
+    {"acme": LiveCount(2, 1)},
+    (LiveSlot(1, "acme/a", "acme", "sha256:a", 2**40, 1, True),),
+    4,
+    (LiveLoad("sha256:b", "acme"),),
+    num_blocks=9,
+    settings=LiveSettings(
+        LiveLimits(8, 64, 0.5, "no target"),
+        LiveTargets(None, 50.0),
+        8,
+        16,
+        {"device": LiveTier(1, 2, 3, 4, 5, 6, 7), "redis": LiveTier(None, 0, None, 0, 0, 0, 0)},
+    ),
+    replica="a1",
+)
 
 
 TO_ENGINE: tuple[ToEngine, ...] = (
@@ -130,7 +166,7 @@ TO_ENGINE: tuple[ToEngine, ...] = (
     Convert(3, Path("/f"), "sha256:a", None, 1.5), Validate(4, Path("/f"), "sha256:a", 8, True, 2.0),
     Convert(5, None, "sha256:a", None, 1.5), Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25, Path("/t"))), Reply(2),
     Reply(3, BlobFiles({"a": 2**40}, "sha256:a", "redis", 0.5, 0.25)), Reply(4, Piece(b"\x00\xff")),
-    *(Command(5, command) for command in COMMANDS),
+    *(Command(5, command) for command in COMMANDS), Watch(6, 2**40, ("acme",), True),
 )  # fmt: skip
 FROM_ENGINE: tuple[FromEngine, ...] = (
     Ready(SPEC),
@@ -152,6 +188,7 @@ FROM_ENGINE: tuple[FromEngine, ...] = (
     ReadPiece(4, 3, "f", 2**40),
     WritePiece(5, 7, "f", 2**40, b"\x00\xff"),
     Reply(4, Converted("sha256:b")),
+    Reply(5, LOOK),
 )
 ERROR = errors.QueueFullError("full", 7.0, "queue_tokens")
 
@@ -172,7 +209,13 @@ def test_what_the_engine_says_in_a_step_arrives_as_it_was_in_one_frame() -> None
 
 
 def test_every_message_has_crossed_here() -> None:
-    errors_too = (ErrorEvent("r", ERROR), Reply(1, error=ERROR), LoadRefused(ERROR), Reply(9, stats_of_an_engine()))
+    errors_too = (
+        ErrorEvent("r", ERROR),
+        LostEvent("r", ERROR),
+        Reply(1, error=ERROR),
+        LoadRefused(ERROR),
+        Reply(9, stats_of_an_engine()),
+    )
     crossed = {type(message) for message in (*TO_ENGINE, *FROM_ENGINE, *errors_too, *COMMANDS)}
     crossed |= {type(message.value) for message in (*TO_ENGINE, *FROM_ENGINE) if isinstance(message, Reply)}
     named = {**vars(messages), **vars(blob_messages)}.values()
@@ -282,8 +325,26 @@ def test_a_length_beyond_sense_is_refused_before_its_bytes_are_waited_for() -> N
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\xc1", b"\x91\x90", *map(msgspec.msgpack.encode, ([["Submit", {"request_id": 3}]], [["Never"]]))]
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x91\x90",
+        b"\x91\x91\xa1\xff",  # a tag that is not UTF-8
+        b"\x91\x94\xa5Reply\x01\xc0" + b"\x91" * 2000,
+        *map(
+            msgspec.msgpack.encode,
+            (
+                [["Submit", {"request_id": 3}]],
+                [["Never"]],
+                [["Reply", 1, None, ["OSError", "x", []]]],
+                [["Reply", 1, None, ["InternalError", "x", 7]]],
+                [["Reply", 1, None, ["InternalError", 7, {}]]],
+            ),
+        ),
+    ],
 )
 def test_what_is_no_message_is_refused(body: bytes) -> None:
-    with pytest.raises(msgspec.DecodeError):
-        to_engine(body)
+    for read in (to_engine, from_engine):
+        with pytest.raises(msgspec.DecodeError):
+            read(body)

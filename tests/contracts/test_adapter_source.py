@@ -579,6 +579,15 @@ class TestHub(AdapterSourceContract):
         assert fetch(source, progress=move) == FILES
         assert any(moved)
 
+    def test_token_is_not_shown_to_where_the_hub_redirects(self, place: HubPlace, fetch: Callable[..., Any]) -> None:
+        """As to the hosts of large files."""
+        source, other = place.put(FILES), FakeHub(dict(place.hub.repos))
+        with serving(other.app()) as url:
+            place.hub.elsewhere = url.replace("127.0.0.1", "localhost")
+            assert fetch(source) == FILES
+        assert set(place.hub.tokens) == {"Bearer hf_of_the_server"}
+        assert set(other.tokens) == {None}
+
     def test_only_the_named_files_are_asked_for_with_the_servers_own_token(
         self, place: HubPlace, fetch: Callable[..., Any]
     ) -> None:

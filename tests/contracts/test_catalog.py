@@ -181,7 +181,7 @@ def test_everything_is_there_again_after_a_restart(catalog: Catalog, reopen: Reo
     before = catalog.snapshot
     catalog = reopen()
     assert catalog.snapshot == before
-    assert catalog.leases.expired().keys() == {digest("b")}
+    assert catalog.leases.expired(catalog.ledger.state).keys() == {digest("b")}
     assert catalog.add("a", version("d"))[0].default_version == 3
 
 
@@ -205,7 +205,7 @@ def test_deletion_that_was_given_up_bars_nobody_from_the_same_content(catalog: C
     assert catalog.remove("a") == (digest("a"),)
     assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)  # what was left over goes with it
     catalog.leases.deletion_failed(digest("a"))
-    assert reopen().leases.expired().keys() == {digest("a")}
+    assert reopen().leases.expired(reopen().ledger.state).keys() == {digest("a")}
 
 
 def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_either(
@@ -229,12 +229,12 @@ def test_holds_of_an_earlier_life_are_found_again_and_those_of_this_one_are_not(
     assert catalog.leases.release(digest("c"), catalog.leases.acquire(digest("c")))
     catalog = reopen()
     catalog.leases.acquire(digest("d"))
-    left = catalog.leases.expired()
+    left = catalog.leases.expired(catalog.ledger.state)
     assert left.keys() == {digest("a"), digest("b"), digest("c")}
     for one, holder in left.items():
         assert catalog.leases.release(one, holder)
         catalog.leases.deleted(one)
-    assert catalog.leases.expired() == {}
+    assert catalog.leases.expired(catalog.ledger.state) == {}
 
 
 def test_version_that_is_not_activated_waits_beside_what_the_id_means(catalog: Catalog) -> None:

@@ -21,6 +21,7 @@ from lora_serve.core.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
+from lora_serve.core.live import Look
 from lora_serve.core.messages import (
     Evict,
     FinishEvent,
@@ -153,6 +154,58 @@ async def test_after_stop_everything_is_refused(client: EngineClient) -> None:
     with pytest.raises(NotReadyError):
         await tokens_of(client, request("r"))
     assert client.gate.num_requests == 0
+
+
+async def look(client: EngineClient, **options: Any) -> Look:
+    """The only engine's."""
+    (found,) = await client.watch({}, **options)
+    return found
+
+
+async def test_a_watched_engine_tells_what_it_does(client: EngineClient) -> None:
+    assert (await look(client, in_full=True)).settings is not None
+    assert len(await tokens_of(client, request("r", adapter("a"), tenant="acme"))) == 4
+    found = await look(client)
+    (ended,) = found.ended
+    assert (ended.id, ended.tenant, ended.state, ended.reason, ended.num_output) == (
+        "r", "acme", "finished", "length", 4
+    )  # fmt: skip
+    assert [(use.name, use.digest) for use in ended.adapters] == [("a", "sha256:a")]
+    rows = [row for step in found.steps for row in step.rows]
+    assert {row[0] for row in rows} == {"r"}
+    assert sum(row[3] for row in rows) == 4
+    assert [(slot.name, slot.digest) for slot in found.slots] == [("a", "sha256:a")]
+    (later,) = await client.watch({found.replica: found.mark})
+    assert (later.steps, later.ended) == ((), ())
+
+
+async def test_without_an_engine_there_is_nothing_to_watch(client: EngineClient) -> None:
+    await client.stop()
+    with pytest.raises(NotReadyError):
+        await client.watch({})
+
+
+async def test_rows_that_run_are_watched(engine: EngineClient) -> None:
+    await look(engine)
+    events: Any = engine.infer(request("r", max_tokens=150, prompt=[SLOW]))
+    async with aclosing(events):
+        await anext(events)
+        found = await look(engine)
+        assert [(one.id, one.state, one.num_prompt) for one in found.requests] == [("r", "running", 1)]
+        assert found.requests[0].first_token_ms is not None
+        assert found.queue["default"].running == 1
+    assert [one.reason for one in (await look(engine)).ended] == ["abort"]
+
+
+async def test_answer_that_its_caller_ends_is_no_abort(client: EngineClient) -> None:
+    await look(client)
+    events: Any = client.infer(request("r", max_tokens=150, prompt=[SLOW]))
+    async with aclosing(events):
+        await anext(events)
+        client.answered("r")
+        client.answered("of nobody")
+    assert [one.reason for one in (await look(client)).ended] == ["stop"]
+    assert (await client.stats()).num_running == 0
 
 
 async def test_many_at_once_get_their_own(engine: EngineClient) -> None:

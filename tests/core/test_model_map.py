@@ -80,6 +80,22 @@ def test_wrong_settings_are_told_in_words(settings: dict[str, Any], words: str) 
     assert not any(secret in str(caught.value) for secret in ("somebody:secret", "k-of-the-neighbour", "not ascii"))
 
 
+def test_a_key_in_the_environment_alone_stops_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LORA_SERVE_OVERFLOW_API_KEY", "k-of-the-neighbour")
+    assert resolve_settings({"model": MODEL}).overflow_api_key is None
+    assert resolve_settings({"model": MODEL, "overflow": "http://x"}).overflow_api_key == "k-of-the-neighbour"
+    monkeypatch.setenv("LORA_SERVE_OVERFLOW", "http://x")
+    assert resolve_settings({"model": MODEL}).overflow_api_key == "k-of-the-neighbour"
+
+
+def test_what_is_told_of_several_settings_names_the_variable_that_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LORA_SERVE_OVERFLOW_AFTER_MS", "5")
+    with pytest.raises(ConfigError) as caught:
+        resolve_settings({"model": MODEL})
+    words = "--overflow: is required with --overflow-after-ms; --overflow-after-ms is in LORA_SERVE_OVERFLOW_AFTER_MS"
+    assert str(caught.value) == words
+
+
 def test_settings_become_one_slice_that_shows_no_key() -> None:
     given = {"overflow": "gpu=http://10.0.0.7:8000/v1/,https://b.example", "overflow_api_key": "a-secret-key"}
     config = resolve_settings({"model": MODEL, "overflow_after_ms": 250, **given}).overflow_slice()

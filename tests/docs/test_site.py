@@ -127,11 +127,12 @@ OTHERS = {
     "--create-namespace",
     "--for",
     "--generate",
+    "--fix",
 }
 
 
 def test_flags_that_are_named_exist() -> None:
-    """In every page but the one about other servers: a setting's, a command's or a script's."""
+    """In every page but the one about other servers. Whose flags: a setting, a command, a script, or what it runs."""
     from dataclasses import fields
 
     from lora_serve.core.settings import Settings
@@ -139,7 +140,7 @@ def test_flags_that_are_named_exist() -> None:
 
     names = {*Settings.model_fields, *(field.name for field in fields(Quota))}
     known = {"--" + name.replace("_", "-") for name in names}
-    for folder in ("lora_serve", "scripts", "benchmarks"):
+    for folder in ("lora_serve", "scripts", "benchmarks", "tests/fuzz", "tests/mutation"):
         for file in (ROOT / folder).rglob("*"):
             if file.suffix in (".py", "") and file.is_file():
                 known |= set(re.findall(r"--[a-z][a-z-]+", file.read_text(errors="ignore")))

@@ -1,12 +1,14 @@
-"""A long streamed answer, read on a thread of its own."""
+"""Streams, each read on a thread of its own: long answers, and live views."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 from lora_serve.commands.server_process import ServerProcess
@@ -25,6 +27,7 @@ class Stream(threading.Thread):
         }  # fmt: skip
         self.events: list[Any] = []
         self.is_done = self.is_cut = False
+        self.ended_at = 0.0
         self.status = 0
         self.started = threading.Event()
         self.start()
@@ -46,4 +49,30 @@ class Stream(threading.Thread):
         except (OSError, http.client.HTTPException):
             self.is_cut = True
         finally:
+            self.ended_at = time.monotonic()
+            self.started.set()
+
+
+class View(threading.Thread):
+    """Reads a live view to its end; `started` once its first frame came."""
+
+    def __init__(self, process: ServerProcess, headers: Mapping[str, str]) -> None:
+        super().__init__(daemon=True)
+        self.request = urllib.request.Request(f"{process.url}/admin/engine/stream?rate=10", headers=dict(headers))
+        self.events: list[tuple[str, Any]] = []
+        self.ended_at = 0.0
+        self.started = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with urllib.request.urlopen(self.request, timeout=PATIENCE) as response:
+                for line in response:
+                    if line.startswith(b"event: "):
+                        data = next(response).removeprefix(b"data: ")
+                        self.events.append((line[7:].decode().strip(), json.loads(data)))
+                    if len(self.events) > 1:
+                        self.started.set()
+        finally:
+            self.ended_at = time.monotonic()
             self.started.set()

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.canary.fixtures import world
+from tests.canary.fixtures import known_world, world
 from tests.canary.house import running, settings_of
 from tests.canary.questions import World
 from tests.e2e.plain_http import call
 
-__all__ = ["world"]
+__all__ = ["known_world", "world"]
 
 
 @pytest.mark.parametrize("flag", [True, False])

@@ -14,7 +14,7 @@ from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import PATIENCE, children_of, engine_of, eventually, is_alive
-from tests.e2e.streams import Stream
+from tests.e2e.streams import Stream, View
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -80,8 +80,9 @@ def test_sigterm_lets_two_hundred_streams_end_uncut(site: Site) -> None:
     with site.serving("drain", "--warmup", "off", *flags) as process:
         children = children_of(process.pid)
         streams = [Stream(process) for _ in range(200)]
-        for stream in streams:
-            assert stream.started.wait(PATIENCE)
+        views = [View(process, ADMIN) for _ in range(3)]
+        for reader in (*streams, *views):
+            assert reader.started.wait(PATIENCE)
         os.kill(process.pid, signal.SIGTERM)
         eventually(lambda: not process.is_ready(), "it takes no notice")
         with suppress(OSError):  # it may have ended: a port that is closed refuses as well
@@ -95,6 +96,10 @@ def test_sigterm_lets_two_hundred_streams_end_uncut(site: Site) -> None:
     assert all(stream.is_done for stream in streams)
     assert {stream.events[-1]["choices"][0]["finish_reason"] for stream in streams} == {"length"}
     assert not any(is_alive(child) for child in children)
+    for view in views:
+        view.join(PATIENCE)
+        assert view.events[-1] == ("bye", {"reason": "The server is shutting down."})
+        assert view.ended_at < max(stream.ended_at for stream in streams), "live views end at once"
 
 
 @contextmanager

@@ -8,19 +8,18 @@ import ssl
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from functools import partial
 from pathlib import Path
 
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
-from lora_serve.commands.server_process import HOST, ServerProcess
+from lora_serve.commands.server_process import HOST
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import load_settings
 from tests.certificates import make_certificate
 from tests.e2e.conftest import Site
+from tests.e2e.https_server import HttpsServer
 
 ELSEWHERE = """
 import socket, sys
@@ -29,22 +28,6 @@ socket.getaddrinfo = lambda host, *more, **named: found("0.0.0.0" if host == "lo
 from lora_serve.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-
-
-class HttpsServer(ServerProcess):
-    """As its parent, behind a certificate of an authority that only we know."""
-
-    def __init__(self, context: ssl.SSLContext, arguments: list[str], log: Path) -> None:
-        super().__init__(arguments, log)
-        self.url = f"https://{HOST}:{self.port}"
-        self._context = context
-
-    def is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=5, context=self._context) as answer:
-                return bool(answer.status == 200)
-        except (OSError, urllib.error.URLError):
-            return False
 
 
 def test_server_speaks_https_and_takes_a_renewed_certificate_on_sighup(site: Site, tmp_path: Path) -> None:

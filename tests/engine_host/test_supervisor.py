@@ -61,8 +61,9 @@ class Story:
     def __init__(self, host: FakeHost, limit: int = 3, step_timeout: float = 0) -> None:
         self.host, self.lifecycle = host, Lifecycle()
         self.seen: list[str] = []
+        self.noted: list[str] = []
         self.on_prepare: list[Callable[[], None]] = []
-        self.supervisor = Supervisor(host, self.lifecycle, Restarts(limit), step_timeout)
+        self.supervisor = Supervisor(host, self.lifecycle, Restarts(limit), step_timeout, self.noted.append)
         self.task = asyncio.ensure_future(self.supervisor.run(self._start, self._prepare, self._ready))
 
     async def _start(self) -> None:
@@ -108,6 +109,7 @@ async def test_after_too_many_restarts_it_gives_up_and_says_why() -> None:
     async with asyncio.timeout(PATIENCE):
         assert await story.task == "again"
     assert story.seen.count("start") == 3
+    assert story.noted == ["again", "again"]  # the restarts, not the end
     assert story.lifecycle.state is ServerState.STARTING
 
 

@@ -99,7 +99,7 @@ def ask(house: House, model: str = VICTIM, **fields: Any) -> Reply:
 def make_cold(house: House, name: str = VICTIM, *, prepared: bool = False) -> Path:
     """Off the device and out of host memory; its blob. `prepared`: the file for fast loads stays."""
     blob = blob_of(house, name)
-    settle(lambda: not house.loader.is_busy)  # nor is a file for fast loads on its way
+    settle(lambda: not is_preparing(house))  # nor is a file for fast loads on its way
     assert as_admin(house, "POST", f"/admin/adapters/{name}/evict").status == 200
     if not prepared:
         for file in blob.glob("prepared-*"):
@@ -107,10 +107,21 @@ def make_cold(house: House, name: str = VICTIM, *, prepared: bool = False) -> Pa
     return blob
 
 
+def is_preparing(house: House) -> bool:
+    """True while an engine's loaders are busy; of one elsewhere only the files are seen, for a while."""
+    if house.has_engine:
+        return house.loader.is_busy
+    wait = threading.Event()
+    return any(wait.wait(0.02) or any((folder / "tmp").iterdir()) for folder in [_disk_of(house)] * 10)
+
+
+def _disk_of(house: House) -> Path:
+    return house.store if house.settings.redis_url is None else house.store / "cache"
+
+
 def blob_of(house: House, name: str) -> Path:
     """On this machine, which is all there is of it unless replicas share their store."""
-    store = house.store if house.settings.redis_url is None else house.store / "cache"
-    return store / "blobs" / ref_of(house, name).digest.removeprefix("sha256:")
+    return _disk_of(house) / "blobs" / ref_of(house, name).digest.removeprefix("sha256:")
 
 
 def settle(is_true: Callable[[], bool]) -> None:

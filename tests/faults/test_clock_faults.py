@@ -15,6 +15,7 @@ from tests.canary.watch import Watch, watching
 from tests.faults.injecting import ask, settle
 from tests.hostile.sending import as_admin, post
 
+pytestmark = pytest.mark.engines("thread", nightly=["process"])
 JUMPS = {"a_day_on": 86_400.0, "a_day_back": -86_400.0, "1980": -1.46e9, "2150": 4e9}
 HOUR = 3600.0
 

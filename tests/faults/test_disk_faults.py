@@ -25,6 +25,7 @@ from tests.hostile.adapter_files import files_of, tar
 from tests.hostile.sending import Reply, as_admin, call
 from tests.oracle import save_adapter
 
+pytestmark = pytest.mark.engines("thread", nightly=["process"])
 BUSY = (503, 413)
 
 

@@ -13,13 +13,17 @@ import aiohttp
 import pytest
 
 from lora_serve.adapters.registration import registry
+from lora_serve.server.admin import listing
+from lora_serve.text.tokenizer import TextModel
 from tests.canary.asking import Canaries
-from tests.canary.house import ADMIN, House
+from tests.canary.house import ADMIN, INSIDE, House
 from tests.canary.questions import BASE, World
 from tests.canary.watch import watching
 from tests.faults.injecting import ask, error_of, ref_of, register_victim, settle
 from tests.hostile.sending import as_admin, call
 from tests.oracle import save_adapter
+
+pytestmark = pytest.mark.engines("thread", nightly=["process"])
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +79,30 @@ def test_bug_in_a_handler_is_that_requests_500_and_tells_nothing(
     def broken(*_: object) -> Any:
         raise RuntimeError("injected: /secret/path and a password")
 
-    monkeypatch.setattr(house.services.catalog.__class__, "entries", broken)
+    monkeypatch.setattr(listing, "_matching", broken)
     with watching(house, canaries) as watch:
         watch.expected_in_log = ["injected"]
         reply = as_admin(house, "GET", "/admin/adapters")
     assert reply.status == 500
     assert b"secret" not in reply.body
+    assert reply.headers["X-Request-Id"] in error_of(reply)["message"]
+
+
+def test_bug_in_an_answers_way_out_ends_that_answer_only(
+    house: House, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = TextModel.encode
+
+    def encode(self: TextModel, text: str, add_special_tokens: bool = True) -> Any:
+        if "boom" in text:
+            raise RuntimeError("injected")
+        return sound(self, text, add_special_tokens)
+
+    monkeypatch.setattr(TextModel, "encode", encode)
+    with watching(house, canaries) as watch:
+        watch.expected_in_log = ["injected"]
+        reply = ask(house, BASE, prompt="boom")
+    assert reply.status == 500
     assert reply.headers["X-Request-Id"] in error_of(reply)["message"]
 
 
@@ -167,6 +189,7 @@ def test_registry_thread_that_meets_a_bug_registers_the_next_one(
         assert as_admin(house, "DELETE", "/admin/adapters/victim/x").status == 200
 
 
+@pytest.mark.engines("thread", alone=INSIDE)
 def test_probe_that_fails_refuses_the_adapter_and_leaves_nothing(
     house: House, canaries: Canaries, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,13 +13,14 @@ import pytest
 
 from lora_serve.core.adapter import AdapterRef
 from tests.canary.asking import Canaries
-from tests.canary.house import House
+from tests.canary.house import INSIDE, House
 from tests.canary.questions import World
 from tests.canary.watch import watching
 from tests.faults.injecting import VICTIM, ask, blob_of, broken_fetch, kept, make_cold, register_victim, settle
 from tests.hostile.sending import as_admin, call
 from tests.oracle import save_adapter
 
+pytestmark = pytest.mark.engines("thread", nightly=["process"])
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -54,6 +55,7 @@ FETCHES: dict[str, tuple[BaseException, int]] = {
 }
 
 
+@pytest.mark.engines("thread", alone=INSIDE)
 @pytest.mark.parametrize("name", FETCHES)
 def test_load_that_fails_ends_its_request_and_the_next_one_loads_again(
     house: House, canaries: Canaries, truth: str, name: str
@@ -73,6 +75,7 @@ def test_load_that_fails_ends_its_request_and_the_next_one_loads_again(
         assert ask(house).json["choices"][0]["text"] == truth
 
 
+@pytest.mark.engines("thread", alone=INSIDE)
 def test_load_that_hangs_keeps_only_its_own_requests_waiting(house: House, canaries: Canaries, truth: str) -> None:
     make_cold(house)
     gate = threading.Event()
@@ -89,6 +92,7 @@ def test_load_that_hangs_keeps_only_its_own_requests_waiting(house: House, canar
         assert ask(house).json["choices"][0]["text"] == truth
 
 
+@pytest.mark.engines("thread", alone=INSIDE)
 def test_stores_that_hang_for_two_adapters_do_not_keep_a_third_from_loading(
     house: House, canaries: Canaries, world: World, truth: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
@@ -11,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.commands.server_process import ServerProcess
-from tests.canary.asking import Canaries, Verdict
-from tests.canary.house import KEY
-from tests.canary.questions import BASE, World
+from tests.canary.asking import Canaries
+from tests.canary.questions import World
 from tests.canary.watch import Watch
 from tests.e2e.processes import children_of, engine_of, eventually, is_alive
 from tests.engine_choice import EngineHost
 from tests.faults.changing import Changes
+from tests.faults.outside import arguments, ask_all
 from tests.oracle import save_adapter
 from tests.tiers import mostly_nightly
 
@@ -28,21 +26,6 @@ pytestmark = pytest.mark.timeout(600)  # each starts several servers
 @pytest.fixture(scope="module")
 def folder(world: World) -> Path:
     return save_adapter(world.model, world.root / "adapters" / "victim", seed=77, std=0.2, r=4)
-
-
-def arguments(world: World, store: Path, is_first: bool) -> list[str]:
-    modules = ["--lora-modules", *world.modules()] if is_first else []
-    return [
-        "--model", str(world.model), "--served-model-name", BASE, "--admin-key", KEY, "--store", str(store),
-        "--adapter-root", str(world.root), "--max-model-len", "96", "--kv-cache-memory", "4MiB", "--warmup", "off",
-        "--engine-max-restarts", "50", *modules,
-    ]  # fmt: skip
-
-
-def ask_all(process: ServerProcess, canaries: Canaries) -> None:
-    verdict = Verdict()
-    asyncio.run(canaries.round(process.url, verdict))
-    assert (verdict.faults, verdict.num_right) == ([], 12)
 
 
 def test_server_killed_at_any_moment_loses_nothing_that_was_acknowledged(

@@ -24,6 +24,8 @@ from tests.hostile.adapter_files import files_of, tar
 from tests.hostile.sending import Reply, as_admin, call, post
 from tests.oracle import save_adapter
 
+pytestmark = pytest.mark.engines("thread", nightly=["process"])
+
 
 @dataclass(frozen=True)
 class Crashed:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.canary.asking import Canaries
-from tests.canary.fixtures import canaries, house, house_settings, world
+from tests.canary.fixtures import canaries, house, house_settings, known_world, world
 from tests.canary.house import House
 from tests.canary.loop_lag import LIMIT
 from tests.canary.watch import Watch, watching
 from tests.tiers import is_search
 
-__all__ = ["canaries", "house", "house_settings", "watched", "world"]
+__all__ = ["canaries", "house", "house_settings", "known_world", "watched", "world"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,6 +22,13 @@ def watched(house: House, canaries: Canaries) -> Iterator[Watch]:
     """What the canaries noticed fails the last test of the file."""
     with watching(house, canaries, pause=0.4, max_lag=LIMIT) as watch:
         yield watch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_lived_before() -> None:
+    """Left out of the collections below: late in the suite a worker holds millions of objects, a second each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

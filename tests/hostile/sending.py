@@ -74,7 +74,8 @@ def assert_refused(house: House, reply: Reply, statuses: int | Collection[int]) 
     assert_tells_nothing(house, reply)
     if reply.status >= 400 and "json" in reply.headers.get("Content-Type", ""):
         error = reply.json["error"]
-        assert set(error) == {"message", "type", "param", "code"}
+        assert {"message", "type", "param", "code"} == set(error) - {"reasons"}
+        assert "reasons" not in error or (reply.status == 422 and all(error["reasons"]))
         assert 0 < len(error["message"]) < 9000
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.canary.fixtures import canaries, world
+from tests.canary.fixtures import canaries, known_world, world
 
-__all__ = ["canaries", "world"]
+__all__ = ["canaries", "known_world", "world"]

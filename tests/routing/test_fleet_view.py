@@ -88,6 +88,16 @@ def test_older_report_that_comes_late_is_ignored() -> None:
     assert state_of(report("a", 2.0, device=("x",)), report("a", 1.0)).tier(["x"]) is Tier.DEVICE
 
 
+def test_report_that_is_told_again_takes_nothing_away() -> None:
+    """As during a long step, in which no new one is made."""
+    view, before = view_of("a"), report("a", num_running=1)
+    view.update(before)
+    view.sent("a", replace(request(roots=(7,)), num_output=5))
+    view.ended("a", request())
+    view.update(before)
+    assert view.replicas[0].num_known_roots((7,)) == 1
+
+
 def test_replica_that_is_not_one_is_ignored() -> None:
     view = view_of("a")
     view.remove("a")

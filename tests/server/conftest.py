@@ -278,10 +278,11 @@ def ids(text_model: TextModel) -> Callable[[str], tuple[int, ...]]:
     return lambda text: text_model.encode(text, add_special_tokens=False)
 
 
-async def leave_in_the_middle(http: aiohttp.ClientSession, house: House) -> None:
+async def leave_in_the_middle(http: aiohttp.ClientSession, house: House, model: str | None = None) -> None:
     """Ask for a completion and hang up once the engine has it."""
+    body = {"prompt": "x"} if model is None else {"prompt": "x", "model": model}
     known = len(house.engine.requests)
-    task = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x"}).__aenter__())
+    task = asyncio.create_task(http.post("/v1/completions", json=body).__aenter__())
     async with asyncio.timeout(60):
         while len(house.engine.requests) == known:
             await asyncio.sleep(0.005)

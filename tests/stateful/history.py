@@ -75,6 +75,31 @@ class Shared(Expected):
         return {a: f"{name}@{digests[int(n)]}" if at else name for a, (name, at, n) in parted.items()}
 
 
+def an_act(draw: random.Random, state: Shared, num_contents: int) -> Act:
+    """One that may come next; not all of them succeed."""
+    name = draw.choice(NAMES)
+    adapter = state.adapters.get(name)
+    numbers = [*adapter.versions, 99] if adapter else [1]
+    if adapter is None or draw.random() < 0.35:
+        return ["register", name, draw.randrange(num_contents), draw.random() < 0.7, draw.random() < 0.2]
+    target = name if draw.random() < 0.5 else f"{name}@content:{draw.choice([*adapter.versions.values()])}"
+    canary = [draw.choice(numbers), draw.choice([5.0, 50.0])]
+    return draw.choice(
+        [
+            ["set_route", name, draw.choice(numbers), None],
+            ["set_route", name, None, canary],
+            ["roll_back", name],
+            ["delete", name, draw.choice(numbers)],
+            ["delete", name, None],
+            ["set_alias", draw.choice(ALIASES), target],
+            ["remove_alias", draw.choice(ALIASES)],
+            ["set_pinned", name, draw.random() < 0.5],
+            ["share", name, draw.sample([*TENANTS, "initech"], 2)],
+            ["delete_tenant", draw.choice(TENANTS)] if draw.random() < 0.3 else ["roll_back", name],
+        ]
+    )
+
+
 class Actor:
     """The process that acts; one life after the other."""
 
@@ -155,7 +180,7 @@ class History:
         acts, states = [], [self._model]
         for _ in range(self._draw.randint(3, 10)):
             state = copy.deepcopy(states[-1])
-            act = self._an_act(state)
+            act = an_act(self._draw, state, len(self._digests))
             acts.append(act)
             getattr(state, act[0])(*act[1:])
             states.append(state)
@@ -168,29 +193,6 @@ class History:
         for state, act, line in zip(states, acts, said[1 : 1 + done], strict=False):
             assert int(line) == getattr(copy.deepcopy(state), act[0])(*act[1:]), act
         return states[done : done + 2]
-
-    def _an_act(self, state: Shared) -> Act:
-        draw, name = self._draw, self._draw.choice(NAMES)
-        adapter = state.adapters.get(name)
-        numbers = [*adapter.versions, 99] if adapter else [1]
-        if adapter is None or draw.random() < 0.35:
-            return ["register", name, draw.randrange(len(self._digests)), draw.random() < 0.7, draw.random() < 0.2]
-        target = name if draw.random() < 0.5 else f"{name}@content:{draw.choice([*adapter.versions.values()])}"
-        canary = [draw.choice(numbers), draw.choice([5.0, 50.0])]
-        return draw.choice(
-            [
-                ["set_route", name, draw.choice(numbers), None],
-                ["set_route", name, None, canary],
-                ["roll_back", name],
-                ["delete", name, draw.choice(numbers)],
-                ["delete", name, None],
-                ["set_alias", draw.choice(ALIASES), target],
-                ["remove_alias", draw.choice(ALIASES)],
-                ["set_pinned", name, draw.random() < 0.5],
-                ["share", name, draw.sample([*TENANTS, "initech"], 2)],
-                ["delete_tenant", draw.choice(TENANTS)] if draw.random() < 0.3 else ["roll_back", name],
-            ]
-        )
 
     # -- what an operator does ---------------------------------------------------------------------------------
 

@@ -14,8 +14,12 @@ def shown_cards(program: Program) -> list[Any]:
     """Of each id: id, tenant, pinned, route, aliases, digest of the default, [[version, digest], ...]."""
     cards = program.call("GET", "/admin/adapters").json["data"]
     return [
-        [card[key] for key in ("id", "tenant", "pinned", "route", "aliases", "digest")]
-        + [[[version["version"], version["digest"]] for version in card["versions"]]]
+        [
+            *(card[key] for key in ("id", "tenant", "pinned")),
+            {key: card["route"][key] for key in ("version", "canary", "history")},
+            *(card[key] for key in ("aliases", "digest")),
+            [[version["version"], version["digest"]] for version in card["versions"]],
+        ]
         for card in cards
     ]
 

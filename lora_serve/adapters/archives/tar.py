@@ -16,7 +16,8 @@ MAX_ALL_EXTENDED_BYTES = 4 * 2**20  # of a whole archive: compressed they are al
 _CHUNK_BYTES = 2**20
 _FILE = (b"0", b"\0", b"7")
 _FOLDER = (b"5", b"D")  # D: GNU incremental archives; the content is a list of names
-_ABOUT_OTHERS = (b"x", b"L", b"g", b"K", b"V")  # V: GNU volume label
+_ABOUT_NEXT = (b"x", b"L", b"g", b"K")
+_ABOUT_OTHERS = (*_ABOUT_NEXT, b"V")  # V: GNU volume label
 
 
 class BrokenArchiveError(Exception):
@@ -48,9 +49,10 @@ def read_members(source: IO[bytes]) -> Iterator[TarMember]:
     A tar ends with two blocks of zeros; only zeros may follow, so that a gzip around it is read up to its checksum.
     """
     longer: dict[str, str] = {}
-    left = MAX_ALL_EXTENDED_BYTES
+    left, is_next_awaited = MAX_ALL_EXTENDED_BYTES, False
     while (header := _read_header(source)) is not None:
         kind, size = header[156:157], _number(header[124:136])
+        is_next_awaited = kind in _ABOUT_NEXT or (is_next_awaited and kind in _ABOUT_OTHERS)
         if kind in _ABOUT_OTHERS:
             left -= BLOCK + size
             if left < 0:
@@ -58,10 +60,14 @@ def read_members(source: IO[bytes]) -> Iterator[TarMember]:
         if kind in (b"x", b"L"):
             longer |= _extended(_content(source, size), kind)
         elif kind in _ABOUT_OTHERS:
-            _content(source, size)
+            content = _content(source, size)
+            if kind == b"g" and _extended(content, kind):
+                raise BrokenArchiveError("a header of all members gives a name or a size")
         else:
             yield from _member(source, header, int(longer.get("size", size)), longer.get("path"))
             longer = {}
+    if is_next_awaited:
+        raise BrokenArchiveError("an extended header stands before no member")
     _check_end(source)
 
 

@@ -97,18 +97,14 @@ class BlobLeases:
         self._change(lambda state: (lease_change(digest, BlobLease({})), None))
         self._deleting.discard(digest)
 
-    def expired(self) -> dict[str, str]:
+    def expired(self, state: CatalogState) -> dict[str, str]:
         """Digests that an earlier life of this server, or a replica long gone, has leased; with a holder of each."""
-
-        def read(state: CatalogState) -> tuple[Changes, dict[str, str]]:
-            now, found = time.time(), {}
-            for digest, lease in state.leases.items():
-                own = [holder for holder in lease.holders if self._is_earlier(holder)]
-                if own or not lease.is_held(now):
-                    found[digest] = own[0] if own else ""
-            return {}, found
-
-        return self._change(read)
+        now, found = time.time(), {}
+        for digest, lease in state.leases.items():
+            own = [holder for holder in lease.holders if self._is_earlier(holder)]
+            if own or not lease.is_held(now):
+                found[digest] = own[0] if own else ""
+        return found
 
     def deletion_failed(self, digest: str) -> None:
         """Note that the blob was not deleted, and can be registered again. Raises nothing."""

@@ -196,7 +196,7 @@ class Catalog:
             left = edits.without(entry, gone)
             changes: Changes = {ADAPTER + name: None} if left is None else saved(left)
             others = [e for e in (*state.snapshot.entries.values(), left) if e is not None and e is not entry]
-            named = {digest for other in others for digest in other.digests}
+            named = {v.digest for other in others for v in other.versions}
             strays = tuple(v.digest for v in gone if v.digest not in named)
             for digest in strays:
                 changes |= state.leased_by(self.leases.drain_holder, digest, time.time())
@@ -206,7 +206,6 @@ class Catalog:
 
     def remove_tenant(self, tenant: str) -> TenantRemoval:
         """Remove all that a tenant has, in one durable commit."""
-        self.refresh()  # a tenant without adapters here may have some in the newest state
         return self.change(lambda state: without_tenant(state, tenant, self.leases.drain_holder, time.time()))
 
     # -- aliases -----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
-from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.errors import AdapterUnavailableError, RequestError
 
 Changes = dict[str, str | None]
 T = TypeVar("T")
@@ -98,13 +98,26 @@ class Ledger(Generic[S]):
     def change(self, edit: Callable[[S], tuple[Changes, T]]) -> T:
         """Commit the changes that `edit` returns for the newest state; it is called again if another replica was first.
 
-        Without changes nothing is committed. Raises AdapterUnavailableError, and what `edit` raises.
+        Without changes nothing is committed. That nothing is to be changed, or that the edit is refused, is true of the
+        newest state; while the journal is away a refusal is of the last known one. Raises AdapterUnavailableError, and
+        what `edit` raises.
         """
         with self._lock:
+            is_newest = False
             for _ in range(_MAX_TRIES):
-                changes, result = edit(self._state)
-                if not changes:
-                    return result
+                try:
+                    changes, result = edit(self._state)
+                except RequestError:
+                    if is_newest or self.is_away:
+                        raise
+                    changes = {}
+                else:
+                    if not changes and is_newest:
+                        return result
+                if not changes:  # no commit will tell whether another replica has changed it
+                    self.refresh()
+                    is_newest = True
+                    continue
                 if self.is_away:  # the follower notes when it is back; until then no edit waits for a timeout
                     raise AdapterUnavailableError(f"The shared {self.title} cannot be reached.", retry_after=5)
                 if self._commit(changes):

@@ -7,11 +7,13 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import AdapterRef, split_name
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
+# What is looked at where there is no entry, so that an entry that is hidden takes no longer than none.
+_NOBODYS = CatalogEntry("", "", False, 0.0, {}, 0, Route(0), ())
 
 
 class Selection(enum.StrEnum):
@@ -72,13 +74,11 @@ def own_name(tenant: str, name: str) -> str:
 
 def _find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> Resolution | None:
     adapter_id, selector = split_name(name)
-    target, aliased = snapshot.aliases.get(adapter_id), None
-    if target is not None:
-        adapter_id, aliased = split_name(target)
+    adapter_id, aliased = split_name(snapshot.aliases.get(adapter_id, adapter_id))
     if selector is not None and aliased is not None:  # two selectors: at most one can be meant
         return None
-    entry = snapshot.entries.get(adapter_id)
-    if entry is None or not entry.is_visible_to(tenant):
+    entry = snapshot.entries.get(adapter_id, _NOBODYS)
+    if not entry.is_visible_to(tenant) or entry is _NOBODYS:
         return None
     chosen = aliased if selector is None else selector
     if chosen is None:

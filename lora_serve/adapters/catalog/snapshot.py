@@ -24,7 +24,7 @@ class Snapshot:
     @staticmethod
     def of(position: Position, entries: Mapping[str, CatalogEntry], aliases: Mapping[str, str]) -> Snapshot:
         """The snapshot of these entries."""
-        digests = frozenset(digest for entry in entries.values() for digest in entry.digests)
+        digests = frozenset([version.digest for entry in entries.values() for version in entry.versions])
         return Snapshot(position, entries, aliases, tuple(sorted(entries)), digests)
 
     def page(

@@ -65,8 +65,9 @@ def _check_not_set_back(state: CatalogState, near: AdapterStore, flag: str) -> N
 
 def _num_blobs(store: AdapterStore, digests: Collection[str], is_wanted: Callable[[BlobRecord], bool]) -> int:
     """The number of blobs beside which a wanted record lies."""
-    tables = [[record_of(text) for text in texts.values()] for texts in store.records(digests).values()]
-    return sum(any(record is not None and is_wanted(record) for record in table) for table in tables)
+    tables = store.records(digests).values()
+    found = (map(record_of, texts.values()) for texts in tables)  # one after another: together they would be large
+    return sum(any(record is not None and is_wanted(record) for record in table) for table in found)
 
 
 def _check_begun(num_blobs: int, flag: str) -> None:

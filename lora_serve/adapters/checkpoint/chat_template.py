@@ -177,8 +177,8 @@ def _texts_of(value: Any) -> dict[str, str]:
     """One text, {name: text}, or [{"name": ..., "template": ...}] -> texts by name; none of another form."""
     if isinstance(value, str):
         value = {DEFAULT: value}
-    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        value = {item.get("name"): item.get("template") for item in value}
+    if isinstance(value, list) and all(isinstance(item, dict) and isinstance(item.get("name"), str) for item in value):
+        value = {item["name"]: item.get("template") for item in value}
     return {name: text for name, text in value.items() if text.strip()} if _are_texts(value) else {}
 
 

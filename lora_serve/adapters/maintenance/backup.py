@@ -175,6 +175,7 @@ def _restore_folder(
         for name in listed.databases:  # no server starts here before the catalog exists
             if name != CATALOG_NAME:
                 _private_copy(source.folder / name, folder / name)
+        flush(folder)
         (folder / "restored.sqlite3").rename(folder / CATALOG_NAME)
         (folder / MARK).unlink()
         flush(folder)

@@ -173,7 +173,11 @@ class Transfer:
 
     def _clean(self) -> None:
         """Frees the blobs of overwritten versions, and those that a killed earlier run left leased."""
-        left = {digest: holder for digest, holder in self._leases.expired().items() if holder}
+        left = {
+            digest: holder
+            for digest, holder in self._leases.expired(self._target.catalog.ledger.state).items()
+            if holder
+        }
         if self._target.catalog.is_shared and self._leases.drain_holder in left.values():
             time.sleep(GRACE)
         for digest, holder in left.items():

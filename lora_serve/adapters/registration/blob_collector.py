@@ -93,7 +93,7 @@ def sweep_store(
             num_orphans,
             _shown_orphans(own),
         )
-    expired = catalog.leases.expired()
+    expired = catalog.leases.expired(state)
     records = _records_of(store, expired)
     for digest, holder in expired.items():
         if history.may_delete(digest, records.get(digest, {}), {}):

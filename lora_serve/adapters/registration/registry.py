@@ -59,6 +59,9 @@ class Registration:
     created: bool  # False: this id had this very content already
 
 
+def _nothing() -> None: ...
+
+
 class Registry:
     """Every method may be called from any thread."""
 
@@ -129,19 +132,21 @@ class Registry:
         may_change: bool = True,
         digest: str | None = None,
         by_admin: bool = False,
+        on_probe: Callable[[], None] = _nothing,
     ) -> Registration:
         """Register files that were received or fetched into a folder of `new_folder`, which is removed afterwards.
 
         `source`: shown on the card. `may_change` False: a known id gets no new content; raises OtherContentError
         instead. `digest`: the version must have it, or nothing is stored. `by_admin`: the operator's own key registers
-        it. Raises as `register_folder` does.
+        it. `on_probe`: called once the files are found right. Raises as `register_folder` does.
         """
         assert staged_folder.parent == self._tmp, "files are staged in a folder of new_folder()"
         with _private_folder(lambda: staged_folder) as folder:
             self.check_new(name, tenant, metadata)
             return self._register(
-                name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change, digest, by_admin
-            )
+                name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change, digest, by_admin,
+                on_probe,
+            )  # fmt: skip
 
     def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
         """Refuse early, before anything is fetched.
@@ -195,6 +200,7 @@ class Registry:
         may_change: bool = True,
         wanted: str | None = None,
         by_admin: bool = False,
+        on_probe: Callable[[], None] = _nothing,
     ) -> Registration:
         budget = ValidationBudget(self._config.registration_seconds)
         sent = self._read(folder)
@@ -209,7 +215,9 @@ class Registry:
         with self._blobs.leased(digest) as holder:
             if known and not self._store.has(digest):  # it was deleted before the lease began
                 raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
-            version = known or self._verified(name, folder, source, tenant, artifact, origin, allow_noop, budget)
+            version = known or self._verified(
+                name, folder, source, tenant, artifact, origin, allow_noop, budget, on_probe
+            )
             version = vouched(version) if by_admin else version
             quota = self._quota_of(owner_of(self._catalog.snapshot, name, tenant))
             entry, added, created = self._catalog.add(
@@ -233,6 +241,7 @@ class Registry:
         origin: Mapping[str, Any],
         allow_noop: bool,
         budget: ValidationBudget,
+        on_probe: Callable[[], None],
     ) -> VersionEntry:
         """Validates the adapter, puts it into the store and runs the smoke test."""
         size = self._validated(folder, artifact, allow_noop, budget)
@@ -240,6 +249,7 @@ class Registry:
         traits = traits_of(artifact, self._spec)
         ref = AdapterRef(tenant or "", name, 0, artifact.digest, size.rank, size.num_bytes, traits)
         self._store.put(artifact.digest, folder)
+        on_probe()
         prompt = smoke_test_prompt(artifact.config, self._spec, artifact.bound.vocab_size)
         result = self._verifier.smoke_test(ref, prompt)
         check_smoke_test(result, allow_noop)

@@ -18,6 +18,7 @@ from typing import Any, cast
 from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.sources.answer_body import content_of
 from lora_serve.adapters.sources.base import refuse
+from lora_serve.adapters.sources.inner_addresses import connect_outward
 from lora_serve.adapters.sources.intake import CHUNK_BYTES, Intake, Progress
 from lora_serve.adapters.sources.timeouts import DEFAULT_TIMEOUTS, TimedSocket, Timeouts, TransferClock
 from lora_serve.adapters.sources.url_rules import Url, join_url, parse_url
@@ -33,9 +34,12 @@ _log = logging.getLogger(__name__)
 class ArchiveUrlSource:
     """See AdapterSource. `source`: an http(s) URL; its query may hold a signature, which is not kept."""
 
-    def __init__(self, prefixes: Sequence[str], timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
-        """Raises ConfigError."""
+    def __init__(
+        self, prefixes: Sequence[str], timeouts: Timeouts = DEFAULT_TIMEOUTS, allow_inner: bool = False
+    ) -> None:
+        """`allow_inner`: see `connect_outward`. Raises ConfigError."""
         self._allowed = tuple(map(_prefix, prefixes))
+        self._allow_inner = allow_inner
         self._timeouts = timeouts
         self._tls = ssl.create_default_context()
 
@@ -97,15 +101,13 @@ class ArchiveUrlSource:
 
     def _connection(self, url: Url) -> http.client.HTTPConnection:
         host = url.host.strip("[]")
-        if url.scheme == "https":
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, url.port, timeout=self._timeouts.idle, context=self._tls
-            )
-        else:
-            connection = http.client.HTTPConnection(host, url.port, timeout=self._timeouts.idle)
+        kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        connection = kind(host, url.port)
         try:
-            connection.connect()
-        except OSError as error:  # also an unresolved name
+            connection.sock = connect_outward(host, url.port, self._timeouts.idle, self._allow_inner)
+            if url.scheme == "https":
+                connection.sock = self._tls.wrap_socket(connection.sock, server_hostname=host)
+        except (OSError, UnicodeError) as error:  # also an unresolved name, and one that is none
             connection.close()
             raise _unreachable(error) from None
         return connection

@@ -64,7 +64,7 @@ def build_sources(config: AdapterConfig) -> SourceTable:
     allowed = ("hf", "http", "https", *PACKAGES)  # folders and Redis keys may belong to any tenant
     if wrong := [scheme for scheme in config.tenant_sources if scheme not in allowed]:
         raise ConfigError(f"--tenant-source: expected one of {', '.join(allowed)} (got {wrong[0][:200]!r})")
-    archive_url = ArchiveUrlSource(config.urls)
+    archive_url = ArchiveUrlSource(config.urls, allow_inner=config.allow_inner_urls)
     return SourceTable(
         {
             "": FolderSource(config.roots),

@@ -9,6 +9,7 @@ import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 
 from lora_serve.adapters.regular_file import link_regular
@@ -20,11 +21,15 @@ UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, e
 
 
 def make_private(folder: Path) -> Path:
-    """The folder, made with its parents if need be, readable by its owner only. Raises OSError."""
+    """The folder, made with its parents if need be, durably, readable by its owner only. Raises OSError."""
+    missing = list(takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
     try:
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(folder)) from None
+    for made in missing:
+        with suppress(PermissionError):  # a parent that this user may change and not read
+            flush(made.parent)
     try:
         folder.chmod(FOLDER_MODE)
     except OSError as error:

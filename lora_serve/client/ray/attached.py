@@ -6,13 +6,14 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lora_serve import __version__
 from lora_serve.client.ray.link import ReplicaLink, gateway_names
 from lora_serve.client.ray.transport import Transport
 from lora_serve.core.config import QueueLimits
-from lora_serve.core.errors import EngineLostError
+from lora_serve.core.errors import EngineLostError, LoraServeError
 from lora_serve.core.messages import FromEngine, Greeting, Reported
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import ReplicaState, ReplicaStats
@@ -22,7 +23,7 @@ from lora_serve.routing.fleet_view import FleetView
 
 _log = logging.getLogger(__name__)
 PREPARE_SECONDS = 30.0  # that a new replica's limits and pinned adapters may take before it gets requests
-FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0  # seconds between tries to attach to a listed replica
+FIRST_DELAY, LONGEST_DELAY = 0.2, 1.0  # seconds between tries to attach to a listed replica
 _LOOK_SECONDS = 0.1  # between looks whether the requests of a replica that was left have ended
 
 
@@ -55,6 +56,7 @@ class AttachedReplicas:
         self._links: dict[str, ReplicaLink] = {}  # by replica: those that get requests
         self._open: dict[str, ReplicaLink] = {}  # those, and others that are greeted or left
         self._gone: list[tuple[str, bool]] = []
+        self._failures: dict[str, str] = {}  # by replica: why it was not reached, the last time
         self._lost: set[str] = set()  # until they are attached again, or no longer tried
         self._keepers: dict[str, asyncio.Task[None]] = {}  # by replica: attaches, and attaches again
         self._changed = asyncio.Event()
@@ -128,6 +130,7 @@ class AttachedReplicas:
             del self._keepers[replica]
             self._open.pop(replica, None)
             self._lost.discard(replica)
+            self._failures.pop(replica, None)
             self._gone.append((replica, is_lost))
             self.refused.pop(replica, None)
 
@@ -139,13 +142,19 @@ class AttachedReplicas:
             await self._until_over(link)
             return link.is_lost
         except EngineLostError as error:
-            _log.info("%s", error)
+            self._tell_failure(link.replica, str(error))
             return None
         finally:
             self._leave(link)
             await link.close()
             if self._users.ended is not None:
                 await self._users.ended(link)
+
+    def _tell_failure(self, replica: str, words: str) -> None:
+        """Tries follow each other as long as a replica is listed: what they come to is logged when it changes."""
+        if self._failures.get(replica) != words:
+            self._failures[replica] = words
+            _log.info("%s", words)
 
     async def _attach(self, link: ReplicaLink) -> bool:
         greeting, spec = await link.open()
@@ -163,6 +172,7 @@ class AttachedReplicas:
         self.spec = self.spec or spec
         self.roots_key = greeting.roots_key
         self._lost.discard(link.replica)
+        self._failures.pop(link.replica, None)
         self._links[link.replica] = link
         self.view.add(link.replica)
         if link.report is not None:
@@ -182,8 +192,16 @@ class AttachedReplicas:
     async def _until_over(self, link: ReplicaLink) -> None:
         """Returns when the link is lost, or the replica is listed no longer and its requests have ended."""
         assert link.lost is not None
-        while not link.lost.done() and (link.replica in self._listed or link.num_open):
+        while not link.lost.done() and link.replica in self._listed:
+            change = asyncio.create_task(self._changed.wait())  # of this event, before the next one
+            try:
+                await asyncio.wait({link.lost, change}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                change.cancel()
+        while not link.lost.done() and link.num_open:
             await asyncio.wait({link.lost}, timeout=_LOOK_SECONDS)
+        with suppress(LoraServeError):  # Ray Serve may know of its end before its stream tells
+            await link.ping()
         if link.lost.done():
             self._lost.add(link.replica)
             _log.error("replica %s is lost: %s; %d requests were there", link.replica, *link.lost.result())

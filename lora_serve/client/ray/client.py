@@ -6,8 +6,8 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import ExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,10 @@ from lora_serve.client.ray.attached import AttachedReplicas, LinkUsers
 from lora_serve.client.ray.figures import FleetFigures
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.client.ray.transport import Transport
+from lora_serve.client.ray.watching import FleetWatch
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import EngineLostError, NotReadyError
+from lora_serve.core.live import Look
 from lora_serve.core.messages import (
     AdapterCommand,
     Convert,
@@ -26,6 +28,7 @@ from lora_serve.core.messages import (
     Event,
     Evict,
     FinishEvent,
+    LostEvent,
     Prefetch,
     PromptEvent,
     ReplyValue,
@@ -81,9 +84,11 @@ class RayEngineClient:
         self._desired = DesiredState(0)
         self._fleet = AttachedReplicas(transport, self.gate, limits, self._desired, users or LinkUsers())
         self._figures = FleetFigures(self._fleet)
+        self._watch = FleetWatch(self._fleet)
         self._router = create_router(router, seed=uuid.uuid4().int)
         self._answers: dict[str, ReplicaLink] = {}  # by answer: its choices run beside one another
         self._num_choices: Counter[str] = Counter()
+        self._running: dict[str, tuple[ReplicaLink, str]] = {}  # by request: where it runs, and under which id
         self._is_stopping = False
         self._is_followed = False
 
@@ -116,16 +121,18 @@ class RayEngineClient:
         await self.load()
 
     async def infer(self, request: InferenceRequest) -> AsyncGenerator[Event, None]:
-        """See `EngineClient.infer`. A request that had no token yet when its replica was lost runs on another one,
-        under another id: the lost one may still be at work on it.
+        """See `EngineClient.infer`. A request whose replica was lost runs on another one, under another id: the lost
+        one may still be at work on it. If some of it was given, a LostEvent comes first.
         """
         attempt, is_answered, sent = 0, False, request
-        with self.gate.entered((request,)):
+        with self.gate.entered((request,)), ExitStack() as done:
+            done.callback(self._running.pop, request.request_id, None)
             while True:
                 view = self._view_of(sent)
                 link = await self._link_for(request, view)
                 try:
                     async with aclosing(self._answer(link, sent, view)) as events:
+                        self._running[request.request_id] = link, sent.request_id
                         async for event in events:
                             is_answered = True
                             if sent is request:
@@ -137,13 +144,22 @@ class RayEngineClient:
                 except (EngineLostError, NotReadyError) as error:
                     if self._is_stopping:
                         raise _shutting_down() from None
-                    if is_answered or attempt == MAX_TRIES - 1:
+                    if attempt == MAX_TRIES - 1:
                         raise
-                    if isinstance(error, EngineLostError):
-                        attempt += 1
-                    else:  # refused before it was computed
-                        await asyncio.sleep(REFUSED_PAUSE)
+                    lost = error
+                if is_answered:
+                    yield LostEvent(request.request_id, lost)
+                if is_answered or isinstance(lost, EngineLostError):
+                    attempt, is_answered = attempt + 1, False
+                else:  # refused before it was computed
+                    await asyncio.sleep(REFUSED_PAUSE)
                 sent = replace(request, request_id=f"{request.request_id}~{attempt}") if attempt else request
+
+    def answered(self, request_id: str) -> None:
+        """See `EngineClient.answered`."""
+        if request_id in self._running:
+            link, sent = self._running[request_id]
+            link.answered(sent)
 
     async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         """See `EngineClient.adapters`. Limits and pins are for all replicas, what is tried or fetched for one."""
@@ -163,6 +179,12 @@ class RayEngineClient:
         """See `EngineClient.stats`."""
         return await self._figures.stats()
 
+    async def watch(
+        self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
+    ) -> list[Look]:
+        """See `EngineClient.watch`."""
+        return await self._watch.looks(seen, tenants, in_full=in_full)
+
     async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
         """Send a call to the home of the adapter that it is about. Raises the error of a failed call."""
         asked = message(0)
@@ -177,6 +199,7 @@ class RayEngineClient:
     async def stop(self) -> None:
         """See `EngineClient.stop`."""
         self._is_stopping = True
+        await self._watch.close()
         await self._fleet.close()
         await self._transport.close()
 

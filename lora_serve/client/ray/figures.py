@@ -52,8 +52,9 @@ class FleetFigures:
 
     async def _told(self, link: ReplicaLink) -> EngineStats | None:
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                self._last[link.replica] = await link.stats()
+            if link.spec is not None:  # it was reached
+                async with asyncio.timeout(LOOK_SECONDS):
+                    self._last[link.replica] = await link.stats()
         except (TimeoutError, LoraServeError):
             pass
         return self._last.get(link.replica)

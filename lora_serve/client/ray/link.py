@@ -1,4 +1,4 @@
-"""One replica of a fleet as its gateway is attached to it: a stream of frames here, calls with frames there."""
+"""One replica of a fleet as its gateway is attached to it: frames here, frames there."""
 
 from __future__ import annotations
 
@@ -177,10 +177,13 @@ class ReplicaLink(MessageClient):
                     self._take(from_engine(frame))
         except Exception as error:
             return _why(error)
-        return "it closed the stream"
+        return "its process ended, or it ended the connection"
 
     async def _write(self) -> str:
-        """One call at a time keeps the order, and what comes meanwhile goes together in the next."""
+        """One call at a time keeps the order, and what comes meanwhile goes together in the next. Nothing goes
+        before the replica is reached.
+        """
+        await self._greeted.wait()
         while True:
             await self._has_mail.wait()
             self._has_mail.clear()

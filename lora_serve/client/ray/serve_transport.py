@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Callable, Collection
 from ray import serve
 
 from lora_serve.client.ray import registry
+from lora_serve.client.ray.stream import FrameStream, Place, decoded
 
 
 class ServeTransport:
     """See `Transport`. Made on the event loop, which Serve's router then runs on, too.
 
-    Calls go over Serve's gRPC connection to the replica instead of Ray's object store: a frame costs a third.
+    Frames go past Serve, over connections of their own (docs/DESIGN.md, "A fleet"). Serve tells once where a replica
+    is: its own channel to a host that was cut off needs seconds to work again, a new connection none.
     """
 
     def __init__(self, application: str) -> None:
@@ -22,25 +24,36 @@ class ServeTransport:
         handle = serve.get_app_handle(application)
         handle._init(_run_router_in_separate_loop=False)  # noqa: SLF001  the only way to say so
         self._handle = handle.options(_by_reference=False)
-        self._events = self._handle.options(method_name="events", stream=True)
-        self._take = self._handle.options(method_name="take")
+        self._place = self._handle.options(method_name="place")
+        self._places: dict[str, Place] = {}  # by replica, as long as it is listed
+        self._streams: dict[str, FrameStream] = {}  # by gateway
 
     def follow(self, listed: Callable[[Collection[str]], None]) -> None:
         """See `Transport`."""
-        registry.listen(self._application, listed)
+
+        def forget_others(replicas: Collection[str]) -> None:
+            self._places = {replica: place for replica, place in self._places.items() if replica in replicas}
+            listed(replicas)
+
+        registry.listen(self._application, forget_others)
 
     async def events(self, replica: str, gateway: str) -> AsyncIterator[bytes]:
         """See `Transport`."""
-        response = self._events.remote(gateway, replica=replica)
+        if (place := self._places.get(replica)) is None:
+            place = self._places[replica] = decoded(await self._place.remote(replica=replica))
+        stream = self._streams[gateway] = await FrameStream.open(place, gateway)
         try:
-            async for frame in response:
+            async for frame in stream.frames():
                 yield frame
         finally:
-            response.cancel()
+            del self._streams[gateway]
+            stream.close()
 
     async def take(self, replica: str, gateway: str, frame: bytes) -> None:
-        """See `Transport`."""
-        await self._take.remote(gateway, frame, replica=replica)
+        """See `Transport`. After the end of `events` the frame is lost."""
+        if (stream := self._streams.get(gateway)) is not None:
+            stream.send(frame)
+            await stream.room()
 
     async def close(self) -> None:
         """See `Transport`."""

@@ -19,8 +19,8 @@ class Transport(Protocol):
         """
 
     async def take(self, replica: str, gateway: str, frame: bytes) -> None:
-        """Give a replica a frame of messages; returns when it has them. Frames come in the order of the calls, if each
-        call is made after the last one's end.
+        """Send a replica a frame of messages; returns when there is room for another. Frames come in the order of the
+        calls, if each call is made after the last one's end.
         """
 
     async def close(self) -> None:

@@ -55,6 +55,9 @@ class RegistrySettings(SettingsGroup):
     adapter_url: Texts = Field(
         (), description="beginning of http(s) URLs from which the admin may register archives; repeatable"
     )
+    adapter_url_inner: bool = Field(
+        False, description="names in --adapter-url may mean private addresses and this machine; written addresses do"
+    )
     adapter_chat_templates: Literal["admin", "tenant", "off"] = Field(
         "admin",
         description="adapters' own chat templates that are used: those the admin key registered, tenants' too, or none",

@@ -81,8 +81,9 @@ class AccessSettings(SettingsGroup):
 
 
 class BrowserSettings(SettingsGroup):
-    """Web pages that may use the server, and the names it goes by."""
+    """The console, web pages that may use the server, and the names it goes by."""
 
+    ui: bool | None = Field(None, description="the console, a page for browsers at /ui; default: only on loopback")
     allowed_hosts: Texts = Field(
         (),
         description="names without a port under which a server that asks for no key may be called, beside its own; "

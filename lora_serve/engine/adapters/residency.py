@@ -18,6 +18,7 @@ from lora_serve.core.stats import AdapterCounters, EvictionReason, TierStats
 from lora_serve.engine.adapters.counters import CacheCounters
 from lora_serve.engine.adapters.load_estimate import LoadEstimate
 from lora_serve.engine.adapters.slots import SlotTable
+from lora_serve.engine.recorder import Recorder
 
 V = TypeVar("V")
 
@@ -46,8 +47,10 @@ class AdapterResidency(Generic[V]):
         host: HostCache[V],
         submit: Callable[[AdapterRef], None],
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         self._clock = clock
+        self._recorder = recorder or Recorder()
         self.slots = slots
         self.host = host
         self._submit = submit
@@ -167,10 +170,15 @@ class AdapterResidency(Generic[V]):
         self._load_seconds[message.digest] = message.seconds
         self._left_host(evicted, EvictionReason.CAPACITY)
         self._counters.arrived_on_host(message.digest, self._clock() - submitted, message.times)
+        if self._recorder.is_on:
+            tier = "none" if message.times is None else message.times.tier
+            self._recorder.moved(message.digest, tier, "host", message.seconds, adapter)
         return None
 
     def copied(self, slot: SlotRef, seconds: float) -> None:
         self._counters.copied(slot.digest, seconds)
+        if self._recorder.is_on:
+            self._recorder.moved(slot.digest, "host", "device", seconds)
 
     def not_copied(self, slot: SlotRef) -> None:
         """Gives up a slot whose copy failed: its rows are refused, and the next request tries another slot."""
@@ -251,6 +259,11 @@ class AdapterResidency(Generic[V]):
     def loading_digests(self) -> tuple[str, ...]:
         return tuple(self._in_flight)
 
+    @property
+    def loading(self) -> tuple[AdapterRef, ...]:
+        """The adapters on their way to host memory."""
+        return tuple(ref for ref, _ in self._in_flight.values())
+
     def counters(self) -> dict[str, AdapterCounters]:
         return self._counters.adapters()
 
@@ -283,10 +296,14 @@ class AdapterResidency(Generic[V]):
     def _drop(self, slot: SlotRef, reason: EvictionReason) -> None:
         self._changes.append(SlotChange(slot, None))
         self._counters.left_device(slot.digest, reason)
+        if self._recorder.is_on:
+            self._recorder.moved(slot.digest, "device", "none")
 
     def _left_host(self, digests: Sequence[str], reason: EvictionReason) -> None:
-        for _ in digests:
+        for digest in digests:
             self._counters.left_host(reason)
+            if self._recorder.is_on:
+                self._recorder.moved(digest, "host", "none")
 
     def _set_pinned(self, digest: str, is_pinned: bool) -> None:
         for slot in self.slots.set_pinned(digest, is_pinned):

@@ -227,6 +227,11 @@ class SlotTable:
         """Rows that run on an adapter now; 0 if it is not resident."""
         return self._entries[digest].num_rows if digest in self._entries else 0
 
+    def residents(self) -> Iterator[tuple[SlotRef, AdapterRef, int, bool]]:
+        """Each slot in use: its adapter, the rows that hold it, and whether it is pinned."""
+        for entry in self._entries.values():
+            yield entry.slot, entry.adapter, entry.num_rows, entry.is_pinned
+
     def infos(self) -> Iterator[SlotInfo]:
         for entry in sorted(self._entries.values(), key=lambda entry: entry.slot.index):
             slot, adapter = entry.slot, entry.adapter

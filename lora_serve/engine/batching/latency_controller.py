@@ -187,7 +187,9 @@ class LatencyController:
 def reason_of(
     limits: BatchLimits, step: StepLimits, window: float, ttft_p95: float | None, itl_p95: float | None
 ) -> str:
-    """Explains the limits in force, as in "tightened: itl p95 61 ms > 50 ms"; one part per target, joined by "; "."""
+    """Explains the limits in force, as in "smaller steps: between tokens 61 ms (p95), above the target of 50 ms"; one
+    part per target, joined by "; ".
+    """
     parts = [_of_itl(limits, step, itl_p95), _of_ttft(limits, window, ttft_p95)]
     return "; ".join(part for part in parts if part) or "no target is set: the limits are in force as they are"
 
@@ -196,25 +198,28 @@ def _of_itl(limits: BatchLimits, step: StepLimits, p95: float | None) -> str:
     if limits.itl_target is None:
         return ""
     is_tight = step.max_rows < limits.max_num_seqs or step.max_tokens < limits.max_num_batched_tokens
-    what = f"itl p95 {_ms(p95)} {_relation(p95, limits.itl_target)} {_ms(limits.itl_target)}"
+    what = f"between tokens {_against(p95, limits.itl_target)}"
     if not is_tight:
-        return f"steps open: {what}"
+        return f"full steps: {what}"
     is_missed = p95 is not None and p95 > limits.itl_target
-    return f"{'tightened' if is_missed else 'steps held'}: {what}"
+    return f"{'smaller steps' if is_missed else 'steps kept smaller'}: {what}"
 
 
 def _of_ttft(limits: BatchLimits, window: float, p95: float | None) -> str:
     if limits.ttft_target is None:
         return ""
-    what = f"ttft p95 {_ms(p95)} {_relation(p95, limits.ttft_target)} {_ms(limits.ttft_target)}"
+    what = f"first tokens {_against(p95, limits.ttft_target)}"
     if limits.batch_wait == 0:
-        return f"no window: {what}"
-    return f"{'window held' if window < limits.batch_wait else 'window open'} at {_ms(window)}: {what}"
+        return f"no wait for a fuller batch: {what}"
+    is_shorter = window < limits.batch_wait
+    return f"wait for a fuller batch {'shortened to' if is_shorter else 'up to'} {_ms(window)}: {what}"
 
 
-def _relation(p95: float | None, target: float) -> str:
-    return ">" if p95 is not None and p95 > target else "<="
+def _against(p95: float | None, target: float) -> str:
+    if p95 is None:
+        return f"not measured yet, the target is {_ms(target)}"
+    return f"{_ms(p95)} (p95), {'above' if p95 > target else 'within'} the target of {_ms(target)}"
 
 
-def _ms(seconds: float | None) -> str:
-    return "(none yet)" if seconds is None else f"{1000 * seconds:.3g} ms"
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"

@@ -72,6 +72,7 @@ class Outputs:
     def _note_time(self, sequence: Sequence, now: float) -> None:
         if sequence.last_token_at is None:
             self._batcher.observe_first_token(now - sequence.ready_at)
+            sequence.first_token_at = now
         else:
             self._batcher.observe_token(now - sequence.last_token_at)
         sequence.last_token_at = now

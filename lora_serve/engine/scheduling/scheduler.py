@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from lora_serve.core.batch import Batch, RowOutput, StepLoad
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, RequestTimeoutError
-from lora_serve.core.messages import ErrorEvent, Event, StartedEvent, StepEvent
-from lora_serve.core.request import InferenceRequest
+from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
+from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.engine.adapters.cold_start import ColdStart
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.batching.batcher import Batcher
@@ -21,6 +22,7 @@ from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.kv.prefix_cache import PrefixCache
 from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies.base import Policy
+from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.scheduling.continuation import Ends
 from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
@@ -46,6 +48,7 @@ class Scheduler:
     swapping: Swapping
     drafting: Drafting
     _constraints: Constraints | None = None
+    _recorder: Recorder = field(default_factory=Recorder)
     waiting: list[Sequence] = field(default_factory=list)  # in no order: that is the policy's
     running: list[Sequence] = field(default_factory=list)  # in order of admission: the last is the youngest
     num_preemptions: int = 0
@@ -82,11 +85,11 @@ class Scheduler:
         sequence.constraint, sequence.compiled_at = message.constraint, now
         return []
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request whose client is gone; an unknown id has ended already."""
+    def abort(self, request_id: str, *, is_answered: bool = False) -> None:
+        """Ends a request whose client is gone, or has its answer; an unknown id has ended already."""
         sequence = self._by_request.get(request_id)
         if sequence is not None:
-            self._release(sequence)
+            self._release(sequence, FinishEvent(request_id, FinishReason.STOP) if is_answered else None)
 
     def fail_adapter(self, digest: str, error: LoraServeError, now: float) -> list[Event]:
         """Ends the waiting requests of an adapter that cannot be had, unless their fallback answers."""
@@ -103,6 +106,14 @@ class Scheduler:
         for sequence in self._waiting_for(digest):
             self._cold_start.fall_back_if_due(sequence, now)
             self._cold_start.is_cold(sequence, now)
+
+    def by_row(self) -> dict[int, Sequence]:
+        """The sequences that run, by the ids of their rows."""
+        return {sequence.sequence_id: sequence for sequence in self.running}
+
+    def first_waiting(self, now: float) -> Iterator[Sequence]:
+        """Those that wait, in the order in which they are tried."""
+        return self._policy.order(now)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -151,12 +162,12 @@ class Scheduler:
     def update(self, outputs: list[RowOutput], batch: Batch, now: float) -> list[Event]:
         """Takes in one step's results: tokens, ends, errors."""
         events: list[Event] = []
-        sequences = {sequence.sequence_id: sequence for sequence in self.running}
+        sequences = self.by_row()
         for row, output in zip(batch.rows, outputs, strict=True):
             sequence = sequences[row.sequence_id]
             found = self.outputs.take(sequence, row, output, now)
             if found and is_end(found[-1]):
-                self._release(sequence)
+                self._release(sequence, found[-1])
             elif row.num_draft:
                 self.drafting.trim(sequence)
             events += found
@@ -267,11 +278,14 @@ class Scheduler:
     # -- the one release path ----------------------------------------------------------------------------------
 
     def _fail(self, sequence: Sequence, error: LoraServeError) -> ErrorEvent:
-        self._release(sequence)
-        return ErrorEvent(sequence.request.request_id, error)
+        event = ErrorEvent(sequence.request.request_id, error)
+        self._release(sequence, event)
+        return event
 
-    def _release(self, sequence: Sequence) -> None:
-        """The one release path: finish, abort, error, timeout and disconnect all end here."""
+    def _release(self, sequence: Sequence, end: Event | None = None) -> None:
+        """The one release path: finish, abort (without `end`), error, timeout and disconnect all end here."""
+        if self._recorder.is_on:
+            self._recorder.ended(sequence, end)
         self._give_back(sequence)
         self.swapping.discard(sequence)
         if sequence in self.running:

@@ -20,13 +20,17 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine_host.configure import configure_of
 from lora_serve.engine_host.fleet import autoscaling
 from lora_serve.engine_host.fleet.arguments import settings_of
+from lora_serve.engine_host.fleet.node import SELDOM_METRICS
 from lora_serve.engine_host.fleet.replica import EngineReplica
 
 UPSCALE_SECONDS, DOWNSCALE_SECONDS = 5.0, 300.0  # of need, or of none, before the number of replicas changes
 DEPLOYMENT = "engine"  # its name in Ray Serve
 _UNBOUNDED = 2**31 - 1  # requests of one replica as Serve counts them: the queues are the engine's own
 _ROUTER = "lora_serve.client.ray.request_router:NamedReplicaRouter"
-_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}  # a frame crosses one thread less
+_ENVIRONMENT = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a frame crosses one thread less
+    **SELDOM_METRICS,
+}
 
 
 def build(args: dict[str, Any]) -> serve.Application:

@@ -8,7 +8,6 @@ import importlib.util
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,12 +17,13 @@ from typing import Any
 
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.engine_host.fleet.node import LOOPBACK, Node, explained, joining_node, own_head
-from lora_serve.engine_host.fleet.output import logged_output, plain_records, take_words_of
+from lora_serve.engine_host.fleet.address import check_reachable, running_address
+from lora_serve.engine_host.fleet.node import LOOPBACK, SELDOM_METRICS, Node, explained, joining_node, own_head
+from lora_serve.engine_host.fleet.output import drop_bytes_of_grpc, logged_output, plain_records, take_words_of
+from lora_serve.engine_host.fleet.room import check_own_room
 
-CONNECT_SECONDS = 3.0  # for a TCP connection to a cluster's GCS
 DRIVER_SECONDS = 20.0  # for this process to be one of the cluster's
-CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108  where `ray start` notes the address
+_DRIVER = {"RAY_USAGE_STATS_ENABLED": "0", **SELDOM_METRICS}
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _SIGACTION_BYTES = 512  # more than C's `struct sigaction` has anywhere
 _log = logging.getLogger(__name__)
@@ -43,29 +43,33 @@ class Cluster:
 
 
 @contextmanager
-def open_cluster(config: FleetConfig) -> Iterator[Cluster]:
+def open_cluster(config: FleetConfig, halted: threading.Event | None = None) -> Iterator[Cluster]:
     """Starts or joins a cluster, and connects this process to it as long as the block lasts. Takes seconds: call it
-    on a thread. Raises ConfigError in words where Ray is not installed, or no cluster can be reached.
+    on a thread; once `halted` is set a start is given up. Raises ConfigError in words where Ray is not installed, or no
+    cluster can be reached.
     """
     with plain_records():
         check_installed()
         importlib.import_module("ray")
     take_words_of("ray")
+    drop_bytes_of_grpc()
     with ExitStack() as stack:
         if config.address is None:
-            node, variables = stack.enter_context(own_head(config))
+            check_own_room(config)
+            node, variables = stack.enter_context(own_head(config, halted))
             cluster = Cluster(node.address, True, node)
-            stack.enter_context(_environment({**variables, "RAY_USAGE_STATS_ENABLED": "0"}))
+            stack.enter_context(_environment({**variables, **_DRIVER}))
         else:
             address = config.address if config.address != "auto" else running_address()
-            check_reachable(address)
             variables = token_variables(os.environ)
+            stack.enter_context(_environment({**variables, **_DRIVER}))
+            check_reachable(address)
             _warn_without_tokens(address, variables)
-            stack.enter_context(_environment({**variables, "RAY_USAGE_STATS_ENABLED": "0"}))
-            node_of_ours = None if config.address == "auto" else stack.enter_context(joining_node(address))
+            node_of_ours = None if config.address == "auto" else stack.enter_context(joining_node(address, halted))
             cluster = Cluster(address, False, node_of_ours)
         stack.enter_context(_connected(cluster))
-        _check_room(config, cluster)
+        if not cluster.is_own:
+            _check_room(config)
         yield cluster
 
 
@@ -73,33 +77,6 @@ def check_installed() -> None:
     """Raises ConfigError in words if there is no Ray here. Imports nothing of it."""
     if not all(importlib.util.find_spec(name) for name in ("ray", "starlette")):  # the second comes with ray[serve]
         raise ConfigError("--engine ray needs the package ray: pip install 'lora-serve[ray]'")
-
-
-def running_address() -> str:
-    """The address of the cluster of which a node runs on this machine. Raises ConfigError."""
-    try:
-        address = os.environ.get("RAY_ADDRESS") or CURRENT_CLUSTER.read_text().strip()
-    except OSError:
-        address = ""
-    if not address:
-        raise ConfigError(
-            "--ray-address auto: no Ray runs on this machine: start a node (`ray start --address=HOST:PORT`), or give "
-            "--ray-address HOST:PORT"
-        )
-    return address
-
-
-def check_reachable(address: str) -> None:
-    """Raises ConfigError within seconds if nobody listens at HOST:PORT; Ray itself would wait for minutes."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or "no answer"
-        raise ConfigError(
-            f"--ray-address {address}: no Ray cluster can be reached there ({reason}); what is wanted is the port of "
-            "its GCS, which `ray start --head` prints"
-        ) from None
 
 
 def token_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -147,7 +124,7 @@ def _connected(cluster: Cluster) -> Iterator[None]:
     temp_dir = None if cluster.node is None else str(cluster.node.temp_dir)
 
     def connect() -> None:
-        with _as_a_driver_of(cluster), _kept_signals(), _quiet(logging.getLogger("ray")):
+        with _as_a_driver_of(cluster), _kept_signals(), _without_console(), _quiet(logging.getLogger("ray")):
             ray.init(
                 address=cluster.address,
                 configure_logging=False,
@@ -214,6 +191,21 @@ def _kept_signals() -> Iterator[None]:
 
 
 @contextmanager
+def _without_console() -> Iterator[None]:
+    """What Ray's library takes for C's `stderr` while it connects leads nowhere: by itself it writes errors there, past
+    this server's log. They stay in Ray's own files; its last words, a stack, go to the descriptor.
+    """
+    libc = ctypes.CDLL(None)
+    libc.fopen.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p.in_dll(libc, "stderr")
+    before, stream.value = stream.value, libc.fopen(os.devnull.encode(), b"w")  # never closed: Ray keeps it
+    try:
+        yield
+    finally:
+        stream.value = before
+
+
+@contextmanager
 def _altered(module: Any, name: str, value: object) -> Iterator[None]:
     before = getattr(module, name)
     setattr(module, name, value)
@@ -233,15 +225,13 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _check_room(config: FleetConfig, cluster: Cluster) -> None:
-    """Raises ConfigError if replicas could never start; on a cluster that is joined, nodes may come later."""
-    ray = importlib.import_module("ray")
-    has = ray.cluster_resources()
+def _check_room(config: FleetConfig) -> None:
+    """Warns if replicas find no room now; nodes may come later."""
+    has = importlib.import_module("ray").cluster_resources()
     least = config.replicas or 1
     for kind, each in (("CPU", config.num_cpus), ("GPU", config.num_gpus)):
-        if each * least <= has.get(kind, 0):
-            continue
-        words = f"{least} replicas with {each:g} {kind}s each, and the Ray cluster has {has.get(kind, 0):g}"
-        if cluster.is_own:
-            raise ConfigError(f"--replicas, --num-gpus: {words}")
-        _log.warning("%s: replicas without room wait until there is more", words)
+        if each * least > has.get(kind, 0):
+            words = (
+                "%d replicas with %g %ss each, and the Ray cluster has %g: those without room wait until there is more"
+            )
+            _log.warning(words, least, each, kind, has.get(kind, 0))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -16,30 +19,36 @@ from lora_serve.core.message import Call
 from lora_serve.core.messages import Abort, ErrorEvent, FinishEvent, FromEngine, Reply, RequestEvent, Submit, ToEngine
 
 OWN = ""  # in the place of a gateway's name: the replica itself
-
-
 SILENT_REPORTS = 15  # after which a gateway counts as lost: it says something for every third report
 _log = logging.getLogger(__name__)
+
+
+class Way(Protocol):
+    """Where the frames of one gateway go."""
+
+    @property
+    def has_room(self) -> bool:
+        """False while the gateway does not read."""
+
+    def send(self, body: bytes) -> None:
+        """Send a frame; returns at once."""
+
+    def close(self) -> None:
+        """End the gateway's connection."""
 
 
 class _Outbox:
     """What waits for one gateway: all of it is its next frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: Way) -> None:
+        self.way = way
         self.messages: list[FromEngine] = []
-        self.has_mail = asyncio.Event()
         self.silent = 0  # reports since the gateway was heard
-        self.is_left = False
 
-    def put(self, message: FromEngine) -> None:
-        self.messages.append(message)
-        self.has_mail.set()
-
-    async def frame(self) -> bytes:
-        await self.has_mail.wait()
-        self.has_mail.clear()
-        messages, self.messages = self.messages, []
-        return body_of(messages)
+    def flush(self) -> None:
+        if self.messages and self.way.has_room:
+            messages, self.messages = self.messages, []
+            self.way.send(body_of(messages))
 
 
 class Gateways:
@@ -64,6 +73,8 @@ class Gateways:
         self._call_ids = itertools.count(1)
         self._blobs: dict[int, str] = {}  # gateway by the id of a call about its stores that it has not answered
         self._attached: tuple[str, ...] = ()
+        self._mail: deque[Callable[[], None]] = deque()  # from threads to the event loop
+        self._is_woken = False
 
     @property
     def attached(self) -> tuple[str, ...]:
@@ -78,16 +89,17 @@ class Gateways:
     def num_requests(self) -> int:
         return len(self._owners)
 
-    async def events(self, gateway: str, greeting: Sequence[FromEngine]) -> AsyncGenerator[bytes, None]:
-        """The frames for a gateway, `greeting` first. When it is closed, the gateway's requests are aborted."""
-        outbox = self._outboxes[gateway] = _Outbox()
+    def attach(self, gateway: str, way: Way, greeting: Sequence[FromEngine]) -> None:
+        """From now on the gateway gets frames, `greeting` first."""
+        outbox = self._outboxes[gateway] = _Outbox(way)
         self._attached = tuple(self._outboxes)
-        try:
-            yield body_of(greeting)
-            while not outbox.is_left:
-                yield await outbox.frame()
-        finally:
-            self._close(gateway)
+        outbox.messages += greeting
+        outbox.flush()
+
+    def flush(self, gateway: str) -> None:
+        """The gateway reads again."""
+        if (outbox := self._outboxes.get(gateway)) is not None:
+            outbox.flush()
 
     def take(self, gateway: str, frame: bytes) -> None:
         """Handle the messages of a gateway. Those of one that is not attached any more are dropped."""
@@ -114,7 +126,7 @@ class Gateways:
 
     def send(self, messages: Sequence[FromEngine]) -> None:
         """Give each gateway what is for it; called on any thread."""
-        self._loop.call_soon_threadsafe(self._deliver, messages)
+        self._hand_over(partial(self._deliver, messages))
 
     def caller(self, call_id: int) -> tuple[str, int]:
         """The gateway whose call the engine knows by this id, and its own id of it; asked on any thread. Raises
@@ -127,17 +139,32 @@ class Gateways:
 
     def post(self, gateway: str, message: BlobMessage) -> None:
         """Ask a gateway for something of its stores; called on any thread."""
-        self._loop.call_soon_threadsafe(self._post, gateway, message)
+        self._hand_over(partial(self._post, gateway, message))
 
     def report(self, message: FromEngine) -> None:
         """Give all gateways a message; leave those that were not heard for many of them."""
         for gateway, outbox in list(self._outboxes.items()):
-            outbox.put(message)
+            outbox.messages.append(message)
+            outbox.flush()
             outbox.silent += 1
             if outbox.silent > SILENT_REPORTS:
                 _log.warning("a gateway is lost: it said nothing for %d reports", SILENT_REPORTS)
-                outbox.is_left = True
-                self._close(gateway)
+                outbox.way.close()
+                self.detach(gateway)
+
+    def _hand_over(self, work: Callable[[], None]) -> None:
+        """Several steps that wait for the event loop wake it once, and are one frame."""
+        self._mail.append(work)
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._take_over)
+
+    def _take_over(self) -> None:
+        self._is_woken = False  # before the look: what comes after it wakes again
+        while self._mail:
+            self._mail.popleft()()
+        for outbox in self._outboxes.values():
+            outbox.flush()
 
     def _deliver(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:
@@ -152,19 +179,19 @@ class Gateways:
             if gateway == OWN:
                 self._own(message)
             elif gateway is not None and (outbox := self._outboxes.get(gateway)) is not None:
-                outbox.put(message)
+                outbox.messages.append(message)
 
     def _post(self, gateway: str, message: BlobMessage) -> None:
         outbox = self._outboxes.get(gateway)
         if outbox is not None:
             if isinstance(message, Call):
                 self._blobs[message.call_id] = gateway
-            outbox.put(message)
+            outbox.messages.append(message)
         elif isinstance(message, Call):
             self._answered(Reply(message.call_id, error=_no_gateway()))
 
-    def _close(self, gateway: str) -> None:
-        """The gateway left, or it is dead: nobody waits for its requests."""
+    def detach(self, gateway: str) -> None:
+        """The gateway left, or it is dead: nobody waits for its requests, which are aborted."""
         self._outboxes.pop(gateway, None)
         self._attached = tuple(self._outboxes)
         for request_id in [one for one, owner in self._owners.items() if owner == gateway]:

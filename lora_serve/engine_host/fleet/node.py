@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,9 +26,9 @@ from lora_serve.core.settings import VLLM_KEY_VARIABLE
 from lora_serve.engine_host.fleet import keeper, start_hook
 
 LOOPBACK = "127.0.0.1"
-START_SECONDS = 60.0  # a head's; a small machine that does other work took 9
-JOIN_SECONDS = 30.0
+START_SECONDS = 60.0  # a machine of two cores that does other work took 9, one that ten others keep busy over 30
 OBJECT_STORE_BYTES = 128 * 2**20  # messages are small, and most need no store
+SELDOM_METRICS = {"RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000"}  # Ray's own interval; Serve's is 100, also if idle
 _MAX_FOLDER = 40  # characters: Ray's sockets lie 66 deeper, and the name of a socket has 107 at most
 _SPARE = 2  # times as much room as the replicas need: an update starts new ones beside the old
 _END_SECONDS = 20.0
@@ -65,9 +66,9 @@ def temp_dir_in(folder: Path) -> Path:
 
 
 @contextmanager
-def own_head(config: FleetConfig) -> Iterator[tuple[Node, dict[str, str]]]:
+def own_head(config: FleetConfig, halted: threading.Event | None = None) -> Iterator[tuple[Node, dict[str, str]]]:
     """A cluster on loopback alone, which asks everybody for a token; with the variables that whoever joins needs.
-    Raises ConfigError.
+    Raises ConfigError; also when `halted` is set meanwhile.
     """
     with _folder() as folder:
         token = folder / "token"
@@ -78,15 +79,17 @@ def own_head(config: FleetConfig) -> Iterator[tuple[Node, dict[str, str]]]:
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_enable_metrics_collection": "0",  # Ray's own, which nobody can read here
         }
         failed = "--engine ray: Ray did not start here"
-        with _started(folder, head_flags(config, folder), head_environment(variables), START_SECONDS, failed) as node:
+        flags, environment = head_flags(config, folder), head_environment(variables)
+        with _started(folder, flags, environment, START_SECONDS, failed, halted) as node:
             yield node, variables
 
 
 @contextmanager
-def joining_node(address: str) -> Iterator[Node]:
-    """A node without cores, through which this process speaks to the cluster at `address`. Raises ConfigError."""
+def joining_node(address: str, halted: threading.Event | None = None) -> Iterator[Node]:
+    """A node without cores, through which this process speaks to the cluster at `address`. Raises as `own_head`."""
     with _folder() as folder:
         flags = [f"--address={address}", "--num-cpus=0", "--num-gpus=0", "--dashboard-agent-listen-port=0"]
         flags += [
@@ -95,7 +98,7 @@ def joining_node(address: str) -> Iterator[Node]:
             f"--temp-dir={temp_dir_in(folder)}",
         ]
         failed = f"--ray-address {address}: the cluster was not joined"
-        with _started(folder, flags, child_environment(), JOIN_SECONDS, failed) as node:
+        with _started(folder, flags, child_environment(), START_SECONDS, failed, halted) as node:
             yield node
 
 
@@ -128,6 +131,7 @@ def head_environment(variables: Mapping[str, str]) -> dict[str, str]:
         "RAY_enable_worker_prestart": "0",  # processes that nobody asks for
         "RAY_prestart_worker_first_driver": "0",
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # a third of the processor time of 0.1, and nobody waits for it
+        "RAY_worker_niceness": "0",  # by itself 15: engines would give way to everything else on the machine
         "RAY_ROTATION_MAX_BYTES": str(2**24),
         "RAY_ROTATION_BACKUP_COUNT": "1",
     }
@@ -159,7 +163,12 @@ def _object_store(folder: Path) -> list[str]:
 
 @contextmanager
 def _started(
-    folder: Path, flags: list[str], environment: dict[str, str], seconds: float, failed: str
+    folder: Path,
+    flags: list[str],
+    environment: dict[str, str],
+    seconds: float,
+    failed: str,
+    halted: threading.Event | None = None,
 ) -> Iterator[Node]:
     command = [sys.executable, "-I", keeper.__file__, str(folder)]
     command += [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record", *flags]
@@ -167,7 +176,7 @@ def _started(
         command, stdin=subprocess.PIPE, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
     )
     try:
-        yield Node(_address(folder, process, seconds, failed), folder, process)
+        yield Node(_address(folder, process, seconds, failed, halted or threading.Event()), folder, process)
     finally:
         assert process.stdin is not None
         process.stdin.close()
@@ -180,7 +189,9 @@ def _started(
             keeper.end_session(process.pid)
 
 
-def _address(folder: Path, process: subprocess.Popen[bytes], seconds: float, failed: str) -> str:
+def _address(
+    folder: Path, process: subprocess.Popen[bytes], seconds: float, failed: str, halted: threading.Event
+) -> str:
     """The address of the cluster, once the node belongs to it. Raises ConfigError, which begins with `failed`."""
     file, deadline = temp_dir_in(folder) / "ray_current_cluster", time.monotonic() + seconds
     while not (file.exists() and (text := file.read_text().strip())):
@@ -189,7 +200,8 @@ def _address(folder: Path, process: subprocess.Popen[bytes], seconds: float, fai
             raise ConfigError(f"{failed}: {words}")
         if time.monotonic() > deadline:
             raise ConfigError(f"{failed} within {seconds:.0f} s: {words}")
-        time.sleep(0.1)
+        if halted.wait(0.1):
+            raise ConfigError(f"{failed}: it was told to stop")
     return text
 
 

@@ -53,6 +53,15 @@ def take_words_of(name: str) -> None:
     logger.propagate = True
 
 
+def drop_bytes_of_grpc() -> None:
+    """Keeps gRPC from logging an error whose words it cannot decode: as bytes, with what lies behind them in memory."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_decoded)
+
+
+def _is_decoded(record: logging.LogRecord) -> bool:
+    return "Invalid encoding" not in str(record.msg)
+
+
 @contextmanager
 def logged_output() -> Iterator[None]:
     """Takes the lines of workers from Ray, which has just been connected, as long as the block lasts."""

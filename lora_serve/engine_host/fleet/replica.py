@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import ssl
 import sys
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import ray
 from ray import serve
 
+from lora_serve.client.ray.stream import encoded, tls
 from lora_serve.client.wire import to_engine
 from lora_serve.core.messages import Configure
+from lora_serve.engine_host.fleet.entrance import Entrance
 from lora_serve.engine_host.fleet.ports import listen_as_the_node
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 
@@ -43,17 +45,20 @@ class EngineReplica:
         sys.setswitchinterval(0.0005)  # see launch.py
         node = ray.util.get_node_ip_address()
         self._engine = ReplicaEngine(engine, name, settings, roots_key, node, blobs, use_one_core)
+        self._entrance = Entrance(node, self._engine)
+        await self._entrance.open(tls(ssl.Purpose.CLIENT_AUTH))
         await self._engine.warm_up(warmup, message.engine)
         _log.info("replica %s is warm", name)
 
-    async def events(self, gateway: str, *, replica: str) -> AsyncGenerator[bytes, None]:
-        """See `Transport.events`. `replica` was for the request router."""
-        async for frame in self._engine.events(gateway):
-            yield frame
+    async def place(self, *, replica: str) -> bytes:
+        """See `Entrance.place`. `replica` was for the request router."""
+        return encoded(self._entrance.place)
 
-    async def take(self, gateway: str, frame: bytes, *, replica: str) -> None:
-        """See `Transport.take`."""
-        self._engine.take(gateway, frame)
+    async def __del__(self) -> None:
+        """Ray Serve, which asks no more gateways to come, awaits it before the process ends: they leave when their
+        requests have ended.
+        """
+        await self._entrance.emptied()
 
     async def check_health(self) -> None:
         """Ray Serve asks every few seconds, and replaces a replica that fails. Raises RuntimeError."""

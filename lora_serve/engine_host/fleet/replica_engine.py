@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lora_serve import __version__
@@ -31,7 +31,7 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
 from lora_serve.engine_host.fleet.autoscaling import load
-from lora_serve.engine_host.fleet.gateways import OWN, Gateways
+from lora_serve.engine_host.fleet.gateways import OWN, Gateways, Way
 from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
 from lora_serve.engine_host.service import EngineService, ServedEngine
 from lora_serve.logs import timed
@@ -89,9 +89,17 @@ class ReplicaEngine:
         gc.collect()
         gc.freeze()
 
-    def events(self, gateway: str) -> AsyncGenerator[bytes, None]:
-        """See `Gateways.events`."""
-        return self._gateways.events(gateway, [self.greeting(), Ready(self._spec)])
+    def attach(self, gateway: str, way: Way) -> None:
+        """See `Gateways.attach`."""
+        self._gateways.attach(gateway, way, [self.greeting(), Ready(self._spec)])
+
+    def detach(self, gateway: str) -> None:
+        """See `Gateways.detach`."""
+        self._gateways.detach(gateway)
+
+    def flush(self, gateway: str) -> None:
+        """See `Gateways.flush`."""
+        self._gateways.flush(gateway)
 
     def greeting(self) -> Greeting:
         """The first message to a gateway."""

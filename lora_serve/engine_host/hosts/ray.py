@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
@@ -24,6 +26,7 @@ from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
 if TYPE_CHECKING:
     from lora_serve.text.tokenizer import TextModel
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 
@@ -40,13 +43,14 @@ async def open_host(
     fleet = settings.fleet_slice()
     text()
     check_model_files(settings.model, has_weights=fleet.address is None)
-    stack = ExitStack()
-    cluster = await asyncio.to_thread(stack.enter_context, open_cluster(fleet))
+    stack, halted = ExitStack(), threading.Event()
     try:
+        enter = functools.partial(stack.enter_context, open_cluster(fleet, halted))
+        cluster = await _to_the_end(enter, halted.set)
         from lora_serve.client.ray.serve_transport import ServeTransport
         from lora_serve.engine_host.fleet import deploy
 
-        await asyncio.to_thread(deploy.deploy, settings)
+        await _to_the_end(lambda: deploy.deploy(settings))
         blobs = FleetBlobs(
             StoredBlobs(storage.store, storage.disk),
             settings.adapter_load_threads,
@@ -63,6 +67,17 @@ async def open_host(
             await blobs.close()
     finally:
         await asyncio.to_thread(stack.close)
+
+
+async def _to_the_end(work: Callable[[], T], halt: Callable[[], object] = lambda: None) -> T:
+    """Runs `work` on a thread. Cancelled, it calls `halt` and waits all the same: Ray is not left half-way."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        halt()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 @dataclass

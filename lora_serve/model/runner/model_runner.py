@@ -21,6 +21,7 @@ from lora_serve.model.runner.drafts import draw_rows, without_numbers
 from lora_serve.model.runner.packing import LogitSpan, StepPacker
 from lora_serve.model.runner.sampler import logprobs_of
 from lora_serve.model.system.device_memory import within_memory
+from lora_serve.model.system.team_waits import TeamWaits
 from lora_serve.model.system.transfer import to_device
 
 _LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
@@ -38,13 +39,15 @@ class ModelRunner:
         slots: LoraSlots,
         device: torch.device,
         graphs: DecodeGraphs | None = None,
+        waits: TeamWaits | None = None,
     ) -> None:
-        """`graphs`: for batches that they can replay; None: no batch is replayed."""
+        """`graphs`: for batches that they can replay; None: no batch is replayed. `waits`: looks after each batch."""
         self._model = model
         self._cache = cache
         self._slots = slots
         self._device = device
         self._graphs = graphs
+        self._waits = waits
         self._packer = StepPacker(cache, slots, model.spec.vocab_size, device)
 
     def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
@@ -54,7 +57,10 @@ class ModelRunner:
         self._slots.clear(index)
 
     def run(self, batch: Batch) -> list[RowOutput]:
-        return within_memory(self._device, lambda: self._run(batch))
+        outputs = within_memory(self._device, lambda: self._run(batch))
+        if self._waits is not None:
+            self._waits.after_step()
+        return outputs
 
     def move_blocks(self, moves: BlockMoves) -> None:
         self._cache.move(moves)

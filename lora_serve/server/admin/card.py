@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, shown_source
 from lora_serve.adapters.catalog.noted_template import KEY, noted_template
-from lora_serve.core.adapter import AdapterState
-from lora_serve.core.stats import AdapterCounters, EngineStats, LoadTimes
-from lora_serve.server.fleet import places_of
+from lora_serve.core.stats import LoadTimes
+from lora_serve.server.admin.figures import NO_FIGURES, Figures, activity_card
 from lora_serve.server.inference.defaults import metadata_warnings
-
-Places = Callable[[str], tuple[str, ...]]  # digest -> the tiers below host memory that have it
-
-
-def _on_disk(digest: str) -> tuple[str, ...]:
-    return ("disk",)
-
-
-def _nowhere(digest: str) -> tuple[str, ...]:
-    return ()
 
 
 def adapter_card(
     entry: CatalogEntry,
-    stats: EngineStats | None,
-    places: Places = _on_disk,
+    figures: Figures = NO_FIGURES,
     aliases: Sequence[str] = (),
     defaults: dict[str, Any] | None = None,
     template_rule: str = "admin",
 ) -> dict[str, Any]:
-    """The default version's facts at the top, every version below. `stats` None: the engine cannot be asked.
-    `defaults`: for requests that leave fields out. `template_rule`: see NotedTemplate.
+    """The default version's facts at the top, every version below. `defaults`: for requests that leave fields out.
+    `template_rule`: see NotedTemplate.
     """
-    canary, facts = entry.route.canary, _version_card(entry.default, stats, places, template_rule)
+    facts = _version_card(entry, entry.default, figures, template_rule)
     return {
         "id": entry.name,
         "object": "adapter",
@@ -48,17 +36,19 @@ def adapter_card(
         "version": entry.default_version,
         "route": {
             "version": entry.default_version,
-            "canary": None if canary is None else {"version": canary.version, "percent": canary.percent},
+            "canary": _canary(entry),
             "history": list(entry.history),
+            "answers": _shares(entry, figures),
         },
         "aliases": list(aliases),
         **facts,
+        "activity": activity_card(figures.answers(entry)),
         "warnings": [*facts["warnings"], *metadata_warnings(entry.metadata)],
         "versions": [
             {
                 "version": version.version,
                 "created": int(version.created),
-                **_version_card(version, stats, places, template_rule),
+                **_version_card(entry, version, figures, template_rule),
             }
             for version in entry.versions
         ],
@@ -68,36 +58,61 @@ def adapter_card(
 def tenant_card(
     entry: CatalogEntry,
     tenant: str,
+    figures: Figures = NO_FIGURES,
     aliases: Sequence[str] = (),
     defaults: dict[str, Any] | None = None,
     template_rule: str = "admin",
 ) -> dict[str, Any]:
-    """The card for a tenant, in the same form. Tiers and counters are the operator's only, as another tenant may have
-    the same bytes. The card of a shared adapter shows no more than it takes to use it.
+    """The card for a tenant, in the same form, with the figures that it may see. The card of a shared adapter shows no
+    more than it takes to use it.
     """
     shown = entry
     if entry.tenant != tenant:
         versions = tuple(replace(version, source="") for version in entry.versions)
         shown = replace(entry, metadata={}, pinned=False, shared_with=(tenant,), versions=versions)
     own_aliases = [alias for alias in aliases if alias.startswith(f"{tenant}/")]
-    return adapter_card(shown, None, _nowhere, own_aliases, defaults, template_rule)
+    return adapter_card(shown, figures, own_aliases, defaults, template_rule)
 
 
-def state_of(digest: str, stats: EngineStats | None) -> AdapterState:
-    """The fastest tier that has the bytes, as a state."""
-    if stats is None:
-        return AdapterState.REGISTERED
-    if any(slot.digest == digest for slot in stats.slots):
-        return AdapterState.ON_DEVICE
-    if digest in stats.loading_digests:
-        return AdapterState.FETCHING
-    return AdapterState.ON_HOST if digest in stats.host_digests else AdapterState.REGISTERED
+def adapter_row(entry: CatalogEntry, figures: Figures, aliases: Sequence[str], tenant: str | None) -> dict[str, Any]:
+    """The few facts that a list shows of an adapter. `tenant`: see `tenant_card`; None: all is shown."""
+    version, is_own = entry.default, tenant in (None, entry.tenant)
+    return {
+        "id": entry.name,
+        "object": "adapter",
+        "tenant": entry.tenant,
+        "version": entry.default_version,
+        "num_versions": len(entry.versions),
+        "canary": _canary(entry),
+        "digest": version.digest,
+        "rank": version.rank,
+        "bytes": version.num_bytes,
+        "kinds": list(version.summary.get("kinds", ())),
+        "state": figures.state(version.digest).value,
+        "tiers": figures.tiers(version.digest),
+        "pinned": entry.pinned and is_own,
+        "shared_with": list(entry.shared_with) if is_own else [tenant],
+        "aliases": list(aliases),
+        "created": int(entry.created),
+        "activity": activity_card(figures.answers(entry)),
+    }
 
 
-def _version_card(
-    version: VersionEntry, stats: EngineStats | None, places: Places, template_rule: str
-) -> dict[str, Any]:
-    counters = stats.adapters.get(version.digest, AdapterCounters()) if stats else AdapterCounters()
+def _canary(entry: CatalogEntry) -> dict[str, Any] | None:
+    canary = entry.route.canary
+    return None if canary is None else {"version": canary.version, "percent": canary.percent}
+
+
+def _shares(entry: CatalogEntry, figures: Figures) -> list[dict[str, Any]]:
+    """The answers of both sides of a canary; without one, nothing is counted."""
+    if entry.route.canary is None:
+        return []
+    both = ((version.version, figures.routed(entry, version)) for version in entry.routed)
+    return [{"version": number, "requests": one.in_window, "errors": one.errors} for number, one in both]
+
+
+def _version_card(entry: CatalogEntry, version: VersionEntry, figures: Figures, template_rule: str) -> dict[str, Any]:
+    counters = figures.counters(version.digest)
     traits, noted = version.traits, dict(version.summary)
     noted.pop("traits", None)
     noted.pop(KEY, None)
@@ -116,9 +131,10 @@ def _version_card(
         "base_fingerprint": traits.base or None,
         "chat_template": None if template is None else template.card(template_rule),
         "config": noted,
-        "state": state_of(version.digest, stats).value,
-        "tiers": [*places(version.digest), *_engine_tiers(version.digest, stats)],
-        "replicas": _replicas(version.digest, stats),
+        "state": figures.state(version.digest).value,
+        "tiers": figures.tiers(version.digest),
+        "replicas": figures.replicas(version.digest),
+        "activity": activity_card(figures.answers(entry, version)),
         "hits": counters.hits,
         "misses": counters.misses,
         "loads": counters.loads,
@@ -128,20 +144,6 @@ def _version_card(
         "last_load_ms": round(counters.load_seconds * 1000, 3),
         "last_load": _split(counters.last_load),
     }
-
-
-def _engine_tiers(digest: str, stats: EngineStats | None) -> list[str]:
-    if stats is None:
-        return []
-    is_on_device = any(slot.digest == digest for slot in stats.slots)
-    return ["host"] * (digest in stats.host_digests) + ["device"] * is_on_device
-
-
-def _replicas(digest: str, stats: EngineStats | None) -> list[dict[str, Any]] | None:
-    """The replicas that hold the adapter; None: there is no fleet, or the caller is not shown it."""
-    if stats is None or stats.replicas is None:
-        return None
-    return [asdict(place) for place in places_of(digest, stats.replicas)]
 
 
 def _split(times: LoadTimes | None) -> dict[str, Any] | None:

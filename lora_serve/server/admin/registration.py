@@ -30,6 +30,7 @@ from lora_serve.server.admin.adapters import card_of, remove_adapter
 from lora_serve.server.admin.metadata import check_metadata
 from lora_serve.server.admin.permissions import check_source, registration_for
 from lora_serve.server.admin.residency import set_pinned
+from lora_serve.server.background.registering import Progress, Stage
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT, AuditNote
@@ -55,10 +56,31 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
     await services.quotas.begin_registration(caller)
     note, owner = request[CONTEXT].audit, owner_of(services.catalog.snapshot, fields.id, fields.tenant)
 
-    async def stage() -> Staged:
-        return await services.staging.stage(fields.source, owner)
+    with services.registering.begun(fields.id, caller.scope, Stage.FETCHING) as progress:
 
-    return await complete_registration(services, fields, stage, caller, note)
+        async def stage() -> Staged:
+            return await services.staging.stage(fields.source, owner, progress.receive)
+
+        return await complete_registration(services, fields, stage, caller, note, progress)
+
+
+async def list_registrations(request: web.Request) -> web.StreamResponse:
+    """List the registrations under way.
+
+    A tenant-admin sees those of its own tenant. `bytes`: that came so far.
+    """
+    services, caller = request.app[SERVICES], request[CONTEXT].known_caller
+    rows = [
+        {
+            "id": progress.id,
+            "stage": progress.stage.value,
+            "bytes": progress.num_bytes,
+            "total_bytes": progress.total_bytes,
+            "started": progress.started,
+        }
+        for progress in services.registering.seen_by(caller.scope)
+    ]
+    return web.json_response({"object": "list", "data": rows})
 
 
 def check_new_id(services: Services, adapter_id: str) -> None:
@@ -73,12 +95,14 @@ async def complete_registration(
     stage: Callable[[], Awaitable[Staged]],
     caller: Caller,
     note: AuditNote,
+    progress: Progress,
 ) -> web.StreamResponse:
     """Bring the files here, register them and answer with the card."""
     await check_metadata(services, caller, fields.metadata)
     note.subject, note.owner = fields.id, tenant_of(fields.id, fields.tenant)
 
     def register(staged: Staged) -> Registration:
+        progress.examine()
         return services.registry.register_staged(
             fields.id,
             staged.folder,
@@ -90,6 +114,7 @@ async def complete_registration(
             fields.activate,
             digest=fields.digest,
             by_admin=caller.sees_all,
+            on_probe=progress.probe,
         )
 
     registration, warnings = await register_and_pin(services, fields.id, stage, register, caller, fields.tenant)

@@ -35,6 +35,7 @@ from lora_serve.core.errors import (
 )
 from lora_serve.server.admin.permissions import registration_for
 from lora_serve.server.admin.registration import check_new_id, complete_registration
+from lora_serve.server.background.registering import Progress, Stage
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.body_stream import CHUNK_BYTES, BodyStream
 from lora_serve.server.bodies.json_body import check_fields, read_query
@@ -92,6 +93,7 @@ class Upload:
     archive: Path  # for an archive of them
     max_bytes: int
     timeout: float  # seconds for each TIMELY_BYTES
+    progress: Progress
     deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))  # moved on with every chunk
     num_bytes: int = 0
     num_timely: int = 0  # of num_received, when the deadline was moved on last
@@ -106,6 +108,7 @@ class Upload:
     def receive(self, num_bytes: int) -> None:
         """Count bytes of the body. Raises PayloadTooLargeError."""
         self.num_received += num_bytes
+        self.progress.receive(self.num_received)
         if self.num_received - self.num_timely >= TIMELY_BYTES:  # an upload that comes in drops ends
             self.num_timely = self.num_received
             self.deadline.reschedule(asyncio.get_running_loop().time() + self.timeout)
@@ -134,7 +137,15 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     query = read_query(request)
     services.registrations.check(owner_of(services.catalog.snapshot, wanted.id, wanted.tenant))
     await services.quotas.begin_registration(caller)
-    async with _staged(services) as upload:
+    with services.registering.begun(wanted.id, caller.scope, Stage.RECEIVING) as progress:
+        progress.total_bytes = request.content_length
+        return await _upload(request, services, wanted, query, progress)
+
+
+async def _upload(
+    request: web.Request, services: Services, wanted: RegisterFields, query: dict[str, str], progress: Progress
+) -> web.StreamResponse:
+    async with _staged(services, progress) as upload:
         upload.fields.update(query)
         await _receive(request, upload)
         request[CONTEXT].enter_again()
@@ -144,18 +155,19 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
             owner = owner_of(services.catalog.snapshot, fields.id, fields.tenant)
             await services.registrations.run(lambda: _unpack(upload), owner)
         upload.is_handed_over = True
-        return await complete_registration(services, fields, upload.staged, caller, request[CONTEXT].audit)
+        note = request[CONTEXT].audit
+        return await complete_registration(services, fields, upload.staged, caller, note, progress)
 
 
 @asynccontextmanager
-async def _staged(services: Services) -> AsyncIterator[Upload]:
+async def _staged(services: Services, progress: Progress) -> AsyncIterator[Upload]:
     """Private folders, gone afterwards. Made and given up without an `await`, at which a cancellation could come."""
     try:
         folder, aside = services.registry.new_folder(), services.registry.new_folder()
     except OSError as error:
         raise AdapterUnavailableError(UNWRITABLE) from error
     upload = Upload(
-        folder, aside / "archive", services.adapter_config.max_upload_bytes, services.config.connections.body
+        folder, aside / "archive", services.adapter_config.max_upload_bytes, services.config.connections.body, progress
     )
     try:
         yield upload

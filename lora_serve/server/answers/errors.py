@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499  # nginx's status for a client that closed the connection; only ever in logs
 MAX_RETRY_AFTER = 120  # seconds
+MAX_REASONS = 200  # that an answer lists
 # Status, type and code (None: the error's own) of the first class that fits; of other errors: `wire_error`.
 _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.InvalidRequestError, 400, "invalid_request_error", None),
@@ -55,10 +56,11 @@ class WireError:
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] | None = None
+    reasons: Sequence[str] = ()  # each by itself, where there may be several
 
     def body(self) -> dict[str, Any]:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": error}
+        return {"error": {**error, "reasons": list(self.reasons)} if self.reasons else error}
 
     def response(self, body: dict[str, Any] | None = None) -> web.Response:
         """The answer; `body`: in another form than OpenAI's."""
@@ -74,7 +76,8 @@ def wire_error(error: Exception, request_id: str) -> WireError:
         return _http_exception(error)
     for kind, status, name, code in _TABLE:
         if isinstance(error, kind):
-            return WireError(status, str(error), name, _param(error), code or _code(error), _headers(error))
+            reasons = error.reasons[:MAX_REASONS] if isinstance(error, errors.InvalidAdapterError) else ()
+            return WireError(status, str(error), name, _param(error), code or _code(error), _headers(error), reasons)
     logger.error("request %s failed", request_id, exc_info=error)
     message = f"The server met an internal error. Its log has the details under the request id {request_id}."
     return WireError(500, message, "server_error", code="internal_error")

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_serve.adapters.sources.intake import Progress, no_progress
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.adapters.stores.monitor import words_of
@@ -41,13 +42,13 @@ class Staging:
         self._threads = FairThreads("staging", NUM_TRANSFERS, each=NUM_TRANSFERS - 1)
         self._closing = threading.Event()
 
-    async def stage(self, source: str, tenant: str = "") -> Staged:
-        """The files that `source` names, for `tenant`. Raises what `SourceTable.fetch` does, RateLimitedError,
-        NotReadyError after `close`.
+    async def stage(self, source: str, tenant: str = "", progress: Progress = no_progress) -> Staged:
+        """The files that `source` names, for `tenant`. `progress`: told the bytes that came, on another thread. Raises
+        what `SourceTable.fetch` does, RateLimitedError, NotReadyError after `close`.
 
         After an error nothing stays behind, nor if the caller is cancelled meanwhile.
         """
-        future = self._threads.submit(lambda: self._fetch(source), tenant)
+        future = self._threads.submit(lambda: self._fetch(source, progress), tenant)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -59,16 +60,18 @@ class Staging:
         self._closing.set()
         self._threads.close(wait=False)
 
-    def _fetch(self, source: str) -> Staged:
+    def _fetch(self, source: str, progress: Progress) -> Staged:
         try:
             folder = self._new_folder()
         except OSError as error:
             raise StoreUnwritableError(f"The store cannot be written at present: {words_of(error)}.") from None
-        return Staged(folder, self._sources.fetch(source, folder, self._max_bytes, self._check_open))
 
-    def _check_open(self, num_bytes: int) -> None:
-        if self._closing.is_set():
-            raise NotReadyError(_CLOSING)
+        def came(num_bytes: int) -> None:
+            if self._closing.is_set():
+                raise NotReadyError(_CLOSING)
+            progress(num_bytes)
+
+        return Staged(folder, self._sources.fetch(source, folder, self._max_bytes, came))
 
 
 def _discard(future: Future[Staged]) -> None:

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosi
 from dataclasses import replace
 from typing import cast
 
-from lora_serve.core.errors import AdapterUnavailableError, InternalError
-from lora_serve.core.messages import Event, FinishEvent, PooledEvent, PromptEvent, Timings, TokenEvent
+from lora_serve.core.errors import AdapterUnavailableError, EngineLostError, InternalError
+from lora_serve.core.messages import Event, FinishEvent, LostEvent, PooledEvent, PromptEvent, Timings, TokenEvent
 from lora_serve.core.request import InferenceRequest, OnCold
 from lora_serve.core.tenant import LOCAL_CALLER
 from lora_serve.server.context import RequestContext
@@ -41,10 +41,9 @@ class AnswerUse:
         self._clock = clock
         self._num_cached = [0] * len(requests)  # per choice, of its prompt
         self._num_generated = [0] * len(requests)  # per choice
-        self._seconds = [0.0, 0.0, 0.0]  # in the queue, loading adapters, computing
         self._choices = {request.request_id: choice for choice, request in enumerate(requests)}
         self._started_prompts: set[int] = set()  # a prompt has the number of its first choice
-        self._computed_prompts: set[int] = set()
+        self._seconds: dict[int, list[float]] = {}  # by choice with a prompt: in the queue, loading adapters, computing
         self._running: dict[int, float] = {}  # by choice: since when its prompt is computed
 
     @property
@@ -58,7 +57,7 @@ class AnswerUse:
         """The tokens used so far. A prompt counts as soon as its computation begins: whoever leaves just before the
         first token has had it computed, or most of it.
         """
-        return self._length(self._started_prompts | self._computed_prompts) + sum(self._num_generated)
+        return self._length(self._started_prompts | self._computed_prompts()) + sum(self._num_generated)
 
     def started(self, request_id: str) -> None:
         """The first tokens of a choice's prompt are in a step."""
@@ -69,9 +68,7 @@ class AnswerUse:
         timings = event.timings
         self._running[choice] = self._clock()
         self._num_cached[choice] = event.num_cached_tokens
-        for part, seconds in enumerate((timings.queue, timings.load, timings.prefill)):
-            self._seconds[part] += seconds
-        self._computed_prompts.add(self._prompt_of(choice))
+        self._seconds[choice] = [timings.queue, timings.load, timings.prefill]
 
     def generated(self, choice: int, num_tokens: int) -> None:
         """A choice got more tokens."""
@@ -80,7 +77,19 @@ class AnswerUse:
     def ended(self, choice: int) -> None:
         """A choice has its last token, or its vector."""
         if (since := self._running.pop(choice, None)) is not None:
-            self._seconds[2] += self._clock() - since
+            self._seconds[choice][2] += self._clock() - since
+
+    def lost(self, choice: int) -> None:
+        """All that a choice used is lost with its engine, and nobody has seen any of it."""
+        self._num_generated[choice] = self._num_cached[choice] = 0
+        self._running.pop(choice, None)
+        self._seconds.pop(choice, None)
+
+    def all_lost(self) -> None:
+        """The same for the whole answer."""
+        self._started_prompts.clear()
+        for choice in range(len(self._requests)):
+            self.lost(choice)
 
     def counts(self, choice: int | None = None) -> tuple[int, int, int]:
         """Prompt tokens, generated tokens and cached prompt tokens of one choice, or of the answer.
@@ -96,11 +105,15 @@ class AnswerUse:
         """All of it, once the answer has ended in whatever way; None if no prompt was computed."""
         for choice in list(self._running):
             self.ended(choice)
-        if not self._computed_prompts:
+        if not self._seconds:
             return None
-        num_prompt_tokens = self._length(self._computed_prompts)
+        num_prompt_tokens = self._length(self._computed_prompts())
         num_cached = sum(self._num_cached[:: self._step])
-        return UsageFigures(1, num_prompt_tokens, num_cached, sum(self._num_generated), *self._seconds)
+        seconds = map(sum, zip(*self._seconds.values(), strict=True))
+        return UsageFigures(1, num_prompt_tokens, num_cached, sum(self._num_generated), *seconds)
+
+    def _computed_prompts(self) -> set[int]:
+        return set(map(self._prompt_of, self._seconds))
 
     def _length(self, choices: Sequence[int] | set[int]) -> int:
         return sum(len(self._requests[choice].prompt_token_ids) for choice in choices)
@@ -112,8 +125,7 @@ class AnswerUse:
 class Rows:
     """All rows are computed or none is: an error of one row, or leaving the block of `admitted`, ends all of them.
 
-    The engine lets the same adapters answer all rows that may fall back; should it ever not, no answer is given, as its
-    headers could not tell who answered.
+    The engine lets the same adapters answer all rows that may fall back; should it ever not, no answer is given.
     """
 
     def __init__(
@@ -132,6 +144,7 @@ class Rows:
         self.requests = requests
         self.use = AnswerUse(requests, choices_per_prompt)
         self.way: Way | None = None  # over a neighbour; set before `admitted`
+        self.is_shown = False  # set as soon as the caller has some of the answer: nothing begins again then
         self._services = services
         self._caller = context.caller or LOCAL_CALLER
         self._numbers = {request.request_id: number for number, request in enumerate(requests)}
@@ -143,6 +156,7 @@ class Rows:
         self._running = set(self._numbers.values())
         self._undecided = {number for number, request in enumerate(requests) if request.fallback is not None}
         self._fell_back: bool | None = None  # None: not known yet, or no row has a fallback
+        self._has_failed = False
         self._only: AsyncIterator[Event] | None = None  # the events of an answer of one row
         self._tasks: list[asyncio.Task[None]] = []  # one per row of an answer of several
         self._queue: asyncio.Queue[Event | Exception] = asyncio.Queue(QUEUE_SIZE)
@@ -157,7 +171,8 @@ class Rows:
         """Take the rows through quota and queue and submit them. Leaving the block is their one way out: what still
         runs is aborted, places are given back, unused tokens returned to the quota, the use metered.
 
-        Raises RateLimitedError, QueueFullError, TenantQueueFullError; then no row is begun.
+        Raises RateLimitedError, QueueFullError, TenantQueueFullError; then no row is begun. An answer that is lost with
+        its engine before any of it was shown costs nothing.
         """
         services, caller = self._services, self._caller
         reservation = await services.quotas.reserve(caller, self.use.max_tokens)
@@ -167,12 +182,20 @@ class Rows:
             with nullcontext() if self.way is not None else self._queued(self.requests):
                 async with self._submitted():
                     yield
+        except Exception as error:
+            self._has_failed = not isinstance(error, ConnectionError)  # a caller who leaves is no error
+            if isinstance(error, EngineLostError) and not self.is_shown:
+                self.use.all_lost()
+            raise
         finally:
             services.quotas.settle(reservation, self.use.num_tokens)
             self._meter()
 
     async def next(self) -> tuple[int, Event]:
-        """The next event, with its row's number, of a row that has not ended. Raises the error that ended a row."""
+        """The next event, with its row's number, of a row that has not ended. After a LostEvent the row begins again.
+
+        Raises the error that ended a row.
+        """
         while True:
             event = await self._next_of_any()
             number = self._numbers[event.request_id]
@@ -185,6 +208,8 @@ class Rows:
                     self._timers[number].token()
                 case PooledEvent():
                     self._timers[number].pooled()
+                case LostEvent():
+                    self._lose(number, event)
             return number, event
 
     def generated(self, number: int, num_tokens: int) -> None:
@@ -197,6 +222,7 @@ class Rows:
         self._running.discard(number)
         self._timers[number].finished(reason)
         self.use.ended(number)
+        self._services.client.answered(self.requests[number].request_id)
         if self._tasks:
             self._tasks[number].cancel()
 
@@ -249,6 +275,8 @@ class Rows:
         try:
             async with self._row(number) as events:
                 async for event in events:
+                    if isinstance(event, LostEvent) and self.is_shown:
+                        raise event.error
                     await self._queue.put(event)
                     if isinstance(event, FinishEvent):
                         return
@@ -262,8 +290,7 @@ class Rows:
                 return await anext(self._only)
             except StopAsyncIteration:
                 raise self._without_end(0) from None
-        item = await self._queue.get()
-        if isinstance(item, Exception):
+        if isinstance(item := await self._queue.get(), Exception):
             raise item
         return item
 
@@ -284,6 +311,15 @@ class Rows:
         if event.fell_back and self.model.fallback is not None:
             context.adapters, context.fell_back = self.model.fallback, self.requests[number].on_cold
 
+    def _lose(self, number: int, event: LostEvent) -> None:
+        if self.is_shown:
+            raise event.error
+        self.context.num_output_tokens -= self.use.counts(number)[1]
+        self.use.lost(number)
+        if len(self.requests) == 1:  # no other row depends on who answers
+            self._fell_back, context = None, self.context
+            context.adapters, context.fell_back = self.model.adapters, None
+
     def _as_decided(self, number: int) -> InferenceRequest:
         """Once one row has fallen back, or has not, the rows that are submitted later ask for the same adapters."""
         request = self.requests[number]
@@ -293,14 +329,22 @@ class Rows:
         uses = request.fallback or () if self._fell_back else request.adapters
         return replace(request, adapters=uses, fallback=None, on_cold=OnCold.WAIT, max_cold_wait=None)
 
+    @property
+    def _tenant(self) -> str:
+        """The caller's tenant, or the one that a caller who sees all acts for."""
+        return (self.requests[0].account if self._caller.sees_all else None) or self._caller.tenant
+
     def _meter(self) -> None:
         """For the caller's tenant; a caller who acts for others' tenants is metered as they are."""
-        figures, caller, adapters = self.use.figures(), self._caller, self.context.adapters
-        if figures is None or adapters is None:
+        figures, key_id, adapters = self.use.figures(), self._caller.key_id, self.context.adapters
+        if adapters is None or not (self._tasks or self._only):  # no row was begun
             return
-        tenant = (self.requests[0].account or caller.tenant) if caller.sees_all else caller.tenant
-        version, digest = "+".join(adapters.versions), "+".join(adapters.digests)
-        self._services.meter.record(UsageKey(tenant, adapters.model, version, digest, caller.key_id), figures)
+        for member in adapters.members:
+            ref, route = member.ref, member.canary_route(self._services.catalog.snapshot.entries)
+            self._services.activity.record(self._tenant, ref.name, ref.digest, failed=self._has_failed, route=route)
+        if figures is not None:
+            versions, digests = "+".join(adapters.versions), "+".join(adapters.digests)
+            self._services.meter.record(UsageKey(self._tenant, adapters.model, versions, digests, key_id), figures)
 
     def _without_end(self, number: int) -> InternalError:
         return InternalError(f"The engine left {self.requests[number].request_id} without an end.")

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from lora_serve.core.errors import InternalError
-from lora_serve.core.messages import FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.messages import FinishEvent, LostEvent, PromptEvent, TokenEvent
 from lora_serve.core.request import FinishReason
 from lora_serve.server.answers.errors import WireError, wire_error
 from lora_serve.server.answers.json_answer import json_answer, written
@@ -35,7 +35,7 @@ HEADERS = {
     "X-Accel-Buffering": "no",  # nginx must not collect the events
 }
 DONE = b"data: [DONE]\n\n"
-ChoiceEvents = AsyncGenerator[tuple[int, PromptEvent | Piece], None]
+ChoiceEvents = AsyncGenerator[tuple[int, PromptEvent | Piece | LostEvent], None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +59,10 @@ class AnswerBody(ABC):
     @abstractmethod
     def add(self, number: int, event: PromptEvent | Piece) -> None:
         """Keep an event of a choice for `whole`."""
+
+    @abstractmethod
+    def forget(self, number: int) -> None:
+        """Drop all events of a choice, which begins again."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
@@ -113,6 +117,7 @@ class AnswerBody(ABC):
 
 async def generate(rows: Rows, rules: StopRules, is_complete: Callable[[int], bool]) -> ChoiceEvents:
     """(number of the choice, PromptEvent or Piece) as they come; each choice ends with a Piece with a finish_reason.
+    After a LostEvent a choice begins again.
 
     `is_complete`: of a choice whose events so far were read, ends it.
     Leaving early aborts all choices. Raises what `Rows.admitted` and `Rows.next` raise.
@@ -126,6 +131,10 @@ async def generate(rows: Rows, rules: StopRules, is_complete: Callable[[int], bo
             match event:
                 case PromptEvent():
                     first_token_at = first_token_at or time.monotonic()
+                    yield number, event
+                    continue
+                case LostEvent():
+                    texts[number] = OutputText(text, rows.requests[number], rules, eos)
                     yield number, event
                     continue
                 case TokenEvent():
@@ -156,30 +165,39 @@ async def answer(request: web.Request, fields: SamplingFields, rows: Rows, body:
         )
     events = generate(rows, rules, body.is_complete)
     if fields.stream:
-        return await _stream(request, events, body, len(rows.requests))
+        return await _stream(request, events, body, rows)
     async with aclosing(events):
         async for choice, event in events:
-            body.add(choice, event)
+            if isinstance(event, LostEvent):
+                body.forget(choice)
+            else:
+                body.add(choice, event)
     return await json_answer(request, body.whole, body.num_values)
 
 
-async def _stream(request: web.Request, events: ChoiceEvents, body: AnswerBody, num_choices: int) -> web.StreamResponse:
+async def _stream(request: web.Request, events: ChoiceEvents, body: AnswerBody, rows: Rows) -> web.StreamResponse:
     """Write the answer as it grows. A slow client is waited for in `write`."""
     response = web.StreamResponse(headers=HEADERS)
-    early: list[bytes] = []  # chunks that came before the last choice was admitted
-    waiting = num_choices
+    early: list[tuple[int, bytes]] = []  # choice and chunks that came before the last choice was admitted
+    waiting = len(rows.requests)
     try:
         async with aclosing(events):
             async for choice, event in events:
+                if isinstance(event, LostEvent):  # so nothing was written yet
+                    body.forget(choice)
+                    early = [one for one in early if one[0] != choice]
+                    waiting += 1
+                    continue
                 data = await _encoded(body, choice, event)
                 if waiting == 0:
                     await _write(response, data)
                     continue
-                early.append(data)
+                early.append((choice, data))
                 waiting -= isinstance(event, PromptEvent)
                 if waiting == 0:
+                    rows.is_shown = True
                     await response.prepare(request)
-                    for data in early:
+                    for _, data in early:
                         await _write(response, data)
         await _write(response, _data(body, body.last_chunks()))
     except (asyncio.CancelledError, ConnectionError):

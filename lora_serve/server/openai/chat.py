@@ -127,6 +127,10 @@ class ChatBody(AnswerBody):
             return
         choice.add(event)
 
+    def forget(self, number: int) -> None:
+        turn = self.choices[number].turn
+        self.choices[number] = ChatChoice(None if turn is None else turn.anew())
+
     def is_complete(self, number: int) -> bool:
         turn = self.choices[number].turn
         return turn is not None and turn.is_complete

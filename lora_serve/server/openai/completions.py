@@ -64,6 +64,9 @@ class CompletionBody(AnswerBody):
     def add(self, number: int, event: PromptEvent | Piece) -> None:
         self.choices[number].add(event)
 
+    def forget(self, number: int) -> None:
+        self.choices[number] = self.choices[number].anew()
+
     def whole(self) -> dict[str, Any]:
         shown = self.choices if self.num_rows == self.fields.n else self._best()
         choices = [{"index": index, **choice.take()} for index, choice in enumerate(shown)]
@@ -119,6 +122,11 @@ class CompletionChoice:
         self.num_logprobs += len(event.logprobs)
         if self.show_token_ids:
             self.answer_ids.extend(event.token_ids)
+
+    def anew(self) -> CompletionChoice:
+        """The same choice, of which nothing was collected."""
+        shown = self.logprobs, self.show_prompt_logprobs, self.echo, self.hide_answer, self.show_token_ids
+        return CompletionChoice(self.speller, self.prompt, *shown)
 
     @property
     def mean_logprob(self) -> float:

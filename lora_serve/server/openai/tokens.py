@@ -109,6 +109,9 @@ class TokensBody(AnswerBody):
         choice.entries.extend(event.logprobs)
         choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
 
+    def forget(self, number: int) -> None:
+        self.choices[number] = TokensChoice()
+
     def whole(self) -> dict[str, Any]:
         choices = [self._shown(index, choice) for index, choice in enumerate(self.choices)]
         prompt = None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)

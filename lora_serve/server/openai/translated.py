@@ -86,6 +86,11 @@ class TranslatedBody(AnswerBody):
         for _ in self.chunks(number, event):
             pass
 
+    def forget(self, number: int) -> None:
+        self.chat.forget(number)
+        self.items, self.finish_reason, self.stop_reason = [], None, None
+        self._held, self._is_open = "", False
+
     def is_complete(self, number: int) -> bool:
         return self.chat.is_complete(number)
 

@@ -45,6 +45,10 @@ class Turn:
         tools = self._reading.tools
         return self._first_call.is_reached and tools.mode == "auto" and not tools.parallel
 
+    def anew(self) -> Turn:
+        """The same turn, of which nothing was read."""
+        return Turn(self._reading)
+
     def take(self, text: str, is_last: bool) -> list[Delta]:
         """The deltas that the next piece of text gives, in OpenAI's form."""
         self.num_characters += len(text)

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from lora_serve import __version__
-from lora_serve.server.route import JSON, ROUTES, Access, OtherBody, Route, RouteTable
+from lora_serve.server.route import EVENTS, JSON, ROUTES, Access, OtherBody, Route, RouteTable
 
 _Mode = Literal["validation", "serialization"]
 _REFS = "#/components/schemas/{model}"
@@ -36,6 +36,7 @@ _ERROR = {
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "null"]},
+                "reasons": {"type": "array", "items": {"type": "string"}},
             },
         }
     },
@@ -106,7 +107,7 @@ def _words(route: Route) -> dict[str, str]:
 
 
 def _answer(route: Route, media: str, schemas: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
-    model = {JSON: route.answer, "text/event-stream": route.event}.get(media)
+    model = {JSON: route.answer, EVENTS: route.event}.get(media)
     return {"schema": {"type": "string"} if model is None else schemas[model]}
 
 

@@ -14,6 +14,7 @@ from lora_serve.tenancy.usage.figures import KEY_FIELDS
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
+MAX_SEARCH = 500  # characters
 GROUPS = (*KEY_FIELDS, "time", "day")
 FOREVER = 2**40  # Unix seconds
 
@@ -59,6 +60,21 @@ class AdaptersQuery(PageQuery):
 
     tenant: str | None = None
     state: AdapterState | None = None
+    search: Annotated[str, Field(max_length=MAX_SEARCH)] = ""
+    sort: Literal["name", "bytes", "rank", "created", "last_used", "requests"] = "name"
+    order: Literal["asc", "desc"] | None = None
+    offset: Annotated[int, Field(ge=0, lt=10**9)] = 0
+    fields: Literal["card", "summary"] = "card"
+
+    @property
+    def is_descending(self) -> bool:
+        """True if the largest come first, as they do unless names are ordered."""
+        return (self.order or ("asc" if self.sort == "name" else "desc")) == "desc"
+
+    @property
+    def is_by_name(self) -> bool:
+        """True for the order that the catalog has anyway."""
+        return self.sort == "name" and not self.is_descending
 
 
 class AuditQuery(PageQuery):
@@ -91,6 +107,12 @@ class FleetQuery(Query):
     """GET /admin/fleet; `adapter`: an id, or the digest of a version."""
 
     adapter: str | None = None
+
+
+class StreamQuery(Query):
+    """GET /admin/engine/stream; `rate`: frames per second, at most."""
+
+    rate: Annotated[int, Field(ge=1, le=10)] = 5
 
 
 class DeletionQuery(Query):

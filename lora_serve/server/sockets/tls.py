@@ -1,4 +1,8 @@
-"""HTTPS: the context of the server's certificate, which can be renewed while the server runs."""
+"""HTTPS: the context of the server's certificate, which can be renewed while the server runs.
+
+A listening socket keeps its context, whose authorities can be added to and never taken away. So each connection is
+given the newest context while it begins, by the callback that is there for certificates by name.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,22 @@ logger = logging.getLogger(__name__)
 
 
 class ServerTls:
-    """The context of all connections; those that begin after `reload` get the new certificate."""
+    """The context to listen with; connections that begin after `reload` get the new certificate and authorities."""
 
     def __init__(self, config: TlsConfig) -> None:
         """Raises ConfigError if a file cannot be used."""
         self._config = config
-        self.context = _context(config)
+        self.context = self._newest = _context(config)
+        self.context.sni_callback = self._choose
+
+    def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Called for every connection, with or without a name."""
+        connection.context = self._newest
 
     def reload(self) -> None:
-        """Read certificate and key anew. If they do not fit together, the old ones stay and the log says so."""
+        """Read certificate, key and authorities anew. If a file cannot be used, all stay and the log says so."""
         try:
-            _context(self._config)  # on its own first: a context is left half changed by a key that does not fit
-            _load_certificate(self.context, self._config)
+            self._newest = _context(self._config)
         except ConfigError as error:
             logger.error("the certificate stays as it was: %s", error)
         else:

@@ -14,7 +14,7 @@ from aiohttp import web
 from lora_serve.server.background.tasks import running
 from lora_serve.server.services import SERVICES
 
-INTERVAL = 0.02  # seconds between two calls
+INTERVAL = 0.05  # seconds between two calls
 MAX_SAMPLES = 1000  # for one late call
 
 

@@ -113,6 +113,11 @@ class AuditJournal:
         bound = 2**62 if before is None else before
         return self._select("number < ? ORDER BY number DESC LIMIT ?", (bound, limit))
 
+    def last_until(self, time_ms: int) -> int:
+        """The number of the last line that is not younger; 0: there is none."""
+        found = self._select("time_ms <= ? ORDER BY time_ms DESC, number DESC LIMIT 1", (time_ms,))
+        return found[0].number if found else 0
+
     @property
     def num_lines(self) -> int:
         """The number of lines. Raises AdapterUnavailableError."""

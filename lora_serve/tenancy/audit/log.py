@@ -122,11 +122,13 @@ class AuditLog:
             return [], False
 
     def _own_matching(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
-        return first_matching(self._own(), limit, before, matches)
+        return first_matching(self._own(before), limit, before, matches)
 
-    def _own(self) -> Iterator[AuditLine]:
-        """This server's lines, newest first."""
-        number: int | None = None
-        while self._journal is not None and (page := self._journal.latest(number, _PAGE)):
+    def _own(self, before: str | None) -> Iterator[AuditLine]:
+        """This server's lines, newest first; with `before` none that is younger than that id's."""
+        if self._journal is None:
+            return
+        number = None if before is None else self._journal.last_until(int(before.partition("-")[0])) + 1
+        while page := self._journal.latest(number, _PAGE):
             yield from page
             number = page[-1].number

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lora_serve.adapters.stores.files import UNWRITABLE, read_small_file
+from lora_serve.adapters.stores.files import UNWRITABLE, flush, read_small_file
 from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
 from lora_serve.core.errors import ConfigError
 
@@ -40,9 +40,10 @@ class AdminKey:
 def load_admin_key(configured: str | None, store: Path, monitor: StoreMonitor | None = None) -> AdminKey:
     """Return the configured key, else the one in `store`/admin_key, which is made (256 random bits) if missing.
 
-    Logs where the key lies, never the key. `monitor`: writes a new key later if that is not possible now; until then
-    nobody has it. Raises ConfigError if the file cannot be read, made or used.
+    Logs where the key lies, never the key. The caller holds the store. `monitor`: writes a new key later if that is not
+    possible now; until then nobody has it. Raises ConfigError if the file cannot be read, made or used.
     """
+    _remove_leftovers(store)
     if configured is not None:
         return AdminKey.of(configured)
     path = store / FILE_NAME
@@ -56,6 +57,13 @@ def load_admin_key(configured: str | None, store: Path, monitor: StoreMonitor | 
     else:
         logger.warning("a new admin key is written into %s once there is room; --admin-key names one meanwhile", path)
     return AdminKey.of(secret)
+
+
+def _remove_leftovers(store: Path) -> None:
+    """Removes what starts that were killed left of keys that they were making."""
+    for aside in store.glob(f".{FILE_NAME}.*"):
+        with suppress(OSError):
+            aside.unlink()
 
 
 def check_key_file(store: Path) -> None:
@@ -106,6 +114,7 @@ def _create(path: Path, secret: str) -> str:
             file.flush()
             os.fsync(file.fileno())
         os.link(aside, path)
+        flush(path.parent)
     except FileExistsError:
         return _read(path)
     finally:

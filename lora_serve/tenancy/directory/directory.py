@@ -65,7 +65,6 @@ class Directory:
             changes = edits.without_tenant(state, name)
             return changes, bool(changes)
 
-        self.refresh()  # without a commit, nothing would say that this is not the newest state
         return self.ledger.change(edit)
 
     def create_key(

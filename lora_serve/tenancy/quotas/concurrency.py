@@ -46,6 +46,10 @@ class ConcurrencyLimiter:
         """Rows that wait for a place."""
         return len(self._waiters)
 
+    def num_held_by(self, scope: str) -> int:
+        """Places that a scope holds; without a limit it holds none."""
+        return self._held[scope]
+
     @asynccontextmanager
     async def held(self, limits: Sequence[ConcurrencyLimit], deadline: float | None = None) -> AsyncIterator[None]:
         """One row's place, for as long as the block lasts. `deadline`: seconds of time.monotonic().

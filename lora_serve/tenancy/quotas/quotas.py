@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 from lora_serve.core.errors import Unit
-from lora_serve.core.tenant import Caller, Quota
+from lora_serve.core.tenant import Caller, Quota, Tenant
 from lora_serve.engine.queue_gate import WaitingLimit
 from lora_serve.tenancy.quotas.concurrency import ConcurrencyLimit, ConcurrencyLimiter
 from lora_serve.tenancy.quotas.counters import SharedCounters
@@ -61,6 +61,18 @@ class Quotas:
         except asyncio.CancelledError:
             task.add_done_callback(self._drop)  # a command on its way to Redis is not broken off
             raise
+
+    async def used(self, tenant: Tenant) -> dict[str, int]:
+        """A tenant's use of its limits per minute and of rows, now, by the limit's name; what has no limit is not
+        counted. Raises RateLimitedError if the counters cannot be reached.
+        """
+        caller = Caller(tenant.name, quota=tenant.quota, since=tenant.created)
+        limits = (*rate_limits(caller), *registration_limits(caller))
+        counted = await self._limiter.used(limits) if limits else {}
+        found = {field: counted[unit] for unit, field in (*_UNITS, *_REGISTRATIONS) if unit in counted}
+        for limit in concurrency_limits(caller):  # one at most: it is no key's
+            found["max_running"] = self.concurrency.num_held_by(limit.scope)
+        return found
 
     def settle(self, reservation: Reservation | None, num_tokens: int) -> None:
         """The request has ended and used so many tokens. Called exactly once for each reservation; never waits."""

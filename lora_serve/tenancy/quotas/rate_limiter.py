@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,26 @@ class Reservation:
     standings: Standings
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The words of a refusal, to be repeated until `until`. Not the error: one that was raised keeps the frames that it
+    went through, and with them the request.
+    """
+
+    until: float
+    message: str
+    retry_after: float
+    reason: str
+    standings: Standings
+
+    def error(self) -> RateLimitedError:
+        return RateLimitedError(self.message, self.retry_after, self.reason, self.standings)
+
+    def holds(self, now: float) -> bool:
+        """False also if the clock was set back, which must not keep it alive."""
+        return self.until - _REMEMBERED <= now < self.until
+
+
 class RateLimiter:
     """Reserves and settles. Holds nothing per request: that is in the Reservation."""
 
@@ -45,18 +66,15 @@ class RateLimiter:
         """`clock`: Unix seconds, so that replicas mean the same minute."""
         self._counters = counters
         self._clock = clock
-        # By the name of a limit, which is not one on tokens: until when.
-        self._refusals: dict[str, tuple[float, RateLimitedError]] = {}
+        self._refusals: dict[str, _Refusal] = {}  # the oldest first, by the name of a limit, which is none on tokens
 
     def check(self, limits: Sequence[RateLimit]) -> None:
         """Raises the refusal that the caller got within the last second once more, without asking the counters."""
+        now = self._clock()
         for limit in limits:
-            until, refusal = self._refusals.get(limit.name, (0.0, None))
-            if refusal is None:
-                continue
-            if until - _REMEMBERED <= self._clock() < until:  # a clock that was set back must not keep it alive
-                raise RateLimitedError(str(refusal), refusal.retry_after, refusal.reason, refusal.standings)
-            del self._refusals[limit.name]
+            refusal = self._refusals.get(limit.name)
+            if refusal is not None and refusal.holds(now):
+                raise refusal.error()
 
     async def reserve(self, limits: Sequence[RateLimit], num_tokens: int) -> Reservation:
         """Reserves one request with at most `num_tokens` tokens. One larger than a whole limit counts as that limit, or
@@ -76,6 +94,12 @@ class RateLimiter:
         await self._try_to_add(counters, {name: -amount for name, amount in amounts.items()}, minute)
         before = {limit: _without(windows[limit], costs[limit]) for limit in limits}
         raise self._refusal(failing, before, costs)
+
+    async def used(self, limits: Sequence[RateLimit]) -> dict[Unit, int]:
+        """The use of each limit now, rounded up. Raises RateLimitedError if the counters cannot be reached."""
+        minute, elapsed = self._now()
+        _, counts = await self._add({limit.name: 0 for limit in limits}, minute)
+        return {limit.unit: math.ceil(WindowCount(*counts[limit.name], elapsed).used) for limit in limits}
 
     async def settle(self, reservation: Reservation, num_tokens: int) -> None:
         """Corrects a reservation once the request has ended: unused tokens are given back, further ones taken."""
@@ -120,7 +144,8 @@ class RateLimiter:
         waits = {limit: windows[limit].seconds_until(limit.limit, costs[limit]) for limit in failing}
         limit = max(waits, key=lambda limit: waits[limit])
         whose = "your organisation" if limit.scope.startswith("tenant:") else "this key"
-        error = RateLimitedError(
+        refusal = _Refusal(
+            self._clock() + min(_REMEMBERED, waits[limit]),
             f"Rate limit reached for {whose} on {limit.unit} per minute: limit {limit.limit}, used "
             f"{round(windows[limit].used)}, requested {costs[limit]}. Try again in {waits[limit]:.1f} s.",
             waits[limit],
@@ -128,8 +153,19 @@ class RateLimiter:
             _standings(windows),
         )
         if limit.unit != "tokens":
-            self._refusals[limit.name] = (self._clock() + min(_REMEMBERED, waits[limit]), error)
-        return error
+            self._remember(limit.name, refusal)
+        return refusal.error()
+
+    def _remember(self, name: str, refusal: _Refusal) -> None:
+        """In place of those that are over: whoever was refused may never come again."""
+        now = self._clock()
+        self._refusals.pop(name, None)
+        while self._refusals:
+            oldest = next(iter(self._refusals))
+            if self._refusals[oldest].holds(now):
+                break
+            del self._refusals[oldest]
+        self._refusals[name] = refusal
 
 
 def _without(window: WindowCount, cost: int) -> WindowCount:

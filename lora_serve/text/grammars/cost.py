@@ -1,8 +1,8 @@
 """The costs of compiling a schema that no limit of `llguidance` bounds.
 
 It follows references by recursion, compares every two patterns of an object's names, takes time with the square of an
-object's properties and of a regex's length, and time and memory with the smallest number that all `multipleOf` divide.
-All of this is bounded before it sees a schema.
+object's properties and of a regex's length, time and memory with the smallest number that all `multipleOf` divide, and
+time with the length that a text with a pattern may have. All of this is bounded before it sees a schema.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ MAX_CHAIN = 400  # schemas inside one another, along references: a stack of 8 MB
 MAX_PATTERN_PAIRS = 3000
 MAX_PROPERTIES = 2000
 MAX_MULTIPLE = 20_000  # 0.3 s; 100 000 take 1.5 s, 1 000 000 gigabytes
+MAX_LENGTHS = 131_072  # of texts with patterns: 2 s with some; 262 144 take 5 s and 0.3 GB
+_LENGTHS = ("minLength", "maxLength")
+_JOINING = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "propertyNames"))  # bring parts of schemas together
 
 
 @dataclass(slots=True)
@@ -26,6 +29,10 @@ class SchemaCost:
     num_pattern_pairs: int = 0
     squared_properties: int = 0
     squared_regexes: int = 0
+    longest: int = 0  # length that a text may have
+    lengths_beside_patterns: int = 0
+    num_patterns: int = 0
+    joins: bool = False
     multiples: set[Fraction] = field(default_factory=set)  # of all `multipleOf`
     depths: dict[str, int] = field(default_factory=dict)  # by the place of each schema: of schemas around it
     refs: list[tuple[str, str]] = field(default_factory=list)  # place, and the place that it refers to
@@ -40,9 +47,19 @@ class SchemaCost:
             self.squared_regexes += sum(len(pattern) ** 2 for pattern in patterns)
         if isinstance(pattern := schema.get("pattern"), str):
             self.squared_regexes += len(pattern) ** 2
+        self.joins |= not _JOINING.isdisjoint(schema)
+        self._add_lengths(schema)
         multiple = schema.get("multipleOf")
         if isinstance(multiple, int | float) and not isinstance(multiple, bool) and 0 < multiple < math.inf:
             self.multiples.add(Fraction(repr(multiple)))
+
+    def _add_lengths(self, schema: Mapping[str, Any]) -> None:
+        given: list[Any] = [schema.get(name) for name in _LENGTHS]
+        longest = max((int(one) for one in given if _is_length(one)), default=0)
+        patterns = schema.get("patternProperties")
+        self.longest = max(self.longest, longest)
+        self.num_patterns += ("pattern" in schema) + (len(patterns) if isinstance(patterns, dict) else 0)
+        self.lengths_beside_patterns += longest if "pattern" in schema else 0
 
     def problem(self, max_regex: int) -> str:
         """The reason why the schema is too costly; empty if it is not."""
@@ -54,6 +71,8 @@ class SchemaCost:
             return f"numbers of `multipleOf` whose smallest common multiple, without its point, is above {MAX_MULTIPLE}"
         if self.squared_regexes > max_regex**2:
             return f"regexes of more than {max_regex} characters (--max-regex-size)"
+        if (self.num_patterns * self.longest if self.joins else self.lengths_beside_patterns) > MAX_LENGTHS:
+            return f"lengths of texts with patterns that are above {MAX_LENGTHS} together: leave `maxLength` out"
         if self.longest_chain() > MAX_CHAIN:
             return f"references to schemas that refer to others: more than {MAX_CHAIN} inside one another"
         return ""
@@ -85,6 +104,10 @@ class SchemaCost:
             for owner in owners.get(place, ()):
                 uses[owner].add(target)
         return _longest_path(height, uses)
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _around(place: str) -> Iterator[str]:

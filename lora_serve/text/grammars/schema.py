@@ -136,6 +136,9 @@ class SchemaWriter:
             patterns.append(FORMAT_PATTERNS[kind])
         elif isinstance(kind, str) and kind not in KNOWN_FORMATS:
             raise refused(self._param, f"the format {kind!r} is not supported", place)
+        multiple = made.get("multipleOf")
+        if isinstance(multiple, int | float) and multiple < 0:  # with some the compiler never ends
+            raise refused(self._param, "`multipleOf` must be above 0", place)
         if made.get("contentEncoding") == "base64":
             patterns.append(_BASE64)
         if made.get("contentMediaType") == "application/json":

@@ -295,6 +295,17 @@ def test_broken_pax_records_are_refused(record: bytes, tmp_path: Path) -> None:
         unpacked(content, tmp_path)
 
 
+def test_headers_that_stand_before_no_member_or_name_all_members_are_refused(tmp_path: Path) -> None:
+    sound, end = tar(FILES).rstrip(b"\0"), bytes(1024)
+    sound += bytes(-len(sound) % 512)
+    assert unpacked(header("x", 0, b"g") + sound + end, tmp_path) == FILES
+    for kind in (b"x", b"L", b"g", b"K"):
+        with pytest.raises(InvalidAdapterError, match="before no member"):
+            unpacked(sound + header("x", 0, kind) + end, tmp_path)
+    with pytest.raises(InvalidAdapterError, match="all members"):
+        unpacked(header("x", 9, b"g") + b"9 size=1\n".ljust(512, b"\0") + sound + end, tmp_path)
+
+
 def test_zip_with_a_huge_directory_is_refused(tmp_path: Path) -> None:
     content = stored({f"{number:>0100}": b"" for number in range(8000)})
     with pytest.raises(InvalidAdapterError, match="directory is too long"):

@@ -80,6 +80,25 @@ def test_changes_made_at_the_same_time_are_all_kept_and_numbered_apart(two: tupl
     assert {v.digest for v in versions} == {digest(letter) for letter in "abcdef012345"}
 
 
+def test_act_that_changes_nothing_here_is_tried_on_what_another_server_has_just_written(
+    own_redis: RedisServer, tmp_path: Path
+) -> None:
+    """Neither follows the other: a load balancer may be quicker than the news."""
+    with (
+        closing(open_catalog(tmp_path / "a", own_redis.url)) as one,
+        closing(open_catalog(tmp_path / "b", own_redis.url)) as other,
+    ):
+        for letter in "ab":
+            one.add("x", version(letter))
+        other.set_route("x", 1, None)  # of an id that it has not heard of
+        one.set_route("x", 2, None)  # as it was there before
+        assert one.entry("x").default_version == 2
+        other.set_pinned("x", True)
+        one.set_pinned("x", False)
+        other.refresh()
+        assert (other.entry("x").default_version, other.entry("x").pinned) == (2, False)
+
+
 def test_server_that_was_away_catches_up(open_server: OpenServer, own_redis: RedisServer, tmp_path: Path) -> None:
     one = open_server("a")
     one.add("x", version("a"))

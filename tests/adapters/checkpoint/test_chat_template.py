@@ -50,6 +50,7 @@ def folder_of(path: Path, jinja: str | None = None, settings: Any = None) -> Pat
         (None, {"chat_template": None}, None),
         (None, {"chat_template": "  "}, None),
         (None, {"chat_template": [{"name": "default"}]}, None),
+        (None, {"chat_template": [{"name": {"a": 1}, "template": "other"}]}, None),
         ("a\n{{ b }}", None, False),
         ("a  \r\n{{ b }}\r\n\r\n", None, False),
         (None, {"chat_template": {"default": "a\n{{ b }}", "tool_use": "t"}}, False),

@@ -205,6 +205,26 @@ def test_restore_that_breaks_off_starts_no_server_and_is_completed_by_another(
     assert registries.content(tmp_path / "again") == registries.content(store)
 
 
+def test_restored_catalog_stands_only_once_all_else_is_flushed(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a loss of power might leave a store in which a server starts, and knows no tenants."""
+    with open_directory(config_of(store)) as directory:
+        directory.create_tenant("acme")
+    assert main(["registry", "backup", "--to", "backup", "--store", "store"]) == 0
+    flushed: list[set[str]] = []
+    really_flush = backup.flush
+
+    def flush(path: Path) -> None:
+        really_flush(path)
+        flushed.append({file.name for file in path.iterdir()} if path.is_dir() else set())
+
+    monkeypatch.setattr(backup, "flush", flush)
+    assert main(["registry", "restore", "--from", "backup", "--store", "again"]) == 0
+    others = {"tenants.sqlite3", "usage.sqlite3", "audit.sqlite3"}
+    assert [others <= names for names in flushed if backup.CATALOG_NAME not in names][-1]
+
+
 def spoil_list(backup: Path) -> None:
     (backup / "backup.json").write_text("{}")
 

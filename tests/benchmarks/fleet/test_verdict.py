@@ -66,6 +66,13 @@ def test_each_broken_promise_is_told(judged: Judged, events: tuple[Event, ...], 
     assert words in failures[0]
 
 
+def test_stream_that_survived_a_kill_is_cut_by_the_next() -> None:
+    """On a slow machine it still waited for its first token when the first came."""
+    long = replace(CUT, ended=12.0)
+    assert found(Judged("cut", CUT), Judged("cut", long), events=(KILL, replace(KILL, at=11.5))) == []
+    assert found(Judged("cut", long), Judged("cut", long), events=(KILL, replace(KILL, at=11.5))) != []
+
+
 def test_killed_gateway_takes_its_own_connections_with_it_and_no_others() -> None:
     death = Event(1.5, "kill -9 of gateway 1", may_cut=0, gateway=1)
     gone = Judged("cut", replace(CUT, error="hang_up"), gateway=1)

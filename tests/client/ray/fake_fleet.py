@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,21 @@ class GoneError(Exception):
     """The replica is not there."""
 
 
+class Way:
+    """See `gateways.Way`."""
+
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self.is_closed = asyncio.Event()
+        self.has_room = True
+
+    def send(self, body: bytes) -> None:
+        self.frames.put_nowait(body)
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
 class FakeReplica:
     """A replica in this process. What it is given is noted."""
 
@@ -36,6 +51,9 @@ class FakeReplica:
         self.dead = asyncio.Event()
         self.runs = asyncio.Event()  # unless it is stopped, or cut off
         self.runs.set()
+        self.is_reachable = asyncio.Event()  # for gateways that come
+        self.is_reachable.set()
+        self.num_visits = 0  # of gateways, in vain or not
         self.gateways: list[str] = []  # attached now
         self.num_frames = 0  # that were taken
 
@@ -75,30 +93,35 @@ class FakeFleet:
         listed(self.listed)
 
     async def events(self, replica: str, gateway: str) -> AsyncIterator[bytes]:
-        found = self._found(replica)
+        found, way = self._found(replica), Way()
+        found.num_visits += 1
+        await found.is_reachable.wait()
         found.gateways.append(gateway)
+        found.engine.attach(gateway, way)
         try:
-            async with aclosing(found.engine.events(gateway)) as frames:
-                while True:
-                    frame = asyncio.ensure_future(anext(frames))
-                    dead = asyncio.ensure_future(found.dead.wait())
-                    try:
-                        await asyncio.wait({frame, dead}, return_when=asyncio.FIRST_COMPLETED)
-                        self._found(replica)
-                        await found.runs.wait()
-                        self._found(replica)
-                        item = frame.result()
-                    finally:
-                        for task in (frame, dead):
-                            task.cancel()
-                        await asyncio.gather(frame, dead, return_exceptions=True)
-                    yield item
+            while not way.is_closed.is_set():
+                item = asyncio.ensure_future(way.frames.get())
+                ends = [asyncio.ensure_future(event.wait()) for event in (found.dead, way.is_closed)]
+                try:
+                    await asyncio.wait({item, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                    self._found(replica)
+                    await found.runs.wait()
+                    self._found(replica)
+                    frame = item.result() if item.done() else None
+                finally:
+                    for task in (item, *ends):
+                        task.cancel()
+                    await asyncio.gather(item, *ends, return_exceptions=True)
+                if frame is not None:
+                    yield frame
         finally:
+            found.engine.detach(gateway)
             found.gateways.remove(gateway)
 
     async def take(self, replica: str, gateway: str, frame: bytes) -> None:
         await asyncio.sleep(0)
         found = self._found(replica)
+        assert gateway in found.gateways, "nobody is there yet"
         await found.runs.wait()
         found.num_frames += 1
         found.engine.take(gateway, frame)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.client.ray import attached, link
+from lora_serve.client.ray import attached, figures, link
 from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
 from lora_serve.client.wire import body_of
 from lora_serve.core.config import QueueLimits
@@ -18,6 +20,7 @@ from lora_serve.core.errors import EngineLostError, NotReadyError, QueueFullErro
 from lora_serve.core.messages import (
     Evict,
     FinishEvent,
+    LostEvent,
     Pin,
     PromptEvent,
     Resize,
@@ -32,7 +35,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import ReplicaState
-from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, fleet_client
+from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, Way, fleet_client
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
 from tests.engine_host.engine_clients import request
@@ -120,21 +123,53 @@ async def events_of(client: RayEngineClient, asked: InferenceRequest) -> list[An
     return [event async for event in client.infer(asked)]
 
 
-async def test_who_had_a_token_gets_an_error_that_says_retry_and_is_not_asked_again() -> None:
+@asynccontextmanager
+async def lost_after_a_token(fleet: FakeFleet, client: RayEngineClient) -> AsyncIterator[tuple[Any, FakeReplica]]:
+    """The events of a request behind the one that says so, and the replica that died."""
+    events: Any = client.infer(request("r", max_tokens=150, prompt=[SLOW]))
+    async with aclosing(events):
+        while not isinstance(await anext(events), TokenEvent):
+            pass
+        victim = await running_on(client, fleet)
+        victim.dead.set()
+        while not isinstance(event := await anext(events), LostEvent):
+            assert isinstance(event, TokenEvent)
+        assert isinstance(event.error, EngineLostError)
+        yield events, victim
+
+
+async def test_who_had_a_token_is_told_and_not_asked_again_if_that_is_where_reading_ends() -> None:
     async with started("a", "b") as (fleet, client):
-        events: Any = client.infer(request("r", max_tokens=150, prompt=[SLOW]))
-        async with aclosing(events):
-            while not isinstance(await anext(events), TokenEvent):
-                pass
-            victim = await running_on(client, fleet)
-            victim.dead.set()
-            with pytest.raises(EngineLostError, match="try again"):
-                async for _ in events:
-                    pass
-        await asyncio.sleep(0.1)
+        async with lost_after_a_token(fleet, client) as (_, victim):
+            await asyncio.sleep(0.1)
         others = [replica for replica in fleet.replicas.values() if replica is not victim]
         assert all(replica.engine.num_requests == 0 for replica in others)
         assert len(await tokens_of(client, request("s"))) == 4
+    assert client.gate.num_requests == 0
+
+
+async def test_who_had_a_token_and_reads_on_gets_all_of_the_answer_from_another_replica() -> None:
+    async with started("a", "b") as (fleet, client), lost_after_a_token(fleet, client) as (events, _):
+        found = [event async for event in events]
+    assert [type(found[0]), type(found[-1])] == [PromptEvent, FinishEvent]
+    assert [event.token_id for event in found[1:-1]] == expected([SLOW], 150)
+    assert {event.request_id for event in found} == {"r"}
+
+
+async def test_request_that_ends_every_replica_after_a_token_is_not_asked_for_ever() -> None:
+    async with started(*"abcde") as (fleet, client):
+        lost: list[LostEvent] = []
+
+        async def read() -> None:
+            async for event in client.infer(request("r", max_tokens=150, prompt=[SLOW])):
+                if isinstance(event, LostEvent):
+                    lost.append(event)
+                elif isinstance(event, TokenEvent):
+                    (await running_on(client, fleet)).dead.set()
+
+        with pytest.raises(EngineLostError):
+            await read()
+        assert len(lost) == MAX_TRIES - 1
 
 
 async def test_replica_that_says_nothing_counts_as_lost_and_is_attached_again_when_it_speaks() -> None:
@@ -220,6 +255,22 @@ async def test_replica_that_is_taken_away_finishes_its_requests_and_gets_no_new_
         await until(lambda: not victim.gateways)  # and no longer, as Ray Serve waits for its end
 
 
+async def test_gateway_does_not_look_again_and_again_after_replicas_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached, "_LOOK_SECONDS", 0.001)
+    plain, num_looks = asyncio.wait, 0
+
+    def counted(*given: Any, **more: Any) -> Any:
+        nonlocal num_looks
+        num_looks += 1
+        return plain(*given, **more)
+
+    async with started("a", "b"):
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "wait", counted)
+            await asyncio.sleep(0.3)
+    assert num_looks < 60  # of the replicas' reports and the like; looks alone would be hundreds
+
+
 async def test_figures_tell_a_lost_replica_from_one_that_was_taken_away() -> None:
     async with started("a", "b", "c") as (fleet, client):
         await asyncio.gather(*(tokens_of(client, request(f"r{index}")) for index in range(6)))
@@ -240,6 +291,58 @@ async def test_figures_tell_a_lost_replica_from_one_that_was_taken_away() -> Non
         after = await client.stats()
         assert after.num_replicas_lost == 1
         assert after.num_steps >= before.num_steps
+
+
+async def test_replica_that_died_counts_as_lost_even_if_ray_serve_tells_it_first() -> None:
+    """Ray Serve no longer lists it, and nothing runs there: the stream's end comes last."""
+    async with started("a", "b") as (fleet, client):
+        replica = fleet.replicas["a"]
+        replica.runs.clear()
+        fleet.unlist("a")
+        await asyncio.sleep(3 * attached._LOOK_SECONDS)
+        fleet.kill("a")
+        replica.runs.set()
+        await until(lambda: len(client._fleet.open_links) == 1)
+        assert (await client.stats()).num_replicas_lost == 1
+
+
+async def test_look_at_a_fleet_leaves_alone_a_replica_that_is_not_reached_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "TICK", 60)
+    monkeypatch.setattr(figures, "LOOK_SECONDS", 60)
+    async with started("a") as (fleet, client):
+        late = fleet.add("b", listed=False)
+        late.is_reachable.clear()
+        fleet.list("b")
+        await until(lambda: late.num_visits == 1)
+        for _ in range(3):
+            assert [one.state for one in (await client.stats()).replicas or ()] == [
+                ReplicaState.READY,
+                ReplicaState.STARTING,
+            ]
+        asked = [asyncio.create_task(one.ping()) for one in client._fleet.open_links]
+        await asyncio.sleep(0.05)
+        late.is_reachable.set()
+        await asyncio.gather(*asked)  # the question waited, too
+        await until(lambda: len(client.replicas) == 2)
+        assert late.num_visits == 1
+
+
+async def test_replica_that_is_not_reached_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attached, "LONGEST_DELAY", 0.02)
+    caplog.set_level(logging.INFO, attached.__name__)
+    async with started("a") as (fleet, client):
+        lost = fleet.add("b", listed=False)
+        lost.dead.set()
+        fleet.list("b")
+        before = client._fleet._names
+        tries = itertools.count()
+        client._fleet._names = lambda: f"{before()} {next(tries)}"
+        await until(lambda: next(tries) > 5)
+        assert [line for line in caplog.messages if "cannot be reached" in line] == [
+            "Replica b cannot be reached (GoneError: b)."
+        ]
 
 
 async def test_gateway_that_leaves_takes_its_requests_along() -> None:
@@ -416,11 +519,11 @@ async def test_gateway_that_says_nothing_is_left_and_its_requests_are_aborted() 
     """A network that is cut ends no stream."""
     async with started("a") as (fleet, client):
         replica, links = fleet.replicas["a"], client.links
-        frames = replica.engine.events("cut off")
-        await anext(frames)
+        way = Way()
+        replica.engine.attach("cut off", way)
         replica.engine.take("cut off", body_of([Submit(request("r", max_tokens=190, prompt=[SLOW]))]))
         assert replica.engine.num_requests == 1
-        assert [frame async for frame in frames]  # it ends
+        await way.is_closed.wait()
         await until(lambda: replica.engine.num_requests == 0)
         await asyncio.sleep(0.2)
         assert client.links == links  # the client has nothing to ask, and says so

@@ -69,6 +69,12 @@ def test_what_is_late_already_is_expected_to_take_as_long_again() -> None:
     assert estimate.retry_after([ref], {ref.digest: (ref, 100.0)}, 130.0) == pytest.approx(30.0)
 
 
+def test_who_waits_for_no_load_waits_the_least() -> None:
+    estimate = learned(50.0, 0.0, [MIB])
+    under_way = {ref.digest: (ref, 100.0) for ref in (adapter("a"), adapter("b"))}
+    assert estimate.retry_after([], under_way, 100.0) == 1.0
+
+
 def test_never_more_than_two_minutes() -> None:
     assert learned(900.0, 0.0, [MIB]).retry_after([adapter("a")], {}, 0.0) == 120.0
 

@@ -269,3 +269,29 @@ def test_pin_that_waits_for_its_load_is_withdrawn_by_the_unpin_that_follows() ->
     world.finish_load(adapter("a"))
     world.run()
     assert not world.residency.slots.is_pinned("sha256:a")
+
+
+def test_adapter_that_is_there_or_on_its_way_is_not_loaded_again() -> None:
+    world = World(auto_load=False)
+    residency, ref = world.residency, adapter("a")
+    assert [residency.fetched(ref) for _ in range(3)] == [None] * 3
+    assert world.loading == [ref]
+    world.finish_load(ref)
+    assert residency.fetched(ref) is not None
+    assert world.loading == []
+
+
+def test_adapters_of_the_first_in_the_queue_leave_host_memory_last() -> None:
+    world = World(auto_load=False, adapter_host_memory=20)
+    first, wanted, newcomer = adapter("first"), adapter("wanted"), adapter("newcomer")
+    world.residency.protect([first])
+    for ref in (first, wanted):
+        world.residency.want(ref)
+        assert world.residency.request(ref)
+        world.finish_load(ref)
+    world.residency.protect([first, newcomer])
+    assert world.residency.request(newcomer), "what comes first is loaded, whether there is room or not"
+    world.finish_load(newcomer)
+    assert world.residency.is_here("sha256:first")
+    assert world.residency.is_here("sha256:newcomer")
+    assert not world.residency.is_here("sha256:wanted")

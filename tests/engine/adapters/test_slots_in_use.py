@@ -39,3 +39,16 @@ def test_an_adapter_unpinned_or_released_can_go_again() -> None:
     placed = slots.place(adapter("c"))
     assert placed is not None
     assert [slot.digest for slot in placed[1]] == [adapter("a").digest]
+
+
+def test_deleting_a_popular_adapter_does_not_age_those_that_stay() -> None:
+    slots = SlotTable(2, policy="cost")
+    for name, num_uses in (("popular", 20), ("used", 3)):
+        slots.place(adapter(name))
+        for _ in range(num_uses):
+            slots.use(adapter(name).digest)
+    slots.remove(adapter("popular").digest)
+    slots.place(adapter("new"))
+    placed = slots.place(adapter("newer"))
+    assert placed is not None
+    assert [slot.digest for slot in placed[1]] == [adapter("new").digest]

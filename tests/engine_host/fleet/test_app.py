@@ -28,6 +28,11 @@ def test_servers_with_stores_of_their_own_share_engines_and_with_other_limits_re
     assert version_of(store=Path("/one"), warmup="off") != one
 
 
+def test_idle_engines_count_seldom_for_serve() -> None:
+    options = application(Settings(model="a/model", engine="ray"))._bound_deployment.ray_actor_options
+    assert options["runtime_env"]["env_vars"]["RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"] == "10000"
+
+
 def test_servers_that_start_serve_at_one_moment_find_each_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `tests/e2e/conftest.py` starts its pair on a new cluster."""
     calls = list[Any]()

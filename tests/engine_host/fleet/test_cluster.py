@@ -7,10 +7,7 @@ import importlib
 import importlib.util
 import logging
 import signal
-import socket
 import threading
-import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ import pytest
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.engine_host.fleet import cluster, node
-from lora_serve.engine_host.fleet.output import log_batch, log_failure, logged_output
+from lora_serve.engine_host.fleet.output import drop_bytes_of_grpc, log_batch, log_failure, logged_output
 
 
 def config(**given: object) -> FleetConfig:
@@ -36,33 +33,6 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
     assert refused(config()) == "--engine ray needs the package ray: pip install 'lora-serve[ray]'"
-
-
-def test_nobody_at_the_address_is_said_at_once() -> None:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        start = time.monotonic()
-        words = refused(config(address=address))
-    assert words.startswith(f"--ray-address {address}: no Ray cluster can be reached there (Connection refused)")
-    assert time.monotonic() - start < 5
-
-
-def test_auto_without_a_node_here_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cluster, "CURRENT_CLUSTER", tmp_path / "none")
-    assert refused(config(address="auto")).startswith("--ray-address auto: no Ray runs on this machine")
-
-
-def test_auto_is_what_ray_start_noted_unless_the_environment_says_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    (tmp_path / "noted").write_text("10.0.0.5:6379\n")
-    monkeypatch.setattr(cluster, "CURRENT_CLUSTER", tmp_path / "noted")
-    assert cluster.running_address() == "10.0.0.5:6379"
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.6:6379")
-    assert cluster.running_address() == "10.0.0.6:6379"
 
 
 def test_a_token_is_shown_where_there_is_one(tmp_path: Path) -> None:
@@ -110,6 +80,27 @@ def test_rays_last_words_are_its_error_or_ours(tmp_path: Path) -> None:
     assert node.last_words(log) == "RuntimeError: Version mismatch: Ray: 2.10"
     log.write_text("W rpc: InvalidAuthToken: wrong\nW trying again\n")
     assert "RAY_AUTH_TOKEN_PATH" in node.last_words(log)
+
+
+def test_what_a_library_takes_for_the_console_while_it_connects_leads_nowhere(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's keeps the stream, as other libraries of logs do, and writes errors to it as long as it lives."""
+    libc, kept = ctypes.CDLL(None), list[ctypes.c_void_p]()
+
+    def write(stream: ctypes.c_void_p, words: bytes) -> None:
+        libc.fputs(words, stream)
+        libc.fflush(stream)
+
+    def connect(**flags: object) -> None:
+        kept.append(ctypes.c_void_p(ctypes.c_void_p.in_dll(libc, "stderr").value))
+        write(kept[0], b"while it connects\n")
+
+    monkeypatch.setattr(importlib.import_module("ray"), "init", connect)
+    with cluster._connected(cluster.Cluster("h:1", is_own=False, node=None)):
+        write(kept[0], b"later\n")
+        write(ctypes.c_void_p.in_dll(libc, "stderr"), b"of others\n")
+    assert capfd.readouterr() == ("", "of others\n")
 
 
 def test_signals_stay_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,3 +200,14 @@ def test_what_ray_tells_its_drivers_is_a_line_of_the_log_and_not_printed(
         worker.print_to_stdstream(data, ignore_prefix=False)
     assert [(one.levelno, one.getMessage()) for one in caplog.records] == [(logging.WARNING, "A worker died")]
     assert capsys.readouterr() == ("", "")
+
+
+def test_error_that_grpc_cannot_decode_is_not_logged_with_what_lies_behind_it_in_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Seen when a server had no descriptors left: gRPC's own words, then bytes of the heap, then a traceback."""
+    drop_bytes_of_grpc()
+    logger = logging.getLogger("grpc._cython.cygrpc")
+    logger.error("Invalid encoding on %s", b"socket: Too many open files\x00\x83W")
+    logger.error("another error")
+    assert [record.message for record in caplog.records] == ["another error"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lora_serve.core.settings import Settings
+from lora_serve.engine_host.fleet.app import DEPLOYMENT
 from lora_serve.engine_host.fleet.cluster import open_cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
@@ -19,7 +20,7 @@ def build(args: dict[str, Any]) -> Any:
     class Declared:
         pass
 
-    return serve.deployment(Declared).options(name="declared", num_replicas=args["replicas"]).bind()
+    return serve.deployment(Declared).options(name=DEPLOYMENT, num_replicas=args["replicas"]).bind()
 
 
 @pytest.mark.nightly
@@ -36,7 +37,8 @@ def test_gateway_leaves_a_declared_application_as_it_is() -> None:
         declared = {"name": "declared-fleet", "route_prefix": None, "import_path": IMPORT_PATH, "args": {"replicas": 1}}
         _get_global_client().deploy_apps(ServeDeploySchema(applications=[declared]), _blocking=True)
         deploy(settings)
-        assert list(serve.status().applications["declared-fleet"].deployments) == ["declared"]
+        there = _get_global_client().get_serve_details()["applications"]["declared-fleet"]
+        assert (there["source"], there["deployed_app_config"]["import_path"]) == ("declarative", IMPORT_PATH)
         deploy(settings.model_copy(update={"fleet_name": "own"}))
         assert "own" in serve.status().applications
         serve.delete("own")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.request import FinishReason
 from lora_serve.engine_host.fleet.gateways import OWN, Gateways
+from tests.client.ray.fake_fleet import Way
 from tests.engine_host.engine_clients import request
 from tests.engine_host.fake_engine import fake_spec
 
@@ -37,10 +37,11 @@ class Replica:
         self.own: list[FromEngine] = []
         self.gateways = Gateways(self.taken.append, self.answered.append, self.own.append)
 
-    async def attach(self, name: str) -> AsyncGenerator[bytes, None]:
-        frames = self.gateways.events(name, [Ready(fake_spec())])
-        assert from_engine(await anext(frames)) == [Ready(fake_spec())]
-        return frames
+    async def attach(self, name: str) -> Way:
+        way = Way()
+        self.gateways.attach(name, way, [Ready(fake_spec())])
+        assert from_engine(await way.frames.get()) == [Ready(fake_spec())]
+        return way
 
 
 async def test_each_gateway_gets_its_own_events_and_all_of_a_step_in_one_frame() -> None:
@@ -49,11 +50,29 @@ async def test_each_gateway_gets_its_own_events_and_all_of_a_step_in_one_frame()
     for gateway, name in (("g", "a"), ("g", "b"), ("h", "c")):
         replica.gateways.take(gateway, body_of([Submit(request(name))]))
     replica.gateways.send([TokenEvent(name, 5, None) for name in "abc"])
-    assert from_engine(await anext(first)) == [TokenEvent("a", 5, None), TokenEvent("b", 5, None)]
-    assert from_engine(await anext(second)) == [TokenEvent("c", 5, None)]
+    assert from_engine(await first.frames.get()) == [TokenEvent("a", 5, None), TokenEvent("b", 5, None)]
+    assert from_engine(await second.frames.get()) == [TokenEvent("c", 5, None)]
     replica.gateways.send([FinishEvent("a", FinishReason.STOP), FinishEvent("unknown", FinishReason.STOP)])
-    assert from_engine(await anext(first)) == [FinishEvent("a", FinishReason.STOP)]
+    assert from_engine(await first.frames.get()) == [FinishEvent("a", FinishReason.STOP)]
     assert replica.gateways.num_requests == 2
+
+
+async def test_steps_that_wait_are_one_frame() -> None:
+    replica = Replica()
+    way = await replica.attach("g")
+    replica.gateways.take("g", body_of([Submit(request("a"))]))
+    for token in (5, 6):  # while the event loop is busy
+        replica.gateways.send([TokenEvent("a", token, None)])
+    assert from_engine(await way.frames.get()) == [TokenEvent("a", 5, None), TokenEvent("a", 6, None)]
+    way.has_room = False  # the gateway does not read
+    for token in (7, 8):
+        replica.gateways.send([TokenEvent("a", token, None)])
+        await _turn()
+    assert way.frames.empty()
+    way.has_room = True
+    replica.gateways.flush("g")
+    assert from_engine(await way.frames.get()) == [TokenEvent("a", 7, None), TokenEvent("a", 8, None)]
+    replica.gateways.flush("unknown")
 
 
 async def test_calls_of_two_gateways_with_one_id_are_told_apart() -> None:
@@ -65,16 +84,16 @@ async def test_calls_of_two_gateways_with_one_id_are_told_apart() -> None:
     ids = [message.call_id for message in replica.taken if isinstance(message, Ping | GetStats)]
     assert len(set(ids)) == 3
     replica.gateways.send([Reply(ids[1]), Reply(ids[0]), Reply(ids[2])])
-    assert from_engine(await anext(first)) == [Reply(7)]
-    assert from_engine(await anext(second)) == [Reply(7)]
+    assert from_engine(await first.frames.get()) == [Reply(7)]
+    assert from_engine(await second.frames.get()) == [Reply(7)]
     assert replica.own == [Reply(7)]
 
 
 async def test_gateway_that_leaves_has_its_requests_aborted_and_is_heard_no_more() -> None:
     replica = Replica()
-    frames = await replica.attach("g")
+    await replica.attach("g")
     replica.gateways.take("g", body_of([Submit(request("a")), Ping(1)]))
-    await frames.aclose()
+    replica.gateways.detach("g")
     assert replica.taken[-1] == Abort("a")
     assert replica.gateways.num_requests == 0
     before = list(replica.taken)
@@ -88,15 +107,15 @@ async def test_each_gateway_answers_for_its_own_stores_until_it_leaves() -> None
     assert replica.gateways.attached == ("g", "h")
     for gateway, call_id in (("h", 1), ("g", 2)):
         replica.gateways.post(gateway, OpenBlob(call_id, "sha256:a", True))
-    assert from_engine(await anext(first)) == [OpenBlob(2, "sha256:a", True)]
-    assert from_engine(await anext(second)) == [OpenBlob(1, "sha256:a", True)]
+    assert from_engine(await first.frames.get()) == [OpenBlob(2, "sha256:a", True)]
+    assert from_engine(await second.frames.get()) == [OpenBlob(1, "sha256:a", True)]
     folder = BlobFolder(Path("/b"), "disk", 0.0, 0.0, Path("/t"))
     for _ in range(2):  # an answer counts once
         replica.gateways.take("h", body_of([Reply(1, folder)]))
     assert replica.answered == [Reply(1, folder)]
     replica.gateways.post("h", CloseBlob(1))
-    assert from_engine(await anext(second)) == [CloseBlob(1)]
-    await first.aclose()  # it leaves with a call open
+    assert from_engine(await second.frames.get()) == [CloseBlob(1)]
+    replica.gateways.detach("g")  # it leaves with a call open
     assert replica.gateways.attached == ("h",)
     assert replica.answered[-1].call_id == 2
     assert isinstance(replica.answered[-1].error, AdapterUnavailableError)
@@ -104,16 +123,16 @@ async def test_each_gateway_answers_for_its_own_stores_until_it_leaves() -> None
     await _turn()
     assert replica.answered[-1].call_id == 3
     assert isinstance(replica.answered[-1].error, AdapterUnavailableError)
-    await second.aclose()
+    replica.gateways.detach("h")
 
 
 async def test_engines_call_is_known_by_the_gateway_that_made_it() -> None:
     replica = Replica()
-    frames = await replica.attach("g")
+    await replica.attach("g")
     replica.gateways.take("g", body_of([Ping(7)]))
     (asked,) = (message for message in replica.taken if isinstance(message, Ping))
     assert replica.gateways.caller(asked.call_id) == ("g", 7)
-    await frames.aclose()
+    replica.gateways.detach("g")
     with pytest.raises(AdapterUnavailableError, match="left"):
         replica.gateways.caller(asked.call_id)
 

@@ -40,7 +40,7 @@ try:
         @ray.remote(num_cpus=1)
         def work():
             print("a line of a worker", flush=True)
-            return dict(os.environ)
+            return {**os.environ, "niceness": str(os.nice(0))}
         keeper = cluster.node.process.pid if cluster.node else 0
         found = {"keeper": keeper, "folder": str(cluster.node.folder) if cluster.node else "", "own": cluster.is_own}
         found |= {"environment": ray.get(work.remote()), "cores": ray.cluster_resources()["CPU"]}
@@ -98,6 +98,7 @@ def test_a_cluster_of_ones_own_is_this_users_alone_and_ends_with_the_server(tmp_
             assert SECRET.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
         assert SECRET not in json.dumps([found["environment"], found["jobs"]])
         assert (found["environment"]["RAY_AUTH_MODE"], found["cores"]) == ("token", 2.0)
+        assert found["environment"]["niceness"] == str(os.nice(0))
         assert until(lambda: "a line of a worker" in opened.log.read_text())
     assert session(found["keeper"]) == []
     assert not Path(found["folder"]).exists()
@@ -125,7 +126,10 @@ def test_a_ctrl_c_at_the_terminal_reaches_the_server_alone(tmp_path: Path) -> No
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of somebody else's cluster, which asks for the token `right`."""
     log = tmp_path_factory.mktemp("head")
-    environment = node.head_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right" * 8})
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:  # of a cluster of other tests
+            patch.delenv(name)
+        environment = node.head_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right" * 8})
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

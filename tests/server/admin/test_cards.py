@@ -14,6 +14,7 @@ from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.stats import AdapterCounters, LoadTimes
 from lora_serve.server.admin.card import adapter_card
+from lora_serve.server.admin.figures import figures_of
 
 NOTHING = SmokeTestResult(logit_change=1e-9, noise=1e-9, logit_scale=4.0)
 
@@ -65,7 +66,7 @@ async def test_pin_that_failed_is_a_warning_beside_the_registrations_own(
 
 def test_version_registered_before_probes_were_made_still_has_a_card() -> None:
     version = VersionEntry(1, "sha256:00", 2, 10, {"r": 2, "targets": ["q_proj"]}, "folder x", 0.0)
-    card = adapter_card(CatalogEntry("a", "default", False, 0.0, {}, 1, Route(1), (version,)), None)
+    card = adapter_card(CatalogEntry("a", "default", False, 0.0, {}, 1, Route(1), (version,)))
     assert (card["probe"], card["kinds"], card["warnings"], card["base_fingerprint"]) == (None, [], [], None)
     assert card["config"] == {"r": 2}
 
@@ -118,9 +119,9 @@ async def test_card_shows_where_the_time_of_the_last_load_went() -> None:
     entry = CatalogEntry(
         "a", "default", False, 0.0, {}, 1, Route(1), (VersionEntry(1, "sha256:00", 2, 10, {}, "folder x", 0.0),)
     )
-    assert adapter_card(entry, None)["last_load"] is None
+    assert adapter_card(entry)["last_load"] is None
     times = LoadTimes("redis", fetch=0.1, verify=0.02, parse=0.003, fold=0.004, copy=0.0005)
     counters = {"sha256:00": AdapterCounters(last_load=times)}
     stats = dataclasses.replace(await MockEngineClient(50).stats(), adapters=counters)
     split = {"tier": "redis", "fetch_ms": 100.0, "verify_ms": 20.0, "parse_ms": 7.0, "copy_ms": 0.5}
-    assert adapter_card(entry, stats)["last_load"] == split
+    assert adapter_card(entry, figures_of(stats))["last_load"] == split

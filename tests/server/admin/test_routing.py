@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import aiohttp
 import pytest
+
+from lora_serve.client.mock import MockReply
 
 
 async def send(session: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -32,7 +35,7 @@ async def test_route_moves_back_and_forth(
 ) -> None:
     assert await version_for(http, three) == 3
     status, card = await send(admin, "PUT", f"/admin/adapters/{three}/route", {"version": 1})
-    assert (status, card["route"]) == (200, {"version": 1, "canary": None, "history": [2, 3]})
+    assert (status, card["route"]) == (200, {"version": 1, "canary": None, "history": [2, 3], "answers": []})
     assert await version_for(http, three) == 1
     assert await version_for(http, f"{three}@3") == 3
     status, card = await send(admin, "POST", f"/admin/adapters/{three}/rollback")
@@ -53,6 +56,36 @@ async def test_canary_gets_its_users_and_they_stay(
     assert {await version_for(http, three) for _ in range(40)} == {1, 3}  # nobody in particular: each by itself
     await send(admin, "POST", f"/admin/adapters/{three}/rollback")
     assert {await version_for(http, three, user) for user in users} == {1}
+
+
+async def test_answers_of_a_canary_are_those_that_its_present_share_chose(
+    admin: aiohttp.ClientSession, http: aiohttp.ClientSession, three: str, house: Any
+) -> None:
+    async def set_share(percent: float) -> list[dict[str, int]]:
+        route = {"version": 1, "canary": {"version": 3, "percent": percent}}
+        card = (await send(admin, "PUT", f"/admin/adapters/{three}/route", route))[1]
+        answers: list[dict[str, int]] = card["route"]["answers"]
+        return answers
+
+    none = [{"version": 1, "requests": 0, "errors": 0}, {"version": 3, "requests": 0, "errors": 0}]
+    await version_for(http, three)  # before there was a canary
+    assert await set_share(50) == none
+    for number in range(20):
+        await version_for(http, three, f"user-{number}")
+    await version_for(http, f"{three}@3")  # chosen by its caller
+    first, second = await set_share(50)  # the same again
+    assert first["requests"] + second["requests"] == 20
+    assert min(first["requests"], second["requests"]) > 0
+    house.engine.script = lambda request: MockReply(delay=0.3)
+    begun_before = asyncio.create_task(version_for(http, three, "user-0"))
+    while not house.engine._rows:
+        await asyncio.sleep(0.01)
+    assert await set_share(100) == none
+    await begun_before
+    assert {await version_for(http, three, f"user-{number}") for number in range(3)} == {3}
+    card = (await send(admin, "GET", f"/admin/adapters/{three}"))[1]
+    assert [one["requests"] for one in card["route"]["answers"]] == [0, 3]
+    assert sum(one["activity"]["requests"] for one in card["versions"]) == 1 + 20 + 1 + 1 + 3
 
 
 async def test_old_and_new_versions_share_the_engine_and_each_answer_names_its_own(

@@ -151,6 +151,7 @@ OPERATORS = {  # what no tenant's own admin may do
     "DELETE /admin/aliases/{id}",
     "GET /admin/engine",
     "PUT /admin/engine",
+    "GET /admin/engine/health",
     "GET /admin/fleet",
     "POST /v1/load_lora_adapter",
     "POST /v1/unload_lora_adapter",

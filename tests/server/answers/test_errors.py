@@ -18,6 +18,7 @@ from lora_serve.server.answers.errors import wire_error
 from lora_serve.server.middleware import answer
 from lora_serve.server.route import ROUTES
 from lora_serve.server.routes import TABLE
+from lora_serve.server.services import SERVICES
 from tests.server.conftest import leave_in_the_middle
 
 REQUEST_ID = "0123456789abcdef"
@@ -48,7 +49,8 @@ def test_whole_error_tree_has_a_status(kind: type[errors.LoraServeError]) -> Non
     if issubclass(kind, errors.InternalError):
         assert shown.status == 500
         assert "the message" not in shown.message
-    assert set(shown.body()["error"]) == {"message", "type", "param", "code"}
+    reasons = {"reasons"} if kind is errors.InvalidAdapterError else set()
+    assert set(shown.body()["error"]) == {"message", "type", "param", "code"} | reasons
 
 
 def test_unexpected_exception_shows_its_request_id_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,7 +163,7 @@ async def test_write_to_a_client_that_left_is_no_error_of_ours(caplog: pytest.Lo
         raise ConnectionResetError("Cannot write to closing transport")
 
     app = web.Application()
-    app[ROUTES] = TABLE
+    app[ROUTES], app[SERVICES] = TABLE, Mock()
     gone, alive = Mock(), Mock()
     gone.is_closing.return_value, alive.is_closing.return_value = True, False
     with caplog.at_level(logging.INFO, "lora_serve.access"):

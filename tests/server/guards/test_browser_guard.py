@@ -21,7 +21,7 @@ APP = "https://app.example.org"
 JSON = b"Content-Type: application/json\r\n"
 BODY = b'{"prompt": "x", "max_tokens": 1}'
 KEY = b"Authorization: Bearer admin-key-of-the-tests\r\n"
-PATHS = (*dict.fromkeys(route.path.format(id="a", tenant="a", key="k") for route in TABLE.routes), "/nowhere")
+PATHS = (*dict.fromkeys(route.path.format(id="a", tenant="a", key="k", file="f") for route in TABLE.routes), "/nowhere")
 
 
 @pytest.fixture

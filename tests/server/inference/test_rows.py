@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
 
-from lora_serve.core.messages import Event, FinishEvent, PromptEvent, Timings, TokenEvent
-from lora_serve.core.request import FinishReason, InferenceRequest
+from lora_serve.core.errors import EngineLostError
+from lora_serve.core.messages import Event, FinishEvent, LostEvent, PromptEvent, Timings, TokenEvent
+from lora_serve.core.request import FinishReason, InferenceRequest, OnCold
 from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.context import RequestContext
@@ -22,13 +24,21 @@ from lora_serve.server.services import Services
 class Source:
     """The engine's side of one row: `count` tokens, then its end or an error; notes whether it was closed."""
 
-    def __init__(self, count: int, error: Exception | None = None, delay: float = 0.0, ends: bool = True) -> None:
+    def __init__(
+        self, count: int, error: Exception | None = None, delay: float = 0.0, ends: bool = True, lost: bool = False
+    ) -> None:
+        self.lost = lost  # first, after three tokens
         self.count, self.error, self.delay, self.ends = count, error, delay, ends
         self.produced = 0
         self.closed = False
 
     async def events(self, request_id: str) -> AsyncIterator[Event]:
         try:
+            if self.lost:
+                yield PromptEvent(request_id, Timings(1.0, 1.0, 1.0), None)
+                for number in range(3):
+                    yield TokenEvent(request_id, 1000 + number, None)
+                yield LostEvent(request_id, EngineLostError("gone", 1.0))
             yield PromptEvent(request_id, Timings(0.0, 0.0, 0.0), None)
             for number in range(self.count):
                 await asyncio.sleep(self.delay)
@@ -62,6 +72,9 @@ async def read_all(rows: Rows) -> dict[int, list[int]]:
             number, event = await rows.next()
             if isinstance(event, TokenEvent):
                 found.setdefault(number, []).append(event.token_id)
+                rows.generated(number, 1)
+            if isinstance(event, LostEvent):
+                del found[number]
             if isinstance(event, FinishEvent):
                 rows.end(number, event.reason)
     return found
@@ -73,6 +86,33 @@ async def test_every_event_comes_once_and_in_its_rows_order(services: Services, 
     found = await read_all(rows_of(services, sources))
     assert found == {number: list(range(source.count)) for number, source in enumerate(sources)}
     assert all(source.closed for source in sources)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_row_that_is_lost_and_begins_again_is_counted_once(services: Services, count: int) -> None:
+    rows = rows_of(services, [Source(5, lost=True) for _ in range(count)])
+    assert await read_all(rows) == {number: list(range(5)) for number in range(count)}
+    assert rows.context.num_output_tokens == 5 * count
+    assert rows.use.counts() == (2 * count, 5 * count, 0)
+
+
+async def test_row_that_begins_again_may_be_answered_by_another(services: Services) -> None:
+    """Its adapter is cold on the other engine, or it was on the first."""
+    for order in ((True, False), (False, True)):
+        rows = rows_of(services, [Source(1, lost=True)])
+        infer, fell_back = services.client.infer, iter(order)
+
+        async def falling(request: InferenceRequest, infer: Any = infer, fell: Any = fell_back) -> AsyncIterator[Event]:
+            async for event in infer(request):
+                yield structs.replace(event, fell_back=next(fell)) if isinstance(event, PromptEvent) else event
+
+        services.client.infer = falling
+        requests = [replace(request, fallback=(), on_cold=OnCold.BASE) for request in rows.requests]
+        model = replace(rows.model, fallback=AdapterSet((), "another-base"))
+        again = Rows(services, rows.context, model, requests)
+        assert await read_all(again) == {0: [0]}
+        assert again.context.adapters is (model.fallback if order[-1] else model.adapters)
+        assert again.context.fell_back is (OnCold.BASE if order[-1] else None)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -138,6 +178,17 @@ async def test_row_that_ends_early_is_broken_off_and_the_others_go_on(services: 
     assert sources[0].produced < 10**6
     assert after.count(0) == 2  # its prompt and the token that ended it
     assert sources[1].produced == 50
+
+
+async def test_engine_learns_which_rows_are_answered(services: Services) -> None:
+    """The others, which are broken off when the caller leaves, are not."""
+    answered: list[str] = []
+    rows = rows_of(services, [Source(1000, delay=0.001), Source(1000, delay=0.001)])
+    services.client.answered = answered.append
+    async with rows.admitted():
+        await rows.next()
+        rows.end(1, FinishReason.STOP)
+    assert answered == ["r-1"]
 
 
 async def test_rows_beyond_the_limit_wait_until_others_have_ended(services: Services) -> None:

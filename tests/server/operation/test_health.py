@@ -90,6 +90,8 @@ async def test_draining_server_lets_nobody_in_and_those_inside_finish(
     assert await status_of(http, "/ready") == 503
     with pytest.raises(InternalServerError, match="shutting down"):
         await openai.chat.completions.create(model="tiny-base", messages=HI)
+    async with http.post("/v1/completions", json={"prompt": "x"}) as refused:
+        assert refused.headers["Connection"] == "close", "the next request would find the connection gone"
     assert not drained.done()
     gate.set()
     assert (await inside).choices[0].message.content

@@ -209,7 +209,7 @@ async def test_full_queue_is_no_reason_to_refuse_while_a_neighbour_is_there(
     house: House, busy: Busy, http: aiohttp.ClientSession
 ) -> None:
     gate = house.engine.gate
-    gate._limits = replace(gate._limits, max_requests=1)
+    gate.limits = replace(gate.limits, max_requests=1)
     assert await leaves(busy, http, COMPLETION)
     overflow_of(house).neighbours[0].is_self = True
     async with http.post("/v1/completions", json=COMPLETION) as answered:

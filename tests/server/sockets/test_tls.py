@@ -131,6 +131,26 @@ async def test_renewed_certificate_is_shown_after_a_reload(certificate: Certific
     assert await seen_by(port, certificate.client_context()) != before
 
 
+async def test_authorities_of_clients_are_read_anew_too_and_those_that_left_are_gone(
+    certificate: Certificate, serve: Serve
+) -> None:
+    authorities, old, new = certificate.certificate.parent / "clients.pem", trustme.CA(), trustme.CA()
+    old.cert_pem.write_to_path(authorities)
+    tls = ServerTls(config_of(certificate, authorities=authorities, client_certificates=2))
+    port = await serve(tls)
+    new.cert_pem.write_to_path(authorities)
+    tls.reload()
+    for authority, is_in in ((old, False), (new, True)):
+        context = certificate.client_context()
+        authority.issue_cert("client@example.org").configure_cert(context)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as http:
+            try:
+                async with http.get(f"https://127.0.0.1:{port}/health") as answer:
+                    assert (answer.status == 200) is is_in
+            except (aiohttp.ClientError, ConnectionError):
+                assert not is_in
+
+
 async def test_reload_of_a_key_that_does_not_fit_changes_nothing(
     certificate: Certificate, serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

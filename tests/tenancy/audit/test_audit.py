@@ -15,7 +15,7 @@ import redis
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.tenancy.audit.exchange import AuditExchange
 from lora_serve.tenancy.audit.journal import Act, AuditJournal, AuditLine
-from lora_serve.tenancy.audit.log import MAX_REFUSED, AuditLog, RefusedActs
+from lora_serve.tenancy.audit.log import AuditLog, RefusedActs
 from tests.redis_server import RedisServer
 from tests.tenancy.quotas.limited import Clock
 
@@ -88,6 +88,32 @@ async def test_pages_are_newest_first_and_end(journal: AuditJournal) -> None:
     assert not last.has_more
 
 
+async def test_page_far_down_reads_none_of_the_lines_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    journal, read = AuditJournal(tmp_path, "replica", clock), list[AuditLine]()
+    for number in range(30):
+        journal.append(replace(ACT, subject=f"acme/{number}"))
+        clock.now += 0.01 * (number % 3)  # some in the same millisecond
+    latest = journal.latest
+
+    def watched(before: int | None = None, limit: int = 1000) -> list[AuditLine]:
+        read.extend(found := latest(before, limit))
+        return found
+
+    monkeypatch.setattr(journal, "latest", watched)
+    log, before = AuditLog(journal), None
+    found: list[str] = []
+    while len(found) < 30:
+        page = await log.page(5, before, everything)
+        before = page.lines[-1].id
+        found += [line.act["subject"] for line in page.lines]
+    assert found == [f"acme/{number}" for number in reversed(range(30))]
+    read.clear()
+    assert len((await log.page(5, before, everything)).lines) == 0
+    assert len(read) <= 3  # those of the last page's last millisecond
+    await log.close()
+
+
 async def test_only_lines_that_match_are_in_a_page(journal: AuditJournal) -> None:
     log = AuditLog(journal)
     for number in range(6):
@@ -101,16 +127,16 @@ async def test_tenant_that_is_refused_again_and_again_does_not_fill_the_log(jour
     clock = Clock()
     log = AuditLog(journal, refused=RefusedActs(clock))
     refused = [replace(ACT, outcome=404), replace(ACT, role="inference", outcome=403), replace(ACT, outcome=403)]
-    for number in range(MAX_REFUSED + 30):
+    for number in range(60 + 30):
         await log.append(refused[number % 3])
-    assert len(journal.lines()) == MAX_REFUSED
+    assert len(journal.lines()) == 60
     others = [ACT, replace(ACT, outcome=499), replace(ACT, outcome=503), replace(ACT, role="admin", outcome=404)]
     for act in (*others, replace(refused[0], tenant="globex")):
         await log.append(act)
-    assert len(journal.lines()) == MAX_REFUSED + 5, "what did something, an admin's and another tenant's are noted"
+    assert len(journal.lines()) == 60 + 5, "what did something, an admin's and another tenant's are noted"
     clock.now += 60
     await log.append(refused[0])
-    assert len(journal.lines()) == MAX_REFUSED + 6
+    assert len(journal.lines()) == 60 + 6
 
 
 async def test_act_that_cannot_be_noted_is_an_error(journal: AuditJournal) -> None:

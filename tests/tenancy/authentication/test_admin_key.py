@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from lora_serve.core.errors import ConfigError
+from lora_serve.tenancy.authentication import admin_key
 from lora_serve.tenancy.authentication.admin_key import AdminKey, load_admin_key
 
 
@@ -27,6 +29,26 @@ def test_key_file_is_for_its_owner_only(tmp_path: Path) -> None:
     (tmp_path / "admin_key").chmod(0o644)
     load_admin_key(None, tmp_path)
     assert stat.S_IMODE((tmp_path / "admin_key").stat().st_mode) == 0o600
+
+
+def test_new_key_is_flushed_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a loss of power takes it, and the next start makes another than the operator has noted."""
+    flushed: list[set[str]] = []
+    monkeypatch.setattr(admin_key, "flush", lambda path: flushed.append({file.name for file in path.iterdir()}))
+    load_admin_key(None, tmp_path)
+    assert len(flushed) == 1
+    assert "admin_key" in flushed[0]
+
+
+def test_copy_that_a_killed_start_left_is_removed(tmp_path: Path) -> None:
+    load_admin_key(None, tmp_path)
+    left = tmp_path / ".admin_key.0123456789abcdef"
+    os.link(tmp_path / "admin_key", left)
+    load_admin_key(None, tmp_path)
+    assert not left.exists()
+    os.link(tmp_path / "admin_key", left)
+    load_admin_key("configured-key", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["admin_key"]
 
 
 def test_two_stores_have_two_keys(tmp_path: Path) -> None:

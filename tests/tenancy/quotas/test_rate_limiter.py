@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from hypothesis import given
@@ -127,6 +129,38 @@ async def test_refusal_is_not_repeated_for_as_long_as_a_clock_was_set_back(jump:
     clock.now += jump
     quotas.check(who)
     assert await quotas.reserve(who, 1) is not None
+
+
+async def test_refusal_keeps_nothing_of_its_request_and_is_forgotten_when_it_is_over() -> None:
+    """Whoever is refused may never come again: tenants and keys are deleted."""
+
+    class Body:
+        """What a frame of a request holds."""
+
+    clock = Clock()
+    limits = limiter(clock)
+    quotas, bodies, refused = Quotas(limits), list[weakref.ref[Body]](), list[int]()
+
+    async def ask(number: int) -> None:
+        body, who = Body(), Caller(f"guest-{number}", quota=Quota(requests_per_minute=0))
+        bodies.append(weakref.ref(body))
+        try:
+            await quotas.reserve(who, 1)
+        except RateLimitedError:
+            refused.append(number)
+        try:
+            quotas.check(who)
+        except RateLimitedError:
+            refused.append(number)
+
+    for number in range(50):
+        await ask(number)
+        clock.now += 0.1
+    await asyncio.sleep(0)  # this turn of the loop has the last error itself
+    gc.collect()
+    assert len(refused) == 100
+    assert [body() for body in bodies] == [None] * 50
+    assert len(limits._refusals) <= 11  # of the last second
 
 
 async def test_caller_without_limits_is_not_counted() -> None:

@@ -134,12 +134,33 @@ def test_schemas_mean_what_json_schema_says(schema: dict[str, Any], right: str, 
         {"type": "number", "multipleOf": 0.999983},
         {"type": "integer", "allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
         {"properties": {"a": {"multipleOf": 9973, "$ref": "#/$defs/b"}}, "$defs": {"b": {"multipleOf": 9967}}},
+        {"multipleOf": -2147483649},
     ],
 )
 def test_numbers_that_take_gigabytes_to_divide_are_refused_at_once(schema: dict[str, Any]) -> None:
     start = time.process_time()
     assert "multipleOf" in error_of(ConstraintKind.JSON, schema)
     assert time.process_time() - start < 0.5
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": '"a+$', "maxLength": 2**31 - 1},
+        {"type": ["string", "null"], "allOf": [{"pattern": '"a+$'}, {"maxLength": 300_000}]},
+        {"$ref": "#/$defs/long", "pattern": '"a+$', "$defs": {"long": {"maxLength": 300_000}}},
+        {"properties": {name: {"pattern": '"a+$', "maxLength": 50_000} for name in "abc"}},
+    ],
+)
+def test_long_texts_whose_patterns_take_long_are_refused_at_once(schema: dict[str, Any]) -> None:
+    start = time.process_time()
+    assert "maxLength" in error_of(ConstraintKind.JSON, schema)
+    assert time.process_time() - start < 0.5
+
+
+def test_texts_with_patterns_may_be_long_and_others_longer() -> None:
+    names = {"name": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 65_535}}
+    checked(ConstraintKind.JSON, {"properties": {**names, "text": {"type": "string", "maxLength": 10**9}}})
 
 
 def test_an_object_may_have_two_thousand_properties() -> None:

@@ -29,6 +29,7 @@ from lora_serve.core.errors import AdapterUnavailableError
 MAX_CHANGES = 10_000  # commits that are kept for replicas that were away
 _TRIM = 1000  # commits between two trims of old names
 _MAX_GENERATION = 2**62
+_MAX_ATTEMPTS = 3  # of one commit, if its connection breaks
 _log = logging.getLogger(__name__)
 
 
@@ -89,13 +90,33 @@ class RedisJournal:
         becomes: Position | None = None,
         heads: Mapping[str, int] | None = None,
     ) -> Position | None:
-        """Durable as far as Redis is: with its append-only file."""
+        """Durable as far as Redis is: with its append-only file.
+
+        A commit whose connection breaks before the answer comes is made again under its own name: either of the two
+        can be executed, never both, and the name then tells that it was.
+        """
         new = Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1, uuid.uuid4().hex)
         position = new if becomes is None else replace(becomes, head=becomes.head or new.head)
-        with self._readable_errors(), self._redis.pipeline(transaction=True) as pipe:
+        with self._readable_errors():
+            for _ in range(_MAX_ATTEMPTS):
+                with suppress(redis.WatchError):  # another was first, or the connection broke
+                    return self._attempt(expected, changes, position, heads)
+            raise redis.ConnectionError("the connection breaks at every commit")
+
+    def _attempt(
+        self,
+        expected: Position,
+        changes: Mapping[str, str | None],
+        position: Position,
+        heads: Mapping[str, int] | None,
+    ) -> Position | None:
+        """`position` once the commit is there, by an earlier attempt perhaps; None: another was first."""
+        with self._redis.pipeline(transaction=True) as pipe:
             pipe.watch(self._position_key, self._records_key)
-            if _position(pipe.hgetall(self._position_key)) != expected:
-                return None
+            found = _position(pipe.hgetall(self._position_key))
+            if found != expected:
+                is_made = found == position or self._is_in_line(position)
+                return position if is_made else None
             if pipe.type(self._records_key) not in (b"hash", b"none"):
                 raise ValueError("the records are no hash")
             old = self._old_heads(position)
@@ -110,10 +131,7 @@ class RedisJournal:
                 commit = _Commit(position.generation, position.generation - 1, [], position.head)
                 taken_in = dict(heads or {})
             hints = self._tell(pipe, commit, taken_in, old)
-            try:
-                results = pipe.execute(raise_on_error=False)
-            except redis.WatchError:
-                return None
+            results = pipe.execute(raise_on_error=False)
             failed = {key for key, result in zip(hints, results[-len(hints) :], strict=True) if _is_error(result)}
         with suppress(AdapterUnavailableError):  # the commit itself is done
             self._drop(failed)
@@ -131,6 +149,12 @@ class RedisJournal:
     def close(self) -> None:
         self._redis.close()
         self._news.close()
+
+    def _is_in_line(self, position: Position) -> bool:
+        """True if a commit of this name led to the journal's present state."""
+        with suppress(redis.ResponseError):  # names of another type, which are dropped elsewhere
+            return bool(self._redis.hget(self._heads_key, position.head) == b"%d" % position.generation)
+        return False
 
     def _since(self, position: Position) -> Page | None:
         pipe = self._redis.pipeline(transaction=True)

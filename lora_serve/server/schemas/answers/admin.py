@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from lora_serve.core.adapter import AdapterState
 from lora_serve.core.stats import (
     AdapterCounters,
     BatchInfo,
@@ -16,200 +15,8 @@ from lora_serve.core.stats import (
     SwapStats,
     TierStats,
 )
-from lora_serve.core.tenant import Role
-from lora_serve.server.schemas.answers.base import Answer, Deleted, Page
-
-
-class Canary(Answer):
-    version: int
-    percent: float
-
-
-class VersionRoute(Answer):
-    version: int
-    canary: Canary | None
-    history: list[int]
-
-
-class Probe(Answer):
-    """The smoke test's largest change of a logit, and the largest logit."""
-
-    max_logit_change: float
-    max_logit: float
-
-
-class PlaceCard(Answer):
-    """One engine that holds an adapter, or loads it."""
-
-    replica: str
-    tiers: list[Literal["host", "device"]]
-    is_loading: bool
-    is_pinned: bool
-    num_rows: int
-
-
-class VersionCard(Answer):
-    version: int
-    created: int
-    digest: str
-    rank: int
-    targets: list[str]
-    bytes: int
-    source: str
-    kinds: list[str]
-    composable: bool
-    invocation_tokens: list[int]
-    probe: Probe | None
-    warnings: list[str]
-    base_fingerprint: str | None
-    config: dict[str, Any]
-    state: AdapterState
-    tiers: list[str]
-    replicas: list[PlaceCard] | None
-    hits: int
-    misses: int
-    loads: int
-    evictions: int
-    eviction_reasons: dict[str, int]
-    last_eviction: str | None
-    last_load_ms: float
-    last_load: dict[str, Any] | None
-
-
-class AdapterCard(VersionCard):
-    """The default version's facts, and every version's below."""
-
-    id: str
-    object: Literal["adapter"]
-    tenant: str
-    shared_with: list[str]
-    pinned: bool
-    metadata: dict[str, Any]
-    route: VersionRoute
-    aliases: list[str]
-    versions: list[VersionCard]
-
-
-class AdapterPage(Page):
-    data: list[AdapterCard]
-
-
-class DeletedAdapter(Deleted):
-    id: str
-    object: Literal["adapter"]
-    version: int | None
-
-
-class Alias(Answer):
-    alias: str
-    target: str
-
-
-class AliasList(Answer):
-    object: Literal["list"]
-    data: list[Alias]
-
-
-class DeletedAlias(Deleted):
-    alias: str
-
-
-class AuditEntry(Answer):
-    id: str
-    replica: str
-    number: int
-    action: str
-    digest: str
-    key: str
-    outcome: int
-    owner: str
-    request_id: str
-    role: str
-    subject: str
-    tenant: str
-    time: float
-    line_digest: str
-
-
-class AuditPage(Page):
-    data: list[AuditEntry]
-    is_complete: bool
-
-
-class TenantCard(Answer):
-    name: str
-    object: Literal["tenant"]
-    may_use_base: bool
-    offload: bool
-    quota: dict[str, Any]
-    created: int
-    num_keys: int
-    num_adapters: int
-
-
-class TenantPage(Page):
-    data: list[TenantCard]
-
-
-class DeletedTenant(Deleted):
-    name: str
-    object: Literal["tenant"]
-    adapters: list[str]
-
-
-class KeyCard(Answer):
-    id: str
-    object: Literal["api_key"]
-    tenant: str
-    role: Role
-    label: str
-    quota: dict[str, Any]
-    active: bool
-    created: int
-    expires: int | None
-    revoked: int | None
-    last_used: int | None
-
-
-class NewKey(KeyCard):
-    """The only answer that shows the secret."""
-
-    secret: str
-
-
-class KeyList(Answer):
-    object: Literal["list"]
-    data: list[KeyCard]
-
-
-class CallerCard(Answer):
-    object: Literal["caller"]
-    tenant: str
-    role: Role
-    key_id: str
-    may_use_base: bool
-    quota: dict[str, Any]
-    key_quota: dict[str, Any]
-
-
-class UsageLine(Answer):
-    """Figures of one group; the fields that `by` names stand beside them."""
-
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    queue_seconds: float
-    load_seconds: float
-    compute_seconds: float
-    residency_byte_seconds: float
-
-
-class UsageTable(Answer):
-    object: Literal["list"]
-    data: list[UsageLine]
-    by: list[str]
-    is_complete: bool
+from lora_serve.server.schemas.answers.adapters import PlaceCard
+from lora_serve.server.schemas.answers.base import Answer
 
 
 class BatcherLimits(Answer):
@@ -259,6 +66,65 @@ class EngineCard(Answer):
     constraints: ConstraintStats
     speculation: SpeculationStats
     num_hung_loads: int
+
+
+class WarmUpStage(Answer):
+    name: str
+    seconds: float
+
+
+class EngineRestart(Answer):
+    time: float
+    reason: str
+    seconds: float | None  # until the server was ready again
+
+
+class QueueCard(Answer):
+    """Fields of `core/config.py: QueueLimits`, and what waits now."""
+
+    num_requests: int
+    num_tokens: int
+    max_requests: int
+    max_tokens: int | None
+    max_tenant_requests: int | None
+    max_tenant_tokens: int | None
+
+
+class AdapterLimits(Answer):
+    """In force now; null: no limit."""
+
+    max_loras: int
+    adapter_memory: int | None
+    adapter_host_memory: int
+    max_cpu_loras: int | None
+
+
+class JournalCard(Answer):
+    is_away: bool
+    seconds_away: float
+    num_losses: int
+
+
+class RedisCard(Answer):
+    registry: JournalCard
+    tenants: JournalCard
+
+
+class EngineHealth(Answer):
+    """GET /admin/engine/health; times are Unix seconds."""
+
+    object: Literal["engine_health"]
+    state: str
+    reason: str
+    started: float
+    ready_since: float | None
+    warm_up: list[WarmUpStage]
+    num_restarts: int
+    restarts: list[EngineRestart]
+    queue: QueueCard
+    adapter_limits: AdapterLimits
+    store_problem: str | None
+    redis: RedisCard | None
 
 
 class ReplicaCard(Answer):

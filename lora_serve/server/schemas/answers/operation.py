@@ -37,3 +37,10 @@ class OpenApiDocument(Answer):
     info: dict[str, Any]
     paths: dict[str, Any]
     components: dict[str, Any]
+
+
+class ConsoleFacts(Answer):
+    """GET /ui/about.json"""
+
+    version: str
+    asks_for_key: bool  # also for inference

@@ -1,0 +1,1 @@
+"""The console: the live view's data, and the page."""

@@ -1,0 +1,195 @@
+"""All viewers of one server. The engine is looked at only while there are some, as often as the fastest asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from lora_serve.client.base import EngineClient
+from lora_serve.console.live.channel import Channel, Viewer
+from lora_serve.console.live.overall import overall_of, tiers_of
+from lora_serve.console.live.scene import Scene
+from lora_serve.core.errors import CapacityError, EngineLostError, LoraServeError
+from lora_serve.core.live import LiveSettings, LiveTier, Look
+
+MAX_VIEWERS = 64
+MAX_OF_TENANT = 16  # so that no tenant takes the places of others
+MAX_RATE = 10  # looks per second, whatever rates there are
+_FULL_SECONDS = 1.0  # between two looks at what seldom changes
+_FIRST_LOOKS = 10
+_STALE_SECONDS = 5.0  # after which the last look at an engine that does not answer is dropped
+_TICK = 0.2  # seconds between two looks at the server's own state, and at viewers' keys
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The server that is shown."""
+
+    client: EngineClient
+    store_tiers: Callable[[], Awaitable[Mapping[str, LiveTier]]]
+    num_restarts: Callable[[], int]
+    ending: Callable[[], str | None]  # why all streams end now, if they do
+
+
+class Hub:
+    """On the event loop. `close` ends all streams."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.started = round(time.time(), 3)
+        self._watched = watched
+        self._channels: dict[tuple[str | None, int], Channel] = {}
+        self._scenes: dict[str | None, Scene] = {}
+        self._present: dict[str, tuple[Look, float]] = {}  # the last look at each engine, and when that was
+        self._marks: dict[str, int] = {}  # by engine: what was seen of it
+        self._settings: dict[str, LiveSettings] = {}
+        self._tiers: Mapping[str, LiveTier] = {}
+        self._full_at = self._looked_at = -1.0
+        self._viewers: Counter[str | None] = Counter()  # by scope
+        self._looking = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @asynccontextmanager
+    async def viewing(self, scope: str | None, rate: int) -> AsyncIterator[Viewer]:
+        """A viewer of what `scope` may see (None: all), `rate` times a second, as long as the block lasts.
+
+        Raises CapacityError if there are too many, and what a client raises that has no engine.
+        """
+        self._check_places(scope)
+        self._viewers[scope] += 1
+        try:
+            if not self._tasks or not self._settings:
+                await self._look_first()
+            viewer = Viewer()
+            channel = self._channel(scope, rate)
+            channel.join(viewer)
+            self._begin()
+            try:
+                yield viewer
+            finally:
+                channel.viewers.discard(viewer)
+                self._drop_unwatched()
+        finally:
+            self._viewers[scope] -= 1
+            if not self._viewers[scope]:
+                del self._viewers[scope]
+            if not self._viewers:
+                self._rest()
+
+    @property
+    def settings(self) -> LiveSettings:
+        """Those of one engine, as the admin's are the same for all; somebody is viewing."""
+        return next(iter(self._settings.values()))
+
+    def close(self, reason: str) -> None:
+        """End all streams, and say why."""
+        for channel in self._channels.values():
+            for viewer in channel.viewers:
+                viewer.end(reason)
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _check_places(self, scope: str | None) -> None:
+        most, found = MAX_VIEWERS, self._viewers.total()
+        if scope is not None and self._viewers[scope] >= MAX_OF_TENANT:
+            most = found = MAX_OF_TENANT
+        if found >= most:
+            raise CapacityError(f"{most} live views are open, which is the most; close one.", retry_after=5.0)
+
+    def _channel(self, scope: str | None, rate: int) -> Channel:
+        scene = self._scenes.setdefault(scope, Scene(scope))
+        return self._channels.setdefault((scope, rate), Channel(scene, rate))
+
+    def _begin(self) -> None:
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(self._run(), name="live view"),
+                asyncio.create_task(self._tick(), name="live view's viewers"),
+            ]
+
+    def _drop_unwatched(self) -> None:
+        self._channels = {key: channel for key, channel in self._channels.items() if channel.viewers}
+        watched = {scope for scope, _ in self._channels}
+        self._scenes = {scope: scene for scope, scene in self._scenes.items() if scope in watched}
+
+    def _rest(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        self._present, self._marks, self._settings, self._tiers = {}, {}, {}, {}
+        self._full_at = -1.0
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        try:
+            while True:
+                await self._look()
+                self._send(clock())
+                now = clock()
+                due = min((channel.due for channel in self._channels.values()), default=now)
+                await asyncio.sleep(max(due, self._looked_at + 0.9 / MAX_RATE) - now)
+        except LoraServeError as error:
+            self.close(str(error))
+        except Exception:
+            _log.exception("the live view failed")
+            self.close("The live view failed; open it again.")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            if reason := self._watched.ending():
+                self.close(reason)
+            for channel in self._channels.values():
+                for viewer in channel.viewers:
+                    viewer.look_up()
+
+    async def _look_first(self) -> None:
+        """Raises EngineLostError if no engine answers: each of a fleet may be in a long step."""
+        for _ in range(_FIRST_LOOKS):
+            await self._look()
+            if self._settings:
+                return
+        raise EngineLostError("No engine answers at present; try again.", retry_after=1.0)
+
+    async def _look(self) -> None:
+        async with self._looking:
+            now = asyncio.get_running_loop().time()
+            in_full = now - self._full_at >= _FULL_SECONDS or not self._settings
+            scopes = [scope for scope in self._scenes if scope is not None]
+            looks = await self._watched.client.watch(self._marks, scopes, in_full=in_full)
+            self._take(looks, now)
+            if in_full and self._settings:
+                self._full_at = now
+                self._tiers = tiers_of(tuple(self._settings.values()), await self._watched.store_tiers())
+            self._looked_at = now
+
+    def _take(self, looks: list[Look], now: float) -> None:
+        self._marks |= {look.replica: look.mark for look in looks}
+        self._present |= {look.replica: (look, now) for look in looks}
+        self._settings |= {look.replica: look.settings for look in looks if look.settings is not None}
+        for replica, (_, at) in list(self._present.items()):
+            if now - at > _STALE_SECONDS:
+                del self._present[replica]
+                if len(self._settings) > 1:  # they are alike, and whoever comes now is told some
+                    self._settings.pop(replica, None)
+        present = [look for look, _ in self._present.values()]
+        for scene in self._scenes.values():
+            happened = scene.take(looks, present)
+            for channel in self._channels.values():
+                if channel.scene is scene:
+                    channel.take(happened)
+
+    def _send(self, now: float) -> None:
+        present = [look for look, _ in self._present.values()]
+        overall = overall_of(present, self.settings, self._tiers, self._watched.num_restarts())
+        for channel in self._channels.values():
+            if channel.due <= now + 0.005:
+                channel.send(now, time.time(), overall)

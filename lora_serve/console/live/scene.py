@@ -1,0 +1,170 @@
+"""The engine as one scope may see it: everything, or what belongs to one tenant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from lora_serve.console.live.frames import Latency, TokenRate
+from lora_serve.console.live.times import LastSecond, RecentTimes
+from lora_serve.core.live import LiveCount, LiveMove, LiveRequest, LiveSlot, LiveStep, Look
+
+_MAX_KNOWN = 4096  # requests
+
+
+class _Owned(Protocol):
+    @property
+    def tenant(self) -> str: ...
+
+
+T = TypeVar("T", bound=_Owned)
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """The events that some looks told."""
+
+    steps: Sequence[LiveStep]
+    ended: Sequence[LiveRequest]
+    moves: Sequence[LiveMove]
+
+
+_Uses = Mapping[tuple[str, str], tuple[int, int]]  # by digest and name: the version, and how many rows use it
+
+
+def _rows_by_use(running: Iterable[LiveRequest]) -> _Uses:
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for request in running:
+        for (digest, name), version in {(one.digest, one.name): one.version for one in request.adapters}.items():
+            found[digest, name] = version, found.get((digest, name), (0, 0))[1] + 1
+    return found
+
+
+def _told_as(slot: LiveSlot, names: Mapping[str, int], scope: str | None) -> LiveSlot | None:
+    """The slot under its own name, if the scope may know that, else under the first that its rows use."""
+    if scope in (None, slot.tenant):
+        others = tuple(sorted(names.keys() - {slot.name}))
+        return replace(slot, also=others) if others else slot
+    if not names:
+        return None
+    first, *left = sorted(names)
+    return replace(slot, name=first, version=names[first], tenant=scope, pinned=False, also=tuple(left))
+
+
+def _rows_of(slot: LiveSlot, rows: _Uses, own: _Uses) -> int:
+    """Rows of the slot's adapter, of all tenants if it is the scope's own, and the scope's under other names."""
+    of_all = rows.get((slot.digest, slot.name), (0, 0))[1]
+    return of_all + sum(own[slot.digest, name][1] for name in slot.also)
+
+
+class Scene:
+    """The part of the engine that one scope sees, and figures that are kept from look to look."""
+
+    def __init__(self, scope: str | None) -> None:
+        self.scope = scope
+        self.requests: Sequence[LiveRequest] = ()
+        self.queue: Mapping[str, LiveCount] = {}
+        self.slots: Sequence[LiveSlot] = ()
+        self.loading: Sequence[str] = ()
+        self._tokens = LastSecond()
+        self._first_tokens, self._gaps = RecentTimes(kept=0.97), RecentTimes(kept=0.9)  # many gaps to a first token
+        self._last_tokens: dict[str, float] = {}  # when each request got its last token
+        self._begun: set[str] = set()  # requests whose first token was counted
+
+    def take(self, news: Iterable[Look], present: Sequence[Look]) -> Happened:
+        """Takes in new looks; `present`: the last one at each engine. Returns what this scope may see of the events."""
+        steps: list[LiveStep] = []
+        ended: list[LiveRequest] = []
+        moves: list[LiveMove] = []
+        for look in news:
+            steps += self._steps_of(look)
+            ended += self._own(look.ended)
+            moves += self._own(look.moves)
+        self._show(present)
+        self._count_first_tokens((*self.requests, *ended))
+        for step in steps:
+            self._count(step)
+        self._forget(ended)
+        return Happened(steps, ended, moves)
+
+    def tokens(self, now: float) -> TokenRate:
+        """The tokens of the last second; `now`: Unix seconds."""
+        return self._tokens.rate(now)
+
+    def latency(self, now: float) -> Latency:
+        """The times of lately; `now`: Unix seconds."""
+        for times in (self._first_tokens, self._gaps):
+            times.fade(now)
+        return Latency(self._first_tokens.percentiles(), self._gaps.percentiles())
+
+    def _own(self, items: Sequence[T]) -> Sequence[T]:
+        return items if self.scope is None else [item for item in items if item.tenant == self.scope]
+
+    def _steps_of(self, look: Look) -> Iterable[LiveStep]:
+        """The steps with the scope's own rows alone."""
+        if self.scope is None:
+            return look.steps
+        own = {request.id for request in (*look.requests, *look.ended) if request.tenant == self.scope}
+        rows = [(step, tuple(row for row in step.rows if row[0] in own)) for step in look.steps]
+        return [replace(step, rows=kept) for step, kept in rows if kept]
+
+    def _slots_of(self, look: Look) -> Iterable[LiveSlot]:
+        """The slots that the scope owns or uses, under names that it knows: adapters of the same bytes share one."""
+        running = [request for request in look.requests if request.state == "running"]
+        rows, own = _rows_by_use(running), _rows_by_use(self._own(running))
+        names: dict[str, dict[str, int]] = {}  # by digest: names and versions that the scope's rows use
+        for (digest, name), (version, _) in own.items():
+            names.setdefault(digest, {})[name] = version
+        told = (_told_as(slot, names.get(slot.digest, {}), self.scope) for slot in look.slots)
+        shown = [slot for slot in told if slot is not None]
+        if self.scope is None:
+            return shown
+        return [replace(slot, num_rows=_rows_of(slot, rows, own)) for slot in shown]
+
+    def _show(self, present: Sequence[Look]) -> None:
+        self.requests = [request for look in present for request in self._own(look.requests)]
+        self.slots = [slot for look in present for slot in self._slots_of(look)]
+        self.loading = list(dict.fromkeys(load.digest for look in present for load in self._own(look.loads)))
+        waiting: Counter[str] = Counter()
+        running: Counter[str] = Counter()
+        for look in present:
+            for tenant, count in look.queue.items():
+                if self.scope in (None, tenant):
+                    waiting[tenant] += count.waiting
+                    running[tenant] += count.running
+        self.queue = {tenant: LiveCount(waiting[tenant], running[tenant]) for tenant in waiting}
+
+    def _count_first_tokens(self, requests: Iterable[LiveRequest]) -> None:
+        for request in requests:
+            if request.first_token_ms is not None and request.id not in self._begun:
+                self._begun.add(request.id)
+                self._first_tokens.add(request.first_token_ms)
+
+    def _count(self, step: LiveStep) -> None:
+        prompt = output = 0
+        last, time = self._last_tokens, step.time
+        counts: dict[float, int] = {}  # by the last token's time: most rows got theirs in one and the same step
+        for request_id, kind, num_tokens, num_new in step.rows:
+            if kind != "decode" and kind != "draft":  # noqa: PLR1714  # this is the loop that costs
+                prompt += num_tokens
+            if num_new:
+                output += num_new
+                before = last.get(request_id)
+                if before is not None:
+                    counts[before] = counts.get(before, 0) + num_new
+                last[request_id] = time
+        self._tokens.add(time, prompt, output)
+        for before, count in counts.items():
+            self._gaps.add(1000 * (time - before), count)
+
+    def _forget(self, ended: Iterable[LiveRequest]) -> None:
+        for request in ended:
+            self._last_tokens.pop(request.id, None)
+            self._begun.discard(request.id)
+        if len(self._last_tokens) > _MAX_KNOWN or len(self._begun) > _MAX_KNOWN:  # their ends were missed
+            self._last_tokens.clear()
+            self._begun = {request.id for request in self.requests}

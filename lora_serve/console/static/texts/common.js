@@ -1,0 +1,53 @@
+export const common = {
+  product: "lora_serve",
+  navigation: "Pages",
+  skip: "Skip to content",
+  loading: "Loading",
+  retry: "Try again",
+  close: "Close",
+  cancel: "Cancel",
+  copy: "Copy",
+  copied: "Copied",
+  notCopied: "This browser did not let the page copy. Select the text and copy it yourself.",
+  previous: "Previous",
+  next: "Next",
+  pages: "Pages of the list",
+  sortedUp: "sorted up",
+  sortedDown: "sorted down",
+  signIn: "Sign in",
+  signOut: "Sign out",
+  theme: "Theme",
+  themeHint: "Change between light, dark and the system's theme",
+  themes: { auto: "System", light: "Light", dark: "Dark" },
+  roles: {
+    admin: "admin",
+    "tenant-admin": "tenant admin",
+    inference: "inference",
+    metrics: "metrics",
+    anonymous: "without a key",
+    none: "signed out",
+  },
+  lost: "The server does not answer. Trying again …",
+  back: "The server answers again.",
+  noSuchName: "Nothing has such a name.",
+  notReached: "The server was not reached. Is it running, and is the network there?",
+  /** @param {number} status */
+  noWords: (status) => `The server answered ${status} without words.`,
+  noStreams:
+    "This browser cannot read an answer while it comes (streaming fetch), which this page needs. A current Firefox, Chrome, Edge or Safari can.",
+  oldBrowser:
+    "This browser cannot read answers while they come (streaming fetch). Live figures and streamed answers do not work in it; a current Firefox, Chrome, Edge or Safari has what they need.",
+  /** @param {string} id */
+  requestId: (id) => `Request ${id}`,
+  /** @param {number} seconds */
+  retryAfter: (seconds) => `Try again in ${seconds} s.`,
+  pageFailed: "This page met an error of its own.",
+  noSuchPage: "There is no such page.",
+  asCurl: "curl",
+  asCli: "CLI",
+  commands: "The same from a terminal",
+  commandKeys: "Your key is read from the environment: LORA_SERVE_KEY, by lora-serve LORA_SERVE_ADMIN_KEY.",
+  /** @param {string} text */
+  typeToConfirm: (text) => `Type ${text} to confirm`,
+  table: "Table",
+};

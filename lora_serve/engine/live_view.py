@@ -1,0 +1,125 @@
+"""One look at the engine between two steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from itertools import chain, islice
+from typing import Any
+
+from lora_serve.core.live import (
+    LiveCount,
+    LiveLimits,
+    LiveLoad,
+    LiveSettings,
+    LiveSlot,
+    LiveTargets,
+    LiveTier,
+    Look,
+)
+from lora_serve.core.messages import Watch
+from lora_serve.core.stats import TierStats
+from lora_serve.engine.adapters.residency import AdapterResidency
+from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.recorder import Recorder
+from lora_serve.engine.scheduling.scheduler import Scheduler
+from lora_serve.engine.sequence import Sequence
+
+MAX_WAITING = 128  # requests that are shown, of all tenants and of each one that is watched
+
+
+def look_at(
+    asked: Watch,
+    now: float,
+    recorder: Recorder,
+    scheduler: Scheduler,
+    residency: AdapterResidency[Any],
+    blocks: BlockManager,
+) -> Look:
+    """The present state, and the notes since the asker's last look."""
+    recorder.watched(now)
+    since = asked.since if asked.since <= recorder.mark else 0  # it watched an engine that is no more
+    running = tuple(recorder.request(sequence, "running") for sequence in scheduler.running)
+    waiting = tuple(
+        recorder.request(sequence, _state(sequence, residency))
+        for sequence in _first_waiting(scheduler, asked.tenants, now)
+    )
+    return Look(
+        mark=recorder.mark,
+        slots=tuple(_slots(residency, recorder)),
+        requests=running + waiting,
+        steps=recorder.steps(since),
+        ended=recorder.ends(since),
+        moves=recorder.moves(since),
+        queue=_queue(scheduler),
+        max_loras=residency.slots.num_slots,
+        loads=tuple(LiveLoad(ref.digest, ref.tenant) for ref in residency.loading),
+        num_blocks=blocks.num_blocks,
+        num_free_blocks=blocks.num_free,
+        num_known_blocks=blocks.num_known,
+        num_preemptions=scheduler.num_preemptions,
+        settings=_settings(scheduler, residency, blocks.block_size) if asked.in_full else None,
+    )
+
+
+def live_tier(tier: TierStats) -> LiveTier:
+    """The figures of a tier that are shown live."""
+    return LiveTier(
+        tier.num_bytes, tier.budget_bytes, tier.num_items, tier.hits, tier.misses, tier.loads, tier.evictions
+    )
+
+
+def _first_waiting(scheduler: Scheduler, tenants: Collection[str], now: float) -> list[Sequence]:
+    """The first of all; beside them the first of each of the tenants, and all that were preempted, as steps may name
+    them.
+    """
+    found = list(islice(scheduler.first_waiting(now), MAX_WAITING))
+    if len(found) == len(scheduler.waiting):
+        return found
+    known, left = set(found), dict.fromkeys(tenants, MAX_WAITING)
+    for sequence in scheduler.waiting:
+        tenant = sequence.request.tenant
+        if sequence.has_run or left.get(tenant, 0) > 0:
+            left[tenant] = left.get(tenant, 0) - 1
+            if sequence not in known:
+                found.append(sequence)
+    return found
+
+
+def _state(sequence: Sequence, residency: AdapterResidency[Any]) -> str:
+    if sequence.has_run:
+        return "preempted"
+    if sequence.is_compiling:
+        return "compiling"
+    return "waiting" if all(residency.is_here(use.ref.digest) for use in sequence.adapters) else "loading"
+
+
+def _queue(scheduler: Scheduler) -> dict[str, LiveCount]:
+    waiting = Counter(sequence.request.tenant for sequence in scheduler.waiting)
+    running = Counter(sequence.request.tenant for sequence in scheduler.running)
+    return {tenant: LiveCount(waiting[tenant], running[tenant]) for tenant in chain(running, waiting)}
+
+
+def _slots(residency: AdapterResidency[Any], recorder: Recorder) -> list[LiveSlot]:
+    found = []
+    for slot, ref, num_rows, is_pinned in residency.slots.residents():
+        recorder.met(ref)
+        size, version = ref.num_bytes, ref.version
+        found.append(LiveSlot(slot.index, ref.name, ref.tenant, ref.digest, size, num_rows, is_pinned, version))
+    return sorted(found, key=lambda slot: slot.index)
+
+
+def _settings(scheduler: Scheduler, residency: AdapterResidency[Any], block_size: int) -> LiveSettings:
+    stats = scheduler.batcher.stats(scheduler.running)
+    limits = stats.limits
+    return LiveSettings(
+        LiveLimits(stats.max_rows, stats.max_tokens, round(1000 * stats.window, 3), stats.reason),
+        LiveTargets(_ms(limits.ttft_target), _ms(limits.itl_target)),
+        limits.max_num_seqs,
+        block_size,
+        {name: live_tier(tier) for name, tier in residency.tiers().items()},
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)

@@ -1,0 +1,63 @@
+"""The registrations under way: how far each has come, for whoever waits for it."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+class Stage(enum.StrEnum):
+    """The steps of a registration, in their order."""
+
+    RECEIVING = "receiving"  # an upload's bytes
+    FETCHING = "fetching"  # a source's bytes
+    EXAMINING = "examining"  # files, names, shapes and values; before that it waits for its tenant's turn
+    PROBING = "probing"  # a forward pass with the adapter; then it is pinned, where that is asked for
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """One registration; written by the thread that works on it, read by any."""
+
+    id: str
+    scope: str | None  # the tenant that registers; None: somebody who sees all
+    stage: Stage
+    num_bytes: int = 0  # that came so far
+    total_bytes: int | None = None  # None: not known
+    started: float = field(default_factory=time.time)  # Unix seconds
+
+    def receive(self, num_bytes: int) -> None:
+        """Note how many bytes came in all."""
+        self.num_bytes = num_bytes
+
+    def examine(self) -> None:
+        """Note that all files are here."""
+        self.stage = Stage.EXAMINING
+
+    def probe(self) -> None:
+        """Note that the files are found right."""
+        self.stage = Stage.PROBING
+
+
+class Registering:
+    """All that are under way; changed on the event loop."""
+
+    def __init__(self) -> None:
+        self._all: list[Progress] = []
+
+    @contextmanager
+    def begun(self, adapter_id: str, scope: str | None, stage: Stage) -> Iterator[Progress]:
+        """A new one, which ends with the block."""
+        progress = Progress(adapter_id, scope, stage)
+        self._all.append(progress)
+        try:
+            yield progress
+        finally:
+            self._all.remove(progress)
+
+    def seen_by(self, scope: str | None) -> list[Progress]:
+        """Those that a tenant began (None: all), the oldest first."""
+        return [progress for progress in self._all if scope in (None, progress.scope)]

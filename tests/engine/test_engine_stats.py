@@ -1,0 +1,54 @@
+"""The engine's figures: what happened since it started, and what is there now."""
+
+from __future__ import annotations
+
+import pytest
+
+from lora_serve.core.batch import Batch, RowOutput
+from lora_serve.core.errors import LoadHangsError
+from tests.engine.fake_constraints import FakeConstraints, grammar
+from tests.engine.world import EOS, VirtualClock, World, adapter
+
+
+def test_new_engine_has_done_nothing_yet() -> None:
+    stats = World(speculate="auto").engine.stats()
+    assert (stats.num_steps, stats.step_seconds, stats.num_step_tokens, stats.num_hung_loads) == (0, 0.0, 0, 0)
+    assert (stats.num_preemptions, stats.num_constrained, stats.num_forced) == (0, 0, 0)
+    told = stats.speculation
+    assert (told.num_drafts, told.num_drafted, told.num_accepted, sum(told.accepted_by_place)) == (0, 0, 0, 0)
+
+
+def test_seconds_of_steps_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    world = World(clock=clock)
+    plain = world.runner.run
+
+    def slow(batch: Batch) -> list[RowOutput]:
+        clock.now += 0.5
+        return plain(batch)
+
+    monkeypatch.setattr(world.runner, "run", slow)
+    world.add("r", [1, 2, 3], max_tokens=4)
+    world.run()
+    stats = world.engine.stats()
+    assert stats.num_steps == 4
+    assert stats.step_seconds == pytest.approx(2.0)
+
+
+def test_loads_that_hang_are_counted_and_others_are_not() -> None:
+    world = World(auto_load=False)
+    for name, error in (("a", LoadHangsError("the store hangs", 1)), ("b", None)):
+        world.add(name, [1], adapter(name))
+        world.step()
+        world.finish_load(adapter(name), error)
+    assert world.engine.stats().num_hung_loads == 1
+
+
+def test_running_rows_that_obey_a_grammar_are_counted() -> None:
+    world = World(constraints=FakeConstraints())
+    world.add("obeys", [1], grammar=grammar(range(100, 300), range(100, 300), [EOS]), max_tokens=9)
+    for name in ("free", "free too"):
+        world.add(name, [1], max_tokens=9)
+    world.step()
+    assert world.engine.stats().num_running == 3
+    assert world.engine.stats().num_constrained == 1

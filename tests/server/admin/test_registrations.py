@@ -1,0 +1,150 @@
+"""How far a registration has come, who sees that, and the reasons of one that is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.server.admin.test_upload import form_of, put, tar_of
+from tests.server.tenants import Tenancy, tenancy_of
+
+
+@pytest.fixture
+def auth_required() -> bool:
+    return True
+
+
+@pytest.fixture
+async def tenancy(house: Any) -> AsyncIterator[Tenancy]:
+    async with tenancy_of(house) as tenancy:
+        await tenancy.tenant("acme")
+        await tenancy.tenant("globex")
+        yield tenancy
+
+
+async def under_way(tenancy: Tenancy, key: str = "acme+") -> list[dict[str, Any]]:
+    reply = await tenancy.call(key, "GET", "/admin/registrations")
+    assert reply.status == 200
+    rows: list[dict[str, Any]] = reply.data["data"]
+    return rows
+
+
+async def reached(tenancy: Tenancy, stage: str) -> dict[str, Any]:
+    """The one registration under way, once it is at a stage."""
+    async with asyncio.timeout(60):
+        while not (rows := [row for row in await under_way(tenancy) if row["stage"] == stage]):
+            await asyncio.sleep(0.01)
+    return rows[0]
+
+
+class Steps:
+    """Stands before a step of the verifier until the test lets it go on."""
+
+    def __init__(self, house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gates = {name: threading.Event() for name in ("validate", "smoke_test")}
+        for name, gate in self.gates.items():
+            monkeypatch.setattr(house.verifier, name, self._behind(gate, getattr(house.verifier, name)))
+
+    def _behind(self, gate: threading.Event, step: Any) -> Any:
+        def wait(*args: Any, **named: Any) -> Any:
+            assert gate.wait(60)
+            return step(*args, **named)
+
+        return wait
+
+
+async def test_upload_shows_its_bytes_then_that_it_is_examined_then_probed(
+    tenancy: Tenancy, house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, more = tar_of(house.make_adapter("a")), asyncio.Event()
+    steps = Steps(house, monkeypatch)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield body[:1000]
+        await more.wait()
+        yield body[1000:]
+
+    headers = {"Content-Length": str(len(body))}
+    sent = asyncio.create_task(tenancy.call("acme+", "PUT", "/admin/adapters/a", data=chunks(), headers=headers))
+    async with asyncio.timeout(60):
+        while (await reached(tenancy, "receiving"))["bytes"] < 1000:
+            await asyncio.sleep(0.01)
+    (row,) = await under_way(tenancy)
+    assert (row["id"], row["bytes"], row["total_bytes"]) == ("acme/a", 1000, len(body))
+    assert await under_way(tenancy, "globex+") == []
+    assert len(await under_way(tenancy, "admin")) == 1
+    more.set()
+    assert (await reached(tenancy, "examining"))["bytes"] == len(body)
+    steps.gates["validate"].set()
+    await reached(tenancy, "probing")
+    steps.gates["smoke_test"].set()
+    assert (await sent).status == 201
+    assert await under_way(tenancy, "admin") == []
+
+
+async def test_source_that_is_fetched_shows_so_and_what_ends_badly_is_gone(
+    tenancy: Tenancy, house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    fetch = house.services.staging._sources.fetch
+
+    def slowly(source: str, target: Any, limit: int, progress: Any) -> str:
+        progress(77)
+        assert go.wait(60)
+        return str(fetch(source, target, limit, progress))
+
+    monkeypatch.setattr(house.services.staging._sources, "fetch", slowly)
+    body = {"id": "acme/a", "source": str(house.root / "nothing")}
+    sent = asyncio.create_task(tenancy.call("admin", "POST", "/admin/adapters", body))
+    async with asyncio.timeout(60):
+        while [row["bytes"] for row in await under_way(tenancy, "admin")] != [77]:
+            await asyncio.sleep(0.01)
+    (row,) = await under_way(tenancy, "admin")
+    assert (row["stage"], row["total_bytes"]) == ("fetching", None)
+    assert await under_way(tenancy) == []  # the operator's own registration, whatever the id
+    go.set()
+    assert (await sent).status == 400
+    assert await under_way(tenancy, "admin") == []
+
+
+async def test_refusal_lists_each_reason_with_its_tensor(admin: aiohttp.ClientSession, house: Any) -> None:
+    folder = house.make_adapter("a")
+    tensors = load_file(folder / "adapter_model.safetensors")
+    renamed = {name.replace("q_proj", "quux_proj"): tensor for name, tensor in tensors.items()}
+    save_file(renamed, folder / "adapter_model.safetensors")
+    status, answer = await put(admin, form_of(folder))
+    assert status == 422
+    reasons = answer["error"]["reasons"]
+    assert len(reasons) >= 4
+    assert all(any(name in reason for reason in reasons) for name in renamed)
+    assert all(reason in answer["error"]["message"] for reason in reasons[:8])
+
+
+async def test_tenant_is_listed_its_own_figures_and_no_foreign_name(tenancy: Tenancy, house: Any) -> None:
+    await house.register("acme/own", seed=1)
+    await house.register("globex/lent", seed=2, metadata={"secret": 1}, pin=True)
+    await house.register("globex/secret", seed=3)
+    assert (await tenancy.call("admin", "PUT", "/admin/adapters/globex/lent/sharing", {"shared_with": ["acme"]})).data
+    for alias in ("acme/mine", "globex/theirs"):
+        reply = await tenancy.call("admin", "PUT", f"/admin/aliases/{alias}", {"target": "globex/lent"})
+        assert reply.status == 200
+    for key, num in (("acme", 1), ("globex", 3)):
+        for _ in range(num):
+            assert (await tenancy.ask(key, "globex/lent")).status == 200
+    listed = await tenancy.call("acme+", "GET", "/admin/adapters?fields=summary&sort=requests")
+    assert [row["id"] for row in listed.data["data"]] == ["globex/lent", "acme/own"]
+    row = listed.data["data"][0]
+    assert (row["shared_with"], row["pinned"], row["aliases"], row["tiers"]) == (["acme"], False, ["acme/mine"], [])
+    assert row["activity"]["requests"] == 1
+    assert (await tenancy.call("acme+", "GET", "/admin/adapters/globex/lent")).data["activity"]["requests"] == 1
+    assert (await tenancy.call("globex+", "GET", "/admin/adapters/lent")).data["activity"]["requests"] == 3
+    assert (await tenancy.call("admin", "GET", "/admin/adapters/globex/lent")).data["activity"]["requests"] == 4
+    for search in ("secret", "theirs"):
+        reply = await tenancy.call("acme+", "GET", f"/admin/adapters?fields=summary&search={search}")
+        assert (reply.data["data"], reply.data["total"]) == ([], 0)
