@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.endurance.cycles import cycles
 from benchmarks.endurance import page
+from benchmarks.endurance.cycles import cycles
 from benchmarks.endurance.registered import COUNTS, registered
 from benchmarks.endurance.streams import streams
 from benchmarks.endurance.uploads import uploads

@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks.fleet.site import ENGINES
 from benchmarks.report import RESULTS, commit, judged, machine
-from benchmarks.soak.one_host import soak
 from benchmarks.soak import page
+from benchmarks.soak.one_host import soak
 from benchmarks.soak.site import make_site
 
 

@@ -20,6 +20,7 @@ from lora_serve.core.request import AdapterUse, OnCold
 from lora_serve.core.settings import Settings
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.sequence import Sequence
+from tests.attempts import in_some_attempt
 from tests.engine.policies.traffic import STEP, policy_of, timed_world, waiting
 from tests.engine.world import World, adapter
 from tests.tiers import num_examples
@@ -332,10 +333,14 @@ def test_somebody_gives_way_when_memory_is_short(name: str) -> None:
 @every_policy
 def test_three_thousand_waiting_cost_a_step_little(name: str) -> None:
     policy, _, generator = queue_of(name, 3000, 4)
-    started = time.process_time()
-    for step in range(50):
-        order = policy.order(step / 10)
-        for number in range(4):
-            policy.remove(next(order))
-            policy.add(any_sequence(10_000 + 4 * step + number, generator))
-    assert time.process_time() - started < 50 * 0.02, "more than 20 ms"
+
+    def fifty_steps() -> None:
+        started = time.process_time()
+        for step in range(50):
+            order = policy.order(step / 10)
+            for number in range(4):
+                policy.remove(next(order))
+                policy.add(any_sequence(10_000 + 4 * step + number, generator))
+        assert time.process_time() - started < 50 * 0.02, "more than 20 ms"
+
+    in_some_attempt(fifty_steps)

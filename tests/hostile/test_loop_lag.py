@@ -1,6 +1,7 @@
 """The largest bodies that the limits allow, of every shape, on every route that reads JSON: the event loop stays free.
 
-Held against the limit: each turn of the loop, in processor time of its thread; each lag, less what the machine took.
+Held against the limit, in one of three attempts: each turn of the loop, in processor time of its thread; each lag, less
+what the machine took.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import product
 
 import pytest
 
+from tests.attempts import in_some_attempt
 from tests.canary.house import ADMIN, House
 from tests.canary.loop_lag import INTERVAL, LIMIT, LagFigures
 from tests.hostile.sending import Reply, assert_refused, call, send
@@ -81,10 +83,20 @@ def meant(name: str) -> str:
 
 def send_measured(house: House, path: str, raw: bytes, headers: Mapping[str, str] | None = None) -> Reply:
     """The answer; the event loop was free all the while."""
-    before = house.lag.mark()
-    reply = call(house, "POST", path, raw, {"Content-Type": "application/json", **ADMIN, **(headers or {})})
-    assert_free_since(house, before)
-    return reply
+    named = {"Content-Type": "application/json", **ADMIN, **(headers or {})}
+    return measured(house, lambda: call(house, "POST", path, raw, named))
+
+
+def measured(house: House, ask: Callable[[], Reply]) -> Reply:
+    """The answer; the event loop was free all the while."""
+
+    def attempt() -> Reply:
+        before = house.lag.mark()
+        reply = ask()
+        assert_free_since(house, before)
+        return reply
+
+    return in_some_attempt(attempt)
 
 
 def assert_free_since(house: House, before: LagFigures) -> None:
@@ -123,9 +135,7 @@ def test_body_in_chunks_of_one_byte_holds_up_nobody(house: House) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
     key = f"Authorization: {ADMIN['Authorization']}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-    before = house.lag.mark()
-    reply = send(house, head + key + chunks)
-    assert_free_since(house, before)
+    reply = measured(house, lambda: send(house, head + key + chunks))
     assert reply.status == 200, reply.body
 
 
@@ -158,8 +168,6 @@ def test_answers_of_a_tokenizer_hold_up_nobody(house: House) -> None:
 def test_bomb_is_not_unpacked_once_it_is_refused(house: House, key: Mapping[str, str]) -> None:
     """16 GB in 16 MB."""
     bomb = gzip.compress(b" " * 2**24) * 1000
-    before = house.lag.mark()
     named = {"Content-Type": "application/json", "Content-Encoding": "gzip", **key}
-    reply = call(house, "POST", "/v1/completions", bomb[: 2**24 - 1], named)
-    assert_free_since(house, before)
+    reply = measured(house, lambda: call(house, "POST", "/v1/completions", bomb[: 2**24 - 1], named))
     assert reply.status in (401, 413, 0)  # 0: it was closed before all of it was sent

@@ -1,11 +1,11 @@
 """How the engine's OpenMP team waits at the end of a parallel loop: it spins while the cores are its own, and sleeps
 while others want them.
 
-GNU's OpenMP spins for 300 000 turns, 4 ms on an Ice Lake. That is right on idle cores: a thread that sleeps is woken late.
-On cores that others use too, the spinning thread takes the core from the very thread that it waits for, and a step of
-3 ms becomes one of hundreds (benchmarks/contended_cores.py). The library itself spins for 1 000 turns only while its
-threads in this process are more than the processors. One idle team more makes them so (threads.py), and that can be had
-and given back at any time.
+GNU's OpenMP spins for 300 000 turns, 4 ms on an Ice Lake. That is right on idle cores: a thread that sleeps is woken
+late. On cores that others use too, the spinning thread takes the core from the very thread that it waits for, and a
+step of 3 ms becomes one of hundreds (benchmarks/contended_cores.py). The library itself spins for 1 000 turns only
+while its threads in this process are more than the processors. One idle team more makes them so (threads.py), and that
+can be had and given back at any time.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,20 +77,19 @@ async def test_style_is_part_of_what_is_asked(checks: GrammarChecks) -> None:
 async def test_costly_schemas_of_one_tenant_do_not_delay_another(
     checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked = grammar_checks.checked_text
+    checked, is_over = grammar_checks.checked_text, threading.Event()
 
     def slow(constraint: Constraint, *others: Any) -> str:
         if constraint.source["const"] >= 100:
-            time.sleep(0.3)
+            is_over.wait(60)
         return checked(constraint, *others)
 
     monkeypatch.setattr(grammar_checks, "checked_text", slow)
     crowd = [asyncio.create_task(checks.of("hostile", schema(100 + number))) for number in range(5)]
     await asyncio.sleep(0.05)
-    began = time.monotonic()
     await checks.of("acme", schema(1))
-    assert time.monotonic() - began < 0.25
-    assert not all(task.done() for task in crowd)
+    assert not any(task.done() for task in crowd)
+    is_over.set()
     await asyncio.gather(*crowd)
 
 

@@ -144,7 +144,7 @@ async def test_engine_in_a_long_step_is_not_dead_and_holds_up_no_probe(http: aio
     house.engine.stats = busy
     started = time.monotonic()
     assert [await status_of(http, "/health") for _ in range(3)] == [200] * 3
-    assert time.monotonic() - started < 1.5  # three times 0.05, and a busy machine
+    assert time.monotonic() - started < 3  # three times 0.05, and a busy machine
 
 
 class TestWithAuthentication:

@@ -12,6 +12,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.grammars.checking import checked_own_text, checked_text
 from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
+from tests.attempts import in_some_attempt
 from tests.text.grammars.hostile import CIRCLES, GRAMMAR, HOSTILE, JSON, REGEX, chain, inside
 
 CONFIG = GrammarConfig()
@@ -21,10 +22,15 @@ COMPILER = GrammarCompiler({}, 0, CONFIG)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_ones_are_refused_soon(name: str) -> None:
     kind, source = HOSTILE[name]
-    began = time.monotonic()
-    with pytest.raises(InvalidRequestError) as raised:
-        checked_text(Constraint(kind, source, "field"), COMPILER, CONFIG)
-    assert time.monotonic() - began < 2
+
+    def refuse() -> pytest.ExceptionInfo[InvalidRequestError]:
+        began = time.monotonic()
+        with pytest.raises(InvalidRequestError) as raised:
+            checked_text(Constraint(kind, source, "field"), COMPILER, CONFIG)
+        assert time.monotonic() - began < 2
+        return raised
+
+    raised = in_some_attempt(refuse)
     assert len(str(raised.value)) < 1000
 
 
@@ -44,9 +50,12 @@ def test_hostile_ones_are_refused_soon(name: str) -> None:
     ],
 )  # fmt: skip
 def test_large_and_recursive_ones_are_taken_soon(kind: ConstraintKind, source: Any) -> None:
-    began = time.monotonic()
-    checked_text(Constraint(kind, source, "field"), COMPILER, CONFIG)
-    assert time.monotonic() - began < 2
+    def take() -> None:
+        began = time.monotonic()
+        checked_text(Constraint(kind, source, "field"), COMPILER, CONFIG)
+        assert time.monotonic() - began < 2
+
+    in_some_attempt(take)
 
 
 def test_what_is_too_large_behind_the_first_token_is_seen() -> None:

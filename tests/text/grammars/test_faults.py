@@ -13,6 +13,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.grammars.checking import checked_text
 from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
+from tests.attempts import in_some_attempt
 from tests.text.grammars.walking import allows
 
 CONFIG = GrammarConfig()
@@ -43,6 +44,15 @@ def error_of(kind: ConstraintKind, source: Any, style: JsonStyle = STYLE) -> str
         checked_text(Constraint(kind, source, "field", style), COMPILER, CONFIG)
     assert raised.value.param == "field"
     return str(raised.value)
+
+
+def assert_refused_at_once(schema: dict[str, Any], words: str) -> None:
+    def refuse() -> None:
+        start = time.process_time()
+        assert words in error_of(ConstraintKind.JSON, schema)
+        assert time.process_time() - start < 0.5
+
+    in_some_attempt(refuse)
 
 
 def checked(kind: ConstraintKind, source: Any, style: JsonStyle = STYLE) -> str:
@@ -138,9 +148,7 @@ def test_schemas_mean_what_json_schema_says(schema: dict[str, Any], right: str, 
     ],
 )
 def test_numbers_that_take_gigabytes_to_divide_are_refused_at_once(schema: dict[str, Any]) -> None:
-    start = time.process_time()
-    assert "multipleOf" in error_of(ConstraintKind.JSON, schema)
-    assert time.process_time() - start < 0.5
+    assert_refused_at_once(schema, "multipleOf")
 
 
 @pytest.mark.parametrize(
@@ -153,9 +161,7 @@ def test_numbers_that_take_gigabytes_to_divide_are_refused_at_once(schema: dict[
     ],
 )
 def test_long_texts_whose_patterns_take_long_are_refused_at_once(schema: dict[str, Any]) -> None:
-    start = time.process_time()
-    assert "maxLength" in error_of(ConstraintKind.JSON, schema)
-    assert time.process_time() - start < 0.5
+    assert_refused_at_once(schema, "maxLength")
 
 
 def test_texts_with_patterns_may_be_long_and_others_longer() -> None:

@@ -8,6 +8,7 @@ import pytest
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from lora_serve.text.grammars.gbnf import is_lark, to_lark
+from tests.attempts import in_some_attempt
 from tests.text.grammars.walking import allows, drawn
 
 # A JSON grammar as llama.cpp's users write it.
@@ -43,9 +44,13 @@ def test_names_that_differ_in_case_alone_stay_apart() -> None:
 
 def test_rules_in_an_unlucky_order_take_no_longer() -> None:
     rules = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(3000)) + '\nr3000 ::= "x"'
-    began = time.process_time()
-    to_lark(rules)
-    assert time.process_time() - began < 1.5
+
+    def translate() -> None:
+        began = time.process_time()
+        to_lark(rules)
+        assert time.process_time() - began < 1.5
+
+    in_some_attempt(translate)
 
 
 def test_lark_is_known_from_gbnf() -> None:

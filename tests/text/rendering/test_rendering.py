@@ -17,6 +17,7 @@ from lora_serve.text.rendering import worker
 from lora_serve.text.rendering.processes import SECONDS, TemplateFaultError, TemplateLimitError, TemplateProcesses
 from lora_serve.text.rendering.trial import trial_faults
 from lora_serve.text.tokenizer import TextModel
+from tests.attempts import in_some_attempt
 from tests.text.chat_families import FAMILIES, wrapper_of
 
 PLACES = ("system", "user", "assistant", "last")
@@ -140,11 +141,15 @@ def test_hostile_template_ends_within_two_seconds_and_the_next_one_is_rendered(
     name: str, processes: TemplateProcesses
 ) -> None:
     names = {"messages": [{"role": "user", "content": "x" * 2000}]}
-    began = time.thread_time(), time.monotonic()
-    with pytest.raises((TemplateFaultError, TemplateLimitError)):
-        processes.render(HOSTILE[name], names)
-    assert time.thread_time() - began[0] < 0.1  # this process does not feel it
-    assert time.monotonic() - began[1] < 5 * MAX_SECONDS  # on a busy machine; see the limits of the processor below
+
+    def end_soon() -> None:
+        began = time.thread_time(), time.monotonic()
+        with pytest.raises((TemplateFaultError, TemplateLimitError)):
+            processes.render(HOSTILE[name], names)
+        assert time.thread_time() - began[0] < 0.1  # this process does not feel it
+        assert time.monotonic() - began[1] < 5 * MAX_SECONDS  # on a busy machine; see the limits of the processor below
+
+    in_some_attempt(end_soon)
     assert processes.render(ALONE, {"messages": [{"content": "next"}]}) == "next"
 
 
@@ -168,9 +173,12 @@ def test_text_that_is_no_template_is_told_so(source: str, said: str, processes: 
 
 
 def test_compiling_is_limited_too(processes: TemplateProcesses) -> None:
-    began = time.monotonic()
-    processes.fault_in("{{ (['x' * 1000000] * 100000)|join }}{{ 2 ** 99999999 }}{{ [1] * 10 ** 9 }}")
-    assert time.monotonic() - began < 5 * MAX_SECONDS
+    def end_soon() -> None:
+        began = time.monotonic()
+        processes.fault_in("{{ (['x' * 1000000] * 100000)|join }}{{ 2 ** 99999999 }}{{ [1] * 10 ** 9 }}")
+        assert time.monotonic() - began < 5 * MAX_SECONDS
+
+    in_some_attempt(end_soon)
     assert processes.fault_in(ALONE) is None
 
 
