@@ -253,6 +253,20 @@ def test_late_token_of_a_step_that_was_interrupted_does_not_shrink_steps() -> No
     assert controller.step_limits(limits, Running(8, 8, 800)) == before
 
 
+def test_steps_grow_again_while_tokens_are_in_time_in_steps_that_take_what_they_may() -> None:
+    controller, limits = LatencyController(learned()), BatchLimits(32, 1024, itl_target=0.05)
+    before = controller.step_limits(limits, Running(8, 8, 800)).max_tokens
+    for _ in range(20):
+        controller.observe_token(0.045, limits)
+        controller.observe_step(StepLoad(8, 8, 0, 800, 800), 0.045, limits)
+    assert controller.step_limits(limits, Running(8, 8, 800)).max_tokens > before
+
+
+def test_window_is_half_the_first_tokens_target_at_first() -> None:
+    controller = LatencyController(learned())
+    assert controller.window(BatchLimits(32, 4096, 1.0, None, 0.4), 1, 10) == pytest.approx(0.2)
+
+
 # -- what is shown ---------------------------------------------------------------------------------------------
 
 
