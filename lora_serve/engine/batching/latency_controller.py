@@ -212,14 +212,16 @@ def _of_ttft(limits: BatchLimits, window: float, p95: float | None) -> str:
     if limits.batch_wait == 0:
         return f"no wait for a fuller batch: {what}"
     is_shorter = window < limits.batch_wait
-    return f"wait for a fuller batch {'shortened to' if is_shorter else 'up to'} {_ms(window)}: {what}"
+    return f"wait for a fuller batch {'shortened to' if is_shorter else 'up to'} {_shown(window)}: {what}"
 
 
 def _against(p95: float | None, target: float) -> str:
     if p95 is None:
-        return f"not measured yet, the target is {_ms(target)}"
-    return f"{_ms(p95)} (p95), {'above' if p95 > target else 'within'} the target of {_ms(target)}"
+        return f"not measured yet, the target is {_shown(target)}"
+    return f"{_shown(p95)} (p95), {'above' if p95 > target else 'within'} the target of {_shown(target)}"
 
 
-def _ms(seconds: float) -> str:
+def _shown(seconds: float) -> str:
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
     return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"

@@ -312,6 +312,8 @@ OPEN_STEPS = "full steps: between tokens 100 ms (p95), within the target of 1000
          f"{OPEN_STEPS}; wait for a fuller batch up to 10 ms: first tokens 40 ms (p95), within the target of 50 ms"),
         (BatchLimits(8, 64, ttft_target=0.05), StepLimits(8, 64), 0.0, (0.04, 0.1),
          "no wait for a fuller batch: first tokens 40 ms (p95), within the target of 50 ms"),
+        (BatchLimits(8, 64, ttft_target=9.0), StepLimits(8, 64), 0.0, (92.112, None),
+         "no wait for a fuller batch: first tokens 92.1 s (p95), above the target of 9000 ms"),
     ],
 )  # fmt: skip
 def test_reason_names_the_targets_and_what_was_measured(
