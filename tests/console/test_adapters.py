@@ -49,7 +49,7 @@ async ([files, isFolder]) => {
     const readers = () => { let some = found.map(child); return {readEntries: take => { take(some); some = []; }}; };
     const entry = {isDirectory: true, fullPath: '/folder', createReader: readers};
     const items = [{webkitGetAsEntry: () => entry}];
-    Object.defineProperty(event, 'dataTransfer', {value: {items, files: transfer.files}});
+    Object.defineProperty(event, 'dataTransfer', {value: {items, files: transfer.files, types: ['Files']}});
   }
   document.querySelector('main').dispatchEvent(event);
 }
@@ -151,6 +151,14 @@ async def test_ten_thousand_are_searched_ordered_and_paged_without_a_stall(
             assert await page.evaluate(SHOWN) == expected
         await page.get_by_label("State").select_option("on_device")
         await expect(page.get_by_role("heading", name="No adapter is like that")).to_be_visible()
+    await page.get_by_role("navigation").get_by_role("link", name="Adapters").click()
+    await expect(page.get_by_label("Search")).to_have_value("")
+    await expect(page.get_by_text(f"1{DASH}50 of 10,0")).to_be_visible()
+
+
+async def test_address_beyond_the_end_shows_the_last_page(console: Console, page: Page) -> None:
+    await page.goto(f"{console.url}/ui/#/adapters?offset=5000")
+    await expect(page.locator("[data-adapter]").first).to_be_visible()
 
 
 async def test_dropped_folder_is_registered_and_every_step_of_it_is_shown(console: Console, page: Page) -> None:
@@ -434,6 +442,24 @@ async def test_metadata_is_changed_and_a_wrong_default_refused_in_words(
     await dialog.get_by_role("button", name="Change metadata").click()
     await expect(page.locator("[data-fact=metadata]")).to_contain_text("theirs")
     await expect(change).to_be_disabled()
+
+
+async def test_whole_numbers_that_a_browser_rounds_are_not_written_back(console: Console, page: Page) -> None:
+    registered(console, "exact/sql", metadata={"big": 12345678901234567890, "team": "ours"})
+    await show(page, console, "exact/sql")
+    await expect(page.get_by_text("whose last digits this page would lose")).to_be_visible()
+    await page.get_by_label("Metadata (JSON)").fill('{"team": "theirs"}')
+    await expect(page.get_by_role("button", name="Change metadata")).to_be_disabled()
+
+
+async def test_blank_metadata_is_none(page: Page) -> None:
+    await page.get_by_role("button", name="Register").first.click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_role("tab", name="From a path").click()
+    await dialog.get_by_label("Source").fill("/some/folder")
+    await dialog.get_by_label("Metadata").fill(" ")
+    await expect(dialog.get_by_role("button", name="Register")).to_be_enabled()
+    assert "metadata" not in await dialog.get_by_role("region", name="curl").inner_text()
 
 
 async def test_deletion_asks_for_the_name_and_goes_back_to_the_list(console: Console, page: Page) -> None:

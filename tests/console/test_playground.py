@@ -226,6 +226,17 @@ async def test_one_column_is_stopped_and_then_all(console: Console, open_page: O
     await expect(page.get_by_role("button", name="Stop all")).to_be_disabled()
 
 
+async def test_new_column_has_no_answer_of_one_that_was_removed(console: Console, open_page: OpenPage) -> None:
+    short = {"model": "demo-base", "sampling": {"max_tokens": "4"}}
+    page = await opened(open_page, console, short, short)
+    await run(page)
+    await answer_of(page, 2)
+    await page.get_by_role("button", name="Remove column 2").click()
+    await page.get_by_role("button", name="Add a column").click()
+    await expect(column(page, 2)).to_be_visible()
+    await expect(column(page, 2).locator(".token")).to_have_count(0)
+
+
 async def said_by_shell(text: str, key: str) -> str:
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", text, stdout=asyncio.subprocess.PIPE, env={"LORA_SERVE_KEY": key, "PATH": "/usr/bin:/bin"}

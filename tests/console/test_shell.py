@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
+import pytest
 from aiohttp import web
-from playwright.async_api import Page, expect
+from playwright.async_api import Browser, Page, expect
 
 from tests.console.accessibility import violations
 from tests.console.conftest import TENANT, Console, OpenPage, Watch, signed_in
@@ -183,3 +184,18 @@ async def test_unknown_page_and_broken_addresses_are_told_in_words(console: Cons
         assert await page.locator("main img").count() == 0
     await page.evaluate("location.hash = ''")
     await expect(page.get_by_role("link", name="Live")).to_have_attribute("aria-current", "page")
+
+
+@pytest.mark.parametrize("storage", ["localStorage", "sessionStorage"])
+async def test_page_needs_no_storage_of_the_browser(console: Console, browser: Browser, storage: str) -> None:
+    context = await browser.new_context()
+    try:
+        page = await context.new_page()
+        await page.add_init_script(
+            f"Object.defineProperty(window, '{storage}', {{get() {{ throw new Error('denied'); }}}})"
+        )
+        await page.goto(f"{console.url}/ui/")
+        await signed_in(page, console.admin)
+        await expect(page.locator(".live-status")).to_have_attribute("data-status", "live")
+    finally:
+        await context.close()

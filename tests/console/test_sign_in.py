@@ -109,7 +109,7 @@ async def test_kept_key_that_ended_meanwhile_is_told_in_words(
 ) -> None:
     watch.allowed.append(f"{REFUSED} 401")
     page = await open_page(console.url)
-    await page.evaluate("sessionStorage.setItem('lora_serve.key', 'ls-of-another-server')")
+    await page.evaluate("sessionStorage.setItem('lora_serve.key:/', 'ls-of-another-server')")
     await page.reload()
     await expect(page.get_by_role("status").filter(has_text="API key")).to_be_visible()
     assert await page.evaluate("sessionStorage.length") == 0

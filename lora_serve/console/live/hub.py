@@ -18,6 +18,7 @@ from lora_serve.core.errors import CapacityError, EngineLostError, LoraServeErro
 from lora_serve.core.live import LiveSettings, LiveTier, Look
 
 MAX_VIEWERS = 64
+MAX_OF_TENANTS = 48  # of all tenants together, so that the admin can look in any case
 MAX_OF_TENANT = 16  # so that no tenant takes the places of others
 MAX_RATE = 10  # looks per second, whatever rates there are
 _FULL_SECONDS = 1.0  # between two looks at what seldom changes
@@ -98,9 +99,11 @@ class Hub:
     # ----------------------------------------------------------------------------------------------------------
 
     def _check_places(self, scope: str | None) -> None:
-        most, found = MAX_VIEWERS, self._viewers.total()
-        if scope is not None and self._viewers[scope] >= MAX_OF_TENANT:
-            most = found = MAX_OF_TENANT
+        total = self._viewers.total()
+        places = [(MAX_VIEWERS, total)]
+        if scope is not None:
+            places += [(MAX_OF_TENANTS, total - self._viewers[None]), (MAX_OF_TENANT, self._viewers[scope])]
+        most, found = min(places, key=lambda place: place[0] - place[1])
         if found >= most:
             raise CapacityError(f"{most} live views are open, which is the most; close one.", retry_after=5.0)
 

@@ -21,8 +21,10 @@ import torch
 
 from lora_serve.model.system.threads import openmp
 
-_LOOK_SECONDS = 0.2  # between two looks
-_CONTENDED = 0.3  # share of the time in which the engine's thread could run and had no core
+_LOOK_SECONDS = 1.0  # between two looks; a share of less time says little
+_CONTENDED = (
+    0.45  # share of the time in which the engine's thread could run and had no core: 0.5 beside a busy neighbour
+)
 _FREE = 0.1
 _PATIENCE, _MOST_PATIENCE = 1.0, 30.0  # seconds that the cores must be free before the team spins again
 _STEADY_SECONDS = 60.0  # of spinning, after which patience begins anew

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from lora_serve.console.live import hub as hub_module
 from lora_serve.console.live.channel import MAX_STEPS, Viewer
-from lora_serve.console.live.hub import MAX_OF_TENANT, MAX_VIEWERS
+from lora_serve.console.live.hub import MAX_OF_TENANT, MAX_OF_TENANTS, MAX_VIEWERS
 from lora_serve.core.errors import CapacityError, EngineLostError, NotReadyError
 from lora_serve.core.live import LiveSlot
 from tests.console.live.scripted_engine import (
@@ -337,6 +337,18 @@ async def test_no_tenant_takes_the_places_of_others() -> None:
             await next_frame(await stack.enter_async_context(hub.viewing(scope, 1)))
     async with hub.viewing("acme", 1) as viewer:
         await next_frame(viewer)
+
+
+async def test_tenants_together_leave_the_admin_its_places() -> None:
+    hub = hub_over(ScriptedEngine())
+    async with AsyncExitStack() as stack:
+        for number in range(MAX_OF_TENANTS):
+            await stack.enter_async_context(hub.viewing(f"tenant{number // MAX_OF_TENANT}", 1))
+        with pytest.raises(CapacityError, match="48 live views are open"):
+            async with hub.viewing("one-more", 1):
+                pass
+        for _ in range(MAX_VIEWERS - MAX_OF_TENANTS):
+            await next_frame(await stack.enter_async_context(hub.viewing(None, 1)))
 
 
 async def test_viewers_are_bounded() -> None:

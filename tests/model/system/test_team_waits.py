@@ -51,7 +51,7 @@ def test_team_sleeps_soon_after_others_want_the_cores_and_spins_once_they_are_fr
 ) -> None:
     machine.run(waits, 10, 0.01)
     assert machine.told == []
-    machine.run(waits, 0.6, 0.5)
+    machine.run(waits, 2, 0.5)
     assert machine.told == ["sleep"]
     machine.run(waits, 20, 0.15)
     assert machine.told == ["sleep"]

@@ -9,20 +9,23 @@
  */
 
 import { Api, ApiError } from "./api.js";
+import { keep, readKept } from "./storage.js";
 import { createContext, useContext } from "../vendor/preact.js";
 
-const STORED = "lora_serve.key";
+const STORED = "lora_serve.key:"; // and the path of the API: another server of this origin has keys of its own
 const PATIENCE_MS = 10_000; // with a server that takes a call and does not answer
 
 /** The key, its caller, and the API as it may use it. Tells its listeners of every change. */
 export class Session {
   #key = "";
   #isChecking = false;
+  #stored;
   /** @type {Set<() => void>} */
   #listeners = new Set();
 
   /** @param {URL|string} base  Of the API. @param {(isReached: boolean) => void} [onReach] */
   constructor(base, onReach) {
+    this.#stored = STORED + new URL(base, location.href).pathname;
     /** @type {Caller|null} */
     this.caller = null;
     /** @type {Role} */
@@ -55,7 +58,7 @@ export class Session {
 
   /** Goes on with a key that this tab has kept, else finds out whether one is needed. Raises ApiError: try again. */
   async start() {
-    const kept = sessionStorage.getItem(STORED);
+    const kept = readKept("sessionStorage", this.#stored);
     try {
       if (kept) await this.signIn(kept, true);
       else await this.#lookAround();
@@ -75,12 +78,12 @@ export class Session {
     try {
       caller = await asked.get("admin/whoami");
     } catch (error) {
-      if (error instanceof ApiError && error.status === 401) sessionStorage.removeItem(STORED);
+      if (error instanceof ApiError && error.status === 401) keep("sessionStorage", this.#stored, null);
       throw error;
     }
     this.#key = key;
-    if (isKept) sessionStorage.setItem(STORED, key);
-    else sessionStorage.removeItem(STORED);
+    if (isKept) keep("sessionStorage", this.#stored, key);
+    else keep("sessionStorage", this.#stored, null);
     this.caller = caller;
     this.role = caller.role;
     this.reason = "";
@@ -107,7 +110,7 @@ export class Session {
   end(reason = "") {
     const had = this.hasKey;
     this.#key = "";
-    sessionStorage.removeItem(STORED);
+    keep("sessionStorage", this.#stored, null);
     this.caller = null;
     if (had) this.reason = reason;
     if (had || this.role === "anonymous") {

@@ -190,6 +190,7 @@ export const adapters = {
   allowNoop: "Take it even if it changes no logit",
   metadataField: "Metadata (JSON)",
   metadataWrong: "This is no JSON object.",
+  metadataInexact: "It holds a whole number beyond 9007199254740991, whose last digits this page would lose: use the API or the command line.",
   /** @param {string} name @param {number} files @param {number} size */
   chosenFolder: (name, files, size) => `${name}: ${plural(files, "file", "files")}, ${bytes(size)}`,
   /** @param {string} name @param {number} size */

@@ -68,7 +68,7 @@ export function optionFields(options) {
     ...(options.pin ? { pin: true } : {}),
     ...(options.activate ? {} : { activate: false }),
     ...(options.allow_noop ? { allow_noop: true } : {}),
-    ...(options.metadata ? { metadata: options.metadata } : {}),
+    ...(options.metadata.trim() ? { metadata: options.metadata } : {}),
   };
 }
 
@@ -79,14 +79,14 @@ function optionWords(options) {
     ...(options.pin ? ["--pin"] : []),
     ...(options.activate ? [] : ["--no-activate"]),
     ...(options.allow_noop ? ["--allow-noop"] : []),
-    ...(options.metadata ? option("--metadata", options.metadata) : []),
+    ...(options.metadata.trim() ? option("--metadata", options.metadata) : []),
   ];
 }
 
 /** Registers from a source. @param {Options} options @param {string} source @returns {Act} */
 export function registerAct(options, source) {
   const fields = optionFields(options);
-  const body = { id: options.id, source, ...fields, ...(options.metadata ? { metadata: JSON.parse(options.metadata) } : {}) };
+  const body = { id: options.id, source, ...fields, ...(options.metadata.trim() ? { metadata: JSON.parse(options.metadata) } : {}) };
   return { method: "POST", path: "admin/adapters", body, cli: ["adapters", "register", options.id, pathArgument(source), ...optionWords(options)] };
 }
 

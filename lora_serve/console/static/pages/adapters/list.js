@@ -26,6 +26,10 @@ export function AdapterList({ query, onRegister }) {
     { everyMs: EVERY_MS },
   );
   const turn = (/** @type {Record<string, any>} */ changes) => go(link("adapters", "", { ...query, offset: "", ...changes }), { isReplaced: true });
+  useEffect(() => {
+    const isBeyond = data && data.total > 0 && data.data.length === 0;
+    if (isBeyond) turn({ offset: PAGE * Math.floor((data.total - 1) / PAGE) || "" });
+  }, [data]);
   const columns = useMemo(() => columnsFor(role === "admin" ? "" : (caller?.tenant ?? "")), [role, caller]);
   const sortKey = Object.keys(ORDERS).find((key) => ORDERS[key] === asked.sort) ?? "id";
   const open = (/** @type {any} */ row) => go(link("adapters", row.id));
@@ -68,12 +72,17 @@ function askedOf({ search = "", state = "", sort = "name", order = "", offset = 
 function Search({ value, onSearch }) {
   const [text, setText] = useState(value);
   const latest = useRef(onSearch);
+  const asked = useRef(value);
   latest.current = onSearch;
   useEffect(() => {
-    if (text === value) return undefined;
-    const timer = setTimeout(() => latest.current(text), TYPING_MS);
+    if (text === asked.current) return undefined;
+    const timer = setTimeout(() => latest.current((asked.current = text)), TYPING_MS);
     return () => clearTimeout(timer);
   }, [text]);
+  useEffect(() => {
+    if (value === asked.current) return;
+    setText((asked.current = value)); // the address was changed, not the text
+  }, [value]);
   const words = TEXTS.adapters;
   return html`<${TextField} label=${words.search} isHidden=${true} type="search" placeholder=${words.searchHint} value=${text} onInput=${setText} />`;
 }

@@ -3,7 +3,7 @@ import { AreaField } from "../../components/field.js";
 import { TEXTS } from "../../texts.js";
 import { html, useState } from "../../vendor/preact.js";
 import { metadataAct } from "./acts.js";
-import { isObject } from "./options.js";
+import { isExact, metadataFault } from "./options.js";
 
 /** The metadata of an adapter, to change. @param {{card: any, onAsk: (asked: import("./act_dialog.js").Asked) => void}} props */
 export function Metadata({ card, onAsk }) {
@@ -11,14 +11,14 @@ export function Metadata({ card, onAsk }) {
   const known = JSON.stringify(card.metadata, null, 2);
   const [typed, setTyped] = useState(/** @type {string|null} */ (null)); // null: as it is known
   const text = typed ?? known;
-  const isGood = isObject(text);
-  const metadata = isGood ? JSON.parse(text.trim() || "{}") : null;
+  const fault = isExact(card.metadata) ? metadataFault(text) : words.metadataInexact;
+  const metadata = !fault ? JSON.parse(text.trim() || "{}") : null;
   const isKnown = JSON.stringify(metadata) === JSON.stringify(card.metadata);
   const apply = () => onAsk({ name: words.metadataApply, text: words.ask.metadata(card.id), act: metadataAct(card.id, metadata) });
   return html`<section class="panel stack" aria-label=${words.metadata}>
     <h2>${words.metadata}</h2>
     <p class="hint">${words.metadataText}</p>
-    <${AreaField} label=${words.metadataField} isHidden=${true} isCode=${true} rows=${6} error=${isGood ? "" : words.metadataWrong} value=${text} onInput=${setTyped} />
-    <div class="row"><${Button} disabled=${!isGood || isKnown} onClick=${apply}>${words.metadataApply}<//></div>
+    <${AreaField} label=${words.metadataField} isHidden=${true} isCode=${true} rows=${6} error=${fault} value=${text} onInput=${setTyped} />
+    <div class="row"><${Button} disabled=${Boolean(fault) || isKnown} onClick=${apply}>${words.metadataApply}<//></div>
   </section>`;
 }

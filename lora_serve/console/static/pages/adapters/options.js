@@ -11,24 +11,31 @@ export function OptionFields({ options, onChange }) {
   const words = TEXTS.adapters;
   const { role } = useSession();
   const isAdmin = role === "admin";
-  const wrong = isObject(options.metadata) ? "" : words.metadataWrong;
   return html`<div class="stack">
     <${TextField} label=${words.id} hint=${words.idHint} value=${options.id} required=${true} onInput=${(/** @type {string} */ id) => onChange({ id })} />
     ${isAdmin ? html`<${TextField} label=${words.owner} hint=${words.ownerHint} value=${options.tenant} onInput=${(/** @type {string} */ tenant) => onChange({ tenant })} />` : null}
     <${CheckField} label=${words.activateField} checked=${options.activate} onChange=${(/** @type {boolean} */ activate) => onChange({ activate })} />
     ${isAdmin ? html`<${CheckField} label=${words.pin} checked=${options.pin} onChange=${(/** @type {boolean} */ pin) => onChange({ pin })} />` : null}
     <${CheckField} label=${words.allowNoop} checked=${options.allow_noop} onChange=${(/** @type {boolean} */ allow_noop) => onChange({ allow_noop })} />
-    <${TextField} label=${words.metadataField} error=${wrong} value=${options.metadata} onInput=${(/** @type {string} */ metadata) => onChange({ metadata })} />
+    <${TextField} label=${words.metadataField} error=${metadataFault(options.metadata)} value=${options.metadata} onInput=${(/** @type {string} */ metadata) => onChange({ metadata })} />
   </div>`;
 }
 
-/** True for the JSON of an object, and for nothing. @param {string} text */
-export function isObject(text) {
-  if (!text.trim()) return true;
+/** False if a whole number in it is too large for this page to keep each of its digits. @param {any} value @returns {boolean} */
+export function isExact(value) {
+  if (typeof value === "number") return !Number.isInteger(value) || Number.isSafeInteger(value);
+  return typeof value !== "object" || value === null || Object.values(value).every(isExact);
+}
+
+/** What is wrong with the text of metadata, in words; "" for the JSON of an object, and for nothing. @param {string} text */
+export function metadataFault(text) {
+  const words = TEXTS.adapters;
+  if (!text.trim()) return "";
   try {
     const value = JSON.parse(text);
-    return typeof value === "object" && value !== null && !Array.isArray(value);
+    if (typeof value !== "object" || value === null || Array.isArray(value)) return words.metadataWrong;
+    return isExact(value) ? "" : words.metadataInexact;
   } catch {
-    return false;
+    return words.metadataWrong;
   }
 }

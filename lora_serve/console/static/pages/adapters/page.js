@@ -29,10 +29,11 @@ export function Page({ route }) {
 /** From the page's first picture on: left alone, a browser would leave it for what is dropped. @param {(found: import("./register.js").Dropped) => void} onDrop */
 function useDrops(onDrop) {
   useLayoutEffect(() => {
-    const over = (/** @type {DragEvent} */ event) => event.preventDefault();
+    const hasFiles = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files") ?? false;
+    const over = (/** @type {DragEvent} */ event) => hasFiles(event) && event.preventDefault(); // text goes into its field
     const drop = async (/** @type {DragEvent} */ event) => {
+      if (!event.dataTransfer || !hasFiles(event)) return;
       event.preventDefault();
-      if (!event.dataTransfer) return;
       try {
         onDrop({ chosen: await chosenOf(event.dataTransfer), error: "" });
       } catch (error) {

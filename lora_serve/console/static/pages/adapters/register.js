@@ -9,7 +9,7 @@ import { html, useEffect, useRef, useState } from "../../vendor/preact.js";
 import { commandsOf, registerAct, uploadCommands } from "./acts.js";
 import { DropZone } from "./drop_zone.js";
 import { suggestedId } from "./dropped.js";
-import { OptionFields, isObject } from "./options.js";
+import { OptionFields, metadataFault } from "./options.js";
 import { Progress } from "./progress.js";
 import { Registered } from "./registered.js";
 import { useRegistration } from "./registration.js";
@@ -30,7 +30,9 @@ export function RegisterDialog({ id, dropped, onClose }) {
   const suggested = useRef("");
   const { running, upload, register, reset, stop } = useRegistration();
   const change = (/** @type {Partial<typeof options>} */ some) => setOptions((known) => ({ ...known, ...some }));
+  const isRunning = running?.state === "running";
   const take = (/** @type {Dropped} */ found) => {
+    if (isRunning) return; // one after the other
     setDropped(found);
     setWay("upload");
     reset();
@@ -48,12 +50,11 @@ export function RegisterDialog({ id, dropped, onClose }) {
   }, [dropped]);
 
   const isUpload = way === "upload";
-  const isReady = Boolean(options.id && isObject(options.metadata) && (isUpload ? chosen : source));
+  const isReady = Boolean(options.id && !metadataFault(options.metadata) && (isUpload ? chosen : source));
   const begin = () => (isUpload && chosen ? upload(options, chosen) : register(options, source));
   const commands = !isReady ? null : isUpload && chosen ? uploadCommands(options, chosen) : commandsOf(registerAct(options, source));
 
   if (running?.state === "done") return html`<${Registered} card=${running.card} onAnother=${reset} onClose=${onClose} />`;
-  const isRunning = running?.state === "running";
   const footer = html`${isRunning && running.isUpload && running.step === 0 ? html`<${Button} onClick=${stop}>${words.stop}<//>` : html`<${Button} onClick=${onClose}>${TEXTS.common.cancel}<//>`}
     <${Button} kind="primary" disabled=${!isReady} isBusy=${isRunning} onClick=${begin}>${words.register}<//>`;
   const tabs = [

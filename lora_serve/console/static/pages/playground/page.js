@@ -42,6 +42,7 @@ function Board({ models, named }) {
   const [numRunning, setNumRunning] = useState(0);
   const [isShaded, setShaded] = useState(true);
   const batch = useRef(0);
+  const lastKey = useRef(0); // a removed column's is not given again: its answer is another's
   useEffect(() => () => Object.values(runs).forEach((run) => run.stop()), [runs]);
 
   const ask = (/** @type {Column[]} */ columns) => {
@@ -59,13 +60,14 @@ function Board({ models, named }) {
     setPlay((old) => ({ ...old, columns: old.columns.map((one) => (one.key === key ? { ...one, ...news } : one)) }));
   const remove = (/** @type {number} */ key) => {
     runs[key]?.stop();
+    lastKey.current = Math.max(lastKey.current, key);
     setPlay((old) => ({ ...old, columns: old.columns.filter((one) => one.key !== key) }));
   };
-  const add = (/** @type {Column | null} */ like) =>
-    setPlay((old) => {
-      const key = 1 + Math.max(0, ...old.columns.map((one) => one.key));
-      return { ...old, columns: [...old.columns, like ? { ...structuredClone(like), key } : newColumn(key, models[0]?.id ?? "")] };
-    });
+  const add = (/** @type {Column | null} */ like) => {
+    const key = (lastKey.current = 1 + Math.max(lastKey.current, ...play.columns.map((one) => one.key)));
+    const column = like ? { ...structuredClone(like), key } : newColumn(key, models[0]?.id ?? "");
+    setPlay((old) => ({ ...old, columns: [...old.columns, column] }));
+  };
   const load = (/** @type {Play} */ found) => {
     setRuns({});
     setErrors({});

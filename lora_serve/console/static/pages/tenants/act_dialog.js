@@ -26,9 +26,10 @@ export function ActDialog({ title, action, isEnabled, onAct, onClose, children }
     event.preventDefault();
     if (isEnabled && !isBusy) act();
   };
-  const footer = html`<${Button} onClick=${onClose}>${TEXTS.common.cancel}<//>
+  const close = () => isBusy || onClose(); // what the act made would be shown to nobody
+  const footer = html`<${Button} onClick=${close}>${TEXTS.common.cancel}<//>
     <${Button} kind="primary" isBusy=${isBusy} disabled=${!isEnabled} onClick=${act}>${action}<//>`;
-  return html`<${Dialog} title=${title} onClose=${onClose} footer=${footer}>
+  return html`<${Dialog} title=${title} onClose=${close} footer=${footer}>
     <form onSubmit=${submit}>${children}<button type="submit" hidden></button></form>
     ${error && html`<${ErrorNote} error=${error} />`}
   <//>`;

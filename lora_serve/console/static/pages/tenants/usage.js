@@ -21,8 +21,8 @@ const MAX_SERIES = 7; // the rest is one, so that colours stay apart
  */
 export function chartOf(rows, group, figure, rest) {
   const moments = rows.map(momentOf);
-  const first = Math.min(...moments);
-  const num = rows.length ? Math.round((Math.max(...moments) - first) / DAY) + 1 : 0;
+  const [first, last] = moments.reduce(([least, most], one) => [Math.min(least, one), Math.max(most, one)], [Infinity, -Infinity]);
+  const num = rows.length ? Math.round((last - first) / DAY) + 1 : 0;
   const days = Array.from({ length: num }, (_, index) => first + index * DAY);
   /** @type {Map<string, Series>} */
   const found = new Map();
