@@ -14,6 +14,7 @@ from benchmarks.reliability.storms import hang_up
 from benchmarks.soak.guest import Guest
 from benchmarks.soak.written import call_fault, call_question, json_fault, json_question
 from tests.canary.questions import BASE
+from tests.canary.races import PROMPTS, question
 from tests.rolling.ledger import Ledger
 from tests.rolling.round_robin import Reply
 from tests.rolling.traffic import Traffic, Work
@@ -47,7 +48,7 @@ class SoakTraffic(Traffic):
     num_guests: int = 0
 
     def requests(self) -> list[Work]:
-        return [*super().requests(), self._ask, self._ask_for_a_form]
+        return [*super().requests(), self._ask_for_all, self._ask_for_a_form]
 
     def acts(self) -> list[Work]:
         return [self._change]
@@ -58,6 +59,20 @@ class SoakTraffic(Traffic):
     async def _guest(self, _: str, generator: random.Random) -> None:
         await Guest(self, next(self._numbers)).live(generator)
         self.num_guests += 1
+
+    async def _ask_for_all(self, tenant: str, generator: random.Random) -> None:
+        """All prompts in one request, whose rows run beside each other: each answer is in its prompt's place."""
+        name = self._name(tenant, generator)
+        reply = await self._answer(tenant, question(name, 0) | {"prompt": PROMPTS})
+        if reply is None:
+            return
+        answer = json.loads(reply.body)
+        self.num_answers += len(PROMPTS) - 1
+        for number, choice in enumerate(answer["choices"]):
+            self._compare(name, number, reply, choice["logprobs"]["tokens"])
+        if [choice["index"] for choice in answer["choices"]] != list(range(len(PROMPTS))):
+            self.wrong.append(f"{name}: the choices are not those of {len(PROMPTS)} prompts: {answer}")
+        self.ledger.tokens[tenant] += answer["usage"]["total_tokens"]
 
     # -- answers of a form -----------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import time
@@ -24,6 +25,7 @@ from benchmarks.soak.watching import buckets_in, loop_thread, quantile, since, s
 from benchmarks.soak.written import call_fault, json_fault
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.server.telemetry.metrics import LAG_BUCKETS
+from tests.canary.questions import BASE
 from tests.canary.races import Field
 from tests.oracle import save_adapter, save_tiny_model
 from tests.rolling.round_robin import Reply
@@ -203,6 +205,37 @@ def test_guest_whose_request_was_sent_twice_may_have_used_its_minute_up() -> Non
     guest._judge(Reply(200, {"X-Adapter-Digest": "e"}, tokens, 1.0, 2.0, is_repeated=False), "d", (1, 2))
     guest._judge(Reply(200, {"X-Adapter-Digest": "d"}, tokens, 1.0, 2.0, is_repeated=False), "d", (1, 3))
     assert len(traffic.wrong) == 2
+
+
+@pytest.mark.parametrize(
+    ("numbers", "indices", "num_wrong"),
+    [
+        ((0, 1, 2, 3), (0, 1, 2, 3), 0),
+        ((0, 2, 1, 3), (0, 1, 2, 3), 2),  # two answers in each other's place
+        ((0, 1, 2, 3), (1, 0, 2, 3), 1),
+        ((0, 1, 2), (0, 1, 2), 1),
+    ],
+)
+async def test_answers_to_several_prompts_are_each_held_against_its_own(
+    numbers: tuple[int, ...], indices: tuple[int, ...], num_wrong: int
+) -> None:
+    choices = [
+        {"index": index, "logprobs": {"tokens": [f"token_id:{number}"]}}
+        for number, index in zip(numbers, indices, strict=True)
+    ]
+    body = json.dumps({"choices": choices, "usage": {"total_tokens": 9}}).encode()
+
+    class Client:
+        async def send(self, *_: Any, **__: Any) -> Reply:
+            return Reply(200, {"X-Adapter-Digest": BASE}, body, 1.0, 2.0, is_repeated=False)
+
+    runners = Field({}, {BASE: [((number,), torch.zeros(1)) for number in range(4)]})
+    traffic = SoakTraffic(client=Client(), admin={}, runners=runners, secrets={"acme": "s"})  # type: ignore[arg-type]
+    traffic._name = lambda *_: BASE  # type: ignore[method-assign]
+    await traffic._ask_for_all("acme", random.Random(1))
+    assert len(traffic.wrong) == num_wrong
+    assert traffic.num_answers == 4
+    assert traffic.ledger.tokens["acme"] == 9
 
 
 @pytest.mark.nightly
