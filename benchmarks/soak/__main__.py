@@ -5,9 +5,9 @@
 Each host gets a server of its own (a fleet: two replicas) for so many minutes. Tenants ask and ask by stream (compared
 with transformers, one adapter merged at a time), ask for JSON of a schema and for calls of tools (judged by
 `jsonschema`), and hang up, while adapters, versions, canaries, aliases, tenants, quotas and keys are made, changed and
-deleted. In the first half engines are killed; whoever is hit must be told to try again. In the second half no process
-is replaced, and memory, descriptors, threads of all processes are judged. Exit code 1 if an answer was wrong, anything
-acknowledged was lost, or a bound of `page.py` was missed. A host that was not run stays in FILE as it was.
+deleted. In the first quarter engines are killed; whoever is hit must be told to try again. In the second half memory,
+descriptors and threads of all processes are judged. Exit code 1 if an answer was wrong, anything acknowledged was
+lost, or a bound of `page.py` was missed. A host that was not run stays in FILE as it was.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ async def kill_engines(process: ServerProcess, breaks: list[Break], until: float
     Raises TimeoutError if the engines are not all there again in time.
     """
     number = len(await _engines(process))
-    while number and time.monotonic() + EVERY < until:
+    while number and time.monotonic() + EVERY / 2 < until:
         await asyncio.sleep(EVERY / 2)
         oldest = (await _engines(process))[0]
         breaks.append(Break(time.monotonic()))
