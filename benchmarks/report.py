@@ -38,6 +38,22 @@ def judged(report: dict[str, Any], page: Page, *, write: bool) -> int:
     return 1 if found else 0
 
 
+def put_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Writes a text between two marks of a page. Raises ValueError if the page lacks one of them."""
+    head, found, rest = page.read_text().partition(begin)
+    _, also, tail = rest.partition(end)
+    if not (found and also):
+        raise ValueError(f"{page} has not both of {begin} and {end}")
+    page.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
+
+
+def made_on(machine: dict[str, Any]) -> str:
+    """One sentence: on what, when and of which commit figures were made."""
+    commit = f", commit {machine['commit']}" if machine.get("commit") else ""
+    numbers = f" ({machine['cpu_numbers']})" if machine.get("cpu_numbers") else ""
+    return f"On {machine['cores']} cores of {machine['cpu']}{numbers}, {machine['date']}{commit}."
+
+
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """Seconds in, ms out: p50, p90, p99; zeros of nothing."""
     return {share: round(value, 2) for share, value in spread_ms(seconds).items() if share.startswith("p")}

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import made_on, put_between
+
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "reliability.md"
 BEGIN, END = "<!-- endurance: begin -->", "<!-- endurance: end -->"
 MAX_KIB_PER_1000 = 1024.0  # of memory, for a thousand cycles: 1 KiB each
@@ -75,7 +77,8 @@ def table(report: dict[str, Any]) -> str:
     rows = {"cycles": _cycle_rows, "uploads": _upload_rows, "streams": _stream_rows}
     lines = [line for part, made in rows.items() if part in report for line in made(report[part])]
     growth = ["", *_growth(report["registered"])] if "registered" in report else []
-    return "\n".join(["| what | came of it |", "|---|---|", *lines, *growth])
+    made = ["", made_on(report["machine"])] if "machine" in report else []
+    return "\n".join(["| what | came of it |", "|---|---|", *lines, *growth, *made])
 
 
 def _cycle_rows(part: dict[str, Any]) -> Iterator[str]:
@@ -138,6 +141,4 @@ def _shown(key: str, size: dict[str, Any], first: dict[str, Any]) -> str:
 
 
 def write_page(report: dict[str, Any]) -> None:
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n{table(report)}\n{END}{tail}")
+    put_between(PAGE, BEGIN, END, table(report))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reliability.site import NUM_ADAPTERS
+from benchmarks.report import made_on, put_between
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "reliability.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -63,7 +64,7 @@ def table(report: dict[str, Any]) -> str:
             )
         )
     rows += [_soak_row(long) for long in report["soaks"]]
-    return "\n".join(["| what | came of it |", "|---|---|", *rows])
+    return "\n".join(["| what | came of it |", "|---|---|", *rows, "", made_on(report["machine"])])
 
 
 def _soak_row(long: dict[str, Any]) -> str:
@@ -80,7 +81,4 @@ def _row(what: str, came: str) -> str:
 
 
 def write_page(report: dict[str, Any]) -> None:
-    text = PAGE.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n{table(report)}\n{END}{tail}")
+    put_between(PAGE, BEGIN, END, table(report))

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.reliability.page import PAGE
+from benchmarks.report import made_on, put_between
 
 BEGIN, END = "<!-- soak: begin -->", "<!-- soak: end -->"
 MAX_SLOPE = 0.2  # MiB of memory a minute, of all processes together, in the second half
+LEAST_MINUTES = 15.0  # of a run whose slope is judged: before that, engines still learn what answers look like
 MAX_LAG_MS = 50.0
 SLACK = {"descriptors": 8, "threads": 4}  # at rest: more at the end than in the middle
 WANTED = 200_000  # answers, of all hosts
@@ -23,7 +25,8 @@ def failures(report: dict[str, Any]) -> list[str]:
 def _of_host(part: dict[str, Any]) -> Iterator[str]:
     if part["wrong"] or not part["answers"]:
         yield f"{part['wrong']} of {part['answers']} wrong: {part['first_wrong']}"
-    if (slope := part["slopes_mib_per_minute"]["memory"]) >= MAX_SLOPE:
+    slope = part["slopes_mib_per_minute"]["memory"]
+    if slope >= MAX_SLOPE and part["minutes"] >= LEAST_MINUTES:
         yield f"memory grows by {slope:+.2f} MiB/min: {part['slopes_mib_per_minute']}"
     middle, end = part["at_rest"]
     for name, slack in SLACK.items():
@@ -43,7 +46,8 @@ def table(report: dict[str, Any]) -> str:
         " loop lag, p99; its thread ran, waited for a processor |"
     )
     total = f"Together {answers} answers, {wrong} wrong ({WANTED} are aimed at)."
-    return "\n".join([head, "|---" * 9 + "|", *rows, "", total, *_missed(report)])
+    made = [made_on(report["machine"])] if "machine" in report else []
+    return "\n".join([head, "|---" * 9 + "|", *rows, "", total, *made, *_missed(report)])
 
 
 def _missed(report: dict[str, Any]) -> Iterator[str]:
@@ -71,6 +75,4 @@ def _row(part: dict[str, Any]) -> str:
 
 
 def write_page(report: dict[str, Any]) -> None:
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n{table(report)}\n{END}{tail}")
+    put_between(PAGE, BEGIN, END, table(report))

@@ -6,10 +6,11 @@ import re
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.report import RESULTS, machine, percentiles
+from benchmarks.report import RESULTS, machine, made_on, percentiles, put_between
 
 
 def test_percentiles_are_the_median_and_the_tail() -> None:
@@ -38,3 +39,20 @@ def test_libraries_are_quiet_in_a_benchmark() -> None:
     program = "import benchmarks, torch, torchao; from torch.profiler import profile\nwith profile(): torch.ones(1)"
     found = subprocess.run([sys.executable, "-c", program], cwd=RESULTS.parents[1], capture_output=True, check=True)
     assert (found.stdout, found.stderr) == (b"", b"")
+
+
+def test_text_between_two_marks_is_replaced_and_all_else_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("head\n<!-- a -->\nold\n<!-- b -->\ntail\n")
+    put_between(page, "<!-- a -->", "<!-- b -->", "new")
+    put_between(page, "<!-- a -->", "<!-- b -->", "newer")
+    assert page.read_text() == "head\n<!-- a -->\nnewer\n<!-- b -->\ntail\n"
+    with pytest.raises(ValueError, match="has not both"):
+        put_between(page, "<!-- a -->", "<!-- c -->", "new")
+    assert "newer" in page.read_text()
+
+
+def test_figures_say_where_when_and_of_what_they_were_made() -> None:
+    words = made_on(machine())
+    assert words.startswith(f"On {machine()['cores']} cores of ")
+    assert machine()["date"] in words

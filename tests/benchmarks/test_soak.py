@@ -69,6 +69,12 @@ def test_each_bound_that_is_missed_is_a_failure_and_stands_on_the_page(change: d
     assert "Bounds that were missed" in table(report)
 
 
+def test_slope_of_a_run_of_few_minutes_is_not_judged() -> None:
+    steep = {"slopes_mib_per_minute": {"memory": 3.0, "memory_server": 0.0}}
+    assert failures({"hosts": [{**HOST, **steep}]})
+    assert failures({"hosts": [{**HOST, **steep, "minutes": 8.0}]}) == []
+
+
 def choice(message: dict[str, Any], reason: str) -> dict[str, Any]:
     return {"choices": [{"message": message, "finish_reason": reason}]}
 

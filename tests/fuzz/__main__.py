@@ -5,7 +5,8 @@
     scripts/fuzz --keep                               # and keep the corpora, minimised
 
 `--seconds` is processor time. A finding (an error that is none of the target's own, an input that takes longer than
-5 s or more than 512 MiB) is written to tests/fuzz/findings.
+5 s or more than 512 MiB) is written to tests/fuzz/findings. The figures go into FILE, and from
+benchmarks/results/fuzz.json into docs/explanation/reliability.md.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from benchmarks.report import RESULTS, machine
 from tests.fuzz.inputs import MAX_MEMORY, MAX_SECONDS, NAMES, Target, keep, kept, target
+from tests.fuzz.page import write_page
 
 COMMAND = [sys.executable, "-m", "tests.fuzz.child"]
 NUM_WORDS = {"stat::number_of_executed_units": "executions", "stat::peak_rss_mb": "peak_rss_mb"}
@@ -44,8 +46,11 @@ def main() -> int:
     for name in options.targets or NAMES:
         figures[name] = fuzzed(target(name), options.seconds, options.keep)
         print(f"{name}: {figures[name]}", flush=True)
-        report = {"machine": machine(), "bounds": {"seconds": MAX_SECONDS, "bytes": MAX_MEMORY}, "targets": figures}
-        options.out.write_text(json.dumps(merged(options.out, report), indent=1) + "\n")
+        bounds = {"seconds": MAX_SECONDS, "bytes": MAX_MEMORY}
+        report = merged(options.out, {"machine": machine(), "bounds": bounds, "targets": {name: figures[name]}})
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        if options.out == RESULTS / "fuzz.json":
+            write_page(report)
     found = {name: one["findings"] for name, one in figures.items() if one["findings"]}
     for name, files in found.items():
         print(f"FAILED: {name}: {', '.join(files)}", file=sys.stderr)
@@ -53,9 +58,15 @@ def main() -> int:
 
 
 def merged(file: Path, report: dict[str, Any]) -> dict[str, Any]:
-    """The report with the figures of targets that were not fuzzed now."""
+    """The report with the figures of targets that were not fuzzed now, and with the sums over all runs so far."""
     before = json.loads(file.read_text())["targets"] if file.exists() else {}
-    return report | {"targets": dict(sorted({**before, **report["targets"]}.items()))}
+    now = {name: {**one, "in_all": _sums(before.get(name), one)} for name, one in report["targets"].items()}
+    return report | {"targets": dict(sorted({**before, **now}.items()))}
+
+
+def _sums(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, int]:
+    known = (before or {}).get("in_all", {})
+    return {name: known.get(name, 0) + now[name] for name in ("executions", "cpu_seconds")}
 
 
 def fuzzed(of: Target, seconds: float, is_kept: bool) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from benchmarks.report import put_between
 from tests.mutation.places import PACKAGES, ROOT, package_of
 
 PAGE = ROOT / "docs" / "testing.md"
@@ -38,7 +39,4 @@ def table(report: dict[str, Any]) -> str:
 
 
 def write_page(report: dict[str, Any]) -> None:
-    text = PAGE.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n{table(report)}\n{END}{tail}")
+    put_between(PAGE, BEGIN, END, table(report))
