@@ -74,12 +74,8 @@ class Figures:
         )
 
     def differences(self, other: Figures) -> dict[str, tuple[Any, Any]]:
-        names = [field.name for field in fields(self)]
-        return {
-            name: (getattr(self, name), getattr(other, name))
-            for name in names
-            if getattr(self, name) != getattr(other, name)
-        }
+        pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        return {name: _apart(was, now) for name, (was, now) in pairs.items() if was != now}
 
 
 def at_rest(house: House) -> Figures:
@@ -100,6 +96,13 @@ def settled(house: House, before: Figures) -> dict[str, tuple[Any, Any]]:
     while (left := before.differences(Figures.of(house))) and time.monotonic() < deadline:
         wait.wait(0.02)
     return left
+
+
+def _apart(was: Any, now: Any) -> tuple[Any, Any]:
+    """Without the items that both have."""
+    if isinstance(was, tuple):
+        return tuple((Counter(was) - Counter(now)).elements()), tuple((Counter(now) - Counter(was)).elements())
+    return was, now
 
 
 def base_digest(house: House) -> str:

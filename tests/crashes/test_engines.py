@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.canary.asking import Canaries, Verdict
-from tests.canary.fixtures import canaries, world
+from tests.canary.fixtures import canaries, known_world, world
 from tests.canary.house import ADMIN, KEY
 from tests.canary.questions import BASE, World
 from tests.crashes.crashing import Points
@@ -16,7 +16,7 @@ from tests.e2e.plain_http import call
 from tests.e2e.processes import eventually
 from tests.engine_choice import hosted_by
 
-__all__ = ["canaries", "world"]
+__all__ = ["canaries", "known_world", "world"]
 NAME = "acme/a"
 
 

@@ -32,7 +32,9 @@ class CatalogHistory:
             return False
         if digest in self.state.leases:
             return True
-        return bool(found) and self.is_shared  # blobs that this server freed have a lease or a tombstone
+        # Blobs that this server freed have a lease or a tombstone. One that died between a commit and its record left a
+        # copy without a record, which another replica may have freed since; nothing brings back a copy without a name.
+        return self.is_shared and (bool(found) or not self.state.unreadable)
 
     def was_deleted(self, record: BlobRecord) -> bool:
         """True if the id of a record in the catalog's own store was deleted on purpose."""

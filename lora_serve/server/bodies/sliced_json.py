@@ -21,6 +21,7 @@ from lora_serve.server.bodies.json_scan import SLICE, Level, cut, look, whole_el
 MAX_VALUES = 100_000  # of the fields that are kept, besides token ids
 MAX_IDS = 2**23
 MAX_DIGITS = 2**20  # characters of a number
+_SHORT_LOOK = 8  # part of a slice that is looked at first: a look takes a moment for each bracket
 MAX_OPEN = 500  # lists and objects inside one another, each larger than a slice
 _BLANKS = re.compile(rb"[ \t\r\n]*+")
 _SCALAR = re.compile(rb'[^\s,:"\[\]{}]++')
@@ -124,11 +125,14 @@ class SlicedObject:
             self._add(inner, self._at, whole - 1)
             self._at, inner.after_comma = whole, True
             return
-        window = look(self._raw, self._at, end)
+        short = min(self._at + self._size // _SHORT_LOOK, end)
+        window = look(self._raw, self._at, short)
+        if window.closed_at is None and len(window.levels) == 1:
+            window, short = look(self._raw, self._at, end), end
         if window.closed_at is not None:
             self._close(inner, window.closed_at)
             return
-        self._enter_all(window.levels, end)
+        self._enter_all(window.levels, short)
 
     def _comma_or_end(self, inner: _Open) -> None:
         found = self._raw[self._at : self._at + 1]
