@@ -30,10 +30,11 @@ class Reach:
     def tests(self, file: str, line: int, source: str) -> list[str]:
         """The tests that can see a mutant of a line: those of its own folder first, of each function its fastest.
 
-        A line that runs at import is seen by whatever test runs anything of the file.
+        A line that runs at import is seen by whatever test runs anything of the file, not only by one that imports it.
         """
         ran = self.lines.get(file, {})
-        found = frozenset().union(*(ran.get(number, frozenset()) for number in statement(source, line)))
+        lines = ran.keys() if is_run_at_import(source, line) else statement(source, line)
+        found = frozenset().union(*(ran.get(number, frozenset()) for number in lines))
         found = found or frozenset().union(*ran.values())
         return list(self._affordable(file, found))
 
@@ -51,6 +52,15 @@ class Reach:
             if left < 0:
                 return
             yield test
+
+
+def is_run_at_import(source: str, line: int) -> bool:
+    """True for a line outside the bodies of all functions."""
+    return not any(
+        node.body[0].lineno <= line <= (node.end_lineno or 0)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def statement(source: str, line: int) -> range:

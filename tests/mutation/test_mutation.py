@@ -8,7 +8,7 @@ from tests.mutation.harmless import FILE, listed, reasons
 from tests.mutation.left_out import is_left_out
 from tests.mutation.page import BEGIN, END, PAGE
 from tests.mutation.places import FOLDERS, PACKAGES, ROOT, files, package_of, shares
-from tests.mutation.reach import statement
+from tests.mutation.reach import Reach, statement
 
 PROGRAM = '''
 _log = get_logger()
@@ -75,6 +75,22 @@ def test_line_of_a_statement_is_run_by_whoever_runs_the_statement() -> None:
     source = "if (a and\n    b):\n    f(\n        1,\n    )\n"
     assert statement(source, 2) == range(1, 3)
     assert statement(source, 4) == range(3, 6)
+
+
+def test_line_that_runs_at_import_is_seen_by_whoever_runs_anything_of_the_file() -> None:
+    """Even if the file is first imported within some test."""
+    source = "LIMIT = 1\n\ndef one():\n    return LIMIT\n\ndef other(limit=2):\n    return limit\n"
+    file = "lora_serve/engine/x.py"
+    first, second = frozenset({"tests/a.py::first"}), frozenset({"tests/a.py::second"})
+    reach = Reach(
+        dict.fromkeys([*first, *second], 0.1), {file: {1: first, 3: first, 4: first, 6: first, 7: second}}, ()
+    )
+    assert {line: set(reach.tests(file, line, source)) for line in (1, 4, 6, 7)} == {
+        1: first | second,
+        4: first,
+        6: first | second,
+        7: second,
+    }
 
 
 def test_shares_are_whole_and_in_proportion() -> None:

@@ -21,11 +21,11 @@ class Snapshot:
     names: tuple[str, ...]  # the ids, sorted
     digests: frozenset[str]  # all that a version names
 
-    @staticmethod
-    def of(position: Position, entries: Mapping[str, CatalogEntry], aliases: Mapping[str, str]) -> Snapshot:
+    @classmethod
+    def of(cls, position: Position, entries: Mapping[str, CatalogEntry], aliases: Mapping[str, str]) -> Snapshot:
         """The snapshot of these entries."""
         digests = frozenset([version.digest for entry in entries.values() for version in entry.versions])
-        return Snapshot(position, entries, aliases, tuple(sorted(entries)), digests)
+        return cls(position, entries, aliases, tuple(sorted(entries)), digests)
 
     def page(
         self, tenant: str | None, after: str | None, limit: int, seen_by: str | None = None

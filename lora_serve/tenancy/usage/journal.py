@@ -48,7 +48,8 @@ class UsageJournal:
         self._database = Database(store / FILE_NAME, Schema(_VERSION, made_by(_SCHEMA), _PRAGMAS), _TITLE, monitor)
         self._lock = threading.Lock()
         with self._database.checked():
-            self._database.execute("SELECT number FROM last_batch").fetchone()[0]
+            if self._database.execute("SELECT number FROM last_batch").fetchone() is None:
+                raise self._database.damaged("the number of its last batch is gone")
             self._database.execute("SELECT receipt FROM last_receipt").fetchone()
 
     @property

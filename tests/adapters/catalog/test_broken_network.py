@@ -120,6 +120,23 @@ def test_nothing_to_do_is_not_said_of_a_registry_that_cannot_be_asked(far: Catal
     assert not far.set_pinned("acme/x", False).pinned
 
 
+def test_commit_outlives_a_connection_that_breaks_twice(
+    far: Catalog, network: BrokenNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = far.ledger.journal._shared  # type: ignore[attr-defined]
+    write, writes = shared._write, []
+
+    def cut_off_twice(*arguments: object) -> None:
+        writes.append(arguments)
+        if len(writes) <= 2:
+            network.end_connections()
+        write(*arguments)
+
+    monkeypatch.setattr(shared, "_write", cut_off_twice)
+    assert far.add("acme/x", version("a"))[1].version == 1
+    assert len(writes) == 3
+
+
 def test_connection_that_breaks_at_every_commit_is_no_commit_of_another(
     far: Catalog, network: BrokenNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
+from lora_serve.core.adapter import AdapterTraits
 
 VERSION = VersionEntry(1, "sha256:" + "0" * 64, 2, 100, {"targets": ["q_proj"]}, "upload", 1.5)
 ENTRY = CatalogEntry("acme/a", "acme", False, 1.5, {"x": 1}, 1, Route(1), (VERSION,))
@@ -52,3 +53,10 @@ def test_record_whose_version_is_of_another_form_is_left_out(changes: dict[str, 
     fields = json.loads(document_of(ENTRY))
     fields["versions"][0] |= changes
     assert entry_of(json.dumps(fields)) is None
+
+
+def test_version_whose_traits_nobody_noted_only_adds_deltas() -> None:
+    """Versions that were registered before there were other kinds can be scaled and composed as ever."""
+    entry = entry_of(document_of(ENTRY))
+    assert entry is not None
+    assert entry.ref().traits == AdapterTraits(is_additive=True)

@@ -182,6 +182,9 @@ def test_note_of_an_older_catalog_gives_no_right_to_what_came_after_it(filled: A
 
 
 def test_id_whose_record_makes_no_sense_keeps_its_blob(filled: AdapterConfig, spec: ModelSpec) -> None:
+    """Even if a server died while it was about to name the same content."""
+    with closing(open_catalog(filled.store)) as catalog:
+        catalog.leases.acquire(catalog.entry("initech/z").default.digest)
     with closing(sqlite3.connect(filled.store / CATALOG)) as database, database:
         database.execute("UPDATE records SET text = '{' WHERE key = 'adapter:initech/z'")
     with open_storage(filled) as storage:

@@ -170,3 +170,28 @@ def test_names_of_commits_are_kept_for_a_while_only(
             position = following
         assert 20 <= client.hlen(f"{PREFIX}:heads") <= 25
         assert position.head in journal.load().heads
+
+
+def test_only_records_without_a_position_have_lost_it(
+    two: tuple[RedisJournal, RedisJournal], client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = two
+    assert one.load().position == Position()
+    assert not caplog.records, "nothing was ever there"
+    position = one.commit(Position(), {"a": "1"})
+    assert position is not None
+    client.delete(f"{PREFIX}:position")
+    page = other.load()
+    assert page.records == {"a": "1"}
+    assert page.position.epoch not in ("", position.epoch)
+    assert "had lost its position" in caplog.text
+
+
+def test_names_of_commits_whose_numbers_are_none_are_left_out(
+    two: tuple[RedisJournal, RedisJournal], client: redis.Redis
+) -> None:
+    one, _ = two
+    position = one.commit(Position(), {"a": "1"})
+    assert position is not None
+    client.hset(f"{PREFIX}:heads", mapping={"x": "y", "z": "9" * 40})
+    assert one.load().heads == {position.head: 1}

@@ -6,8 +6,10 @@ import pytest
 
 from lora_serve.adapters.catalog.edits import new_entry, routed, with_version
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry
-from lora_serve.adapters.catalog.resolution import split
-from tests.catalog_versions import version
+from lora_serve.adapters.catalog.journals.base import Position
+from lora_serve.adapters.catalog.resolution import find, split
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from tests.catalog_versions import digest, version
 
 KEYS = [f"tenant-{number % 7}\0user-{number}" for number in range(10_000)]
 
@@ -38,3 +40,25 @@ def test_other_adapters_and_other_canaries_split_other_users_off() -> None:
     ours = chosen(entry(10.0))
     for other in (chosen(entry(10.0, name="acme/sales")), chosen(entry(10.0, canary=3))):
         assert len(ours & other) < 0.2 * len(ours)  # a tenth is chance
+
+
+def previous(table: CatalogEntry, name: str) -> int | None:
+    """The number of the version that the name meant before."""
+    found = find(Snapshot.of(Position(), {table.name: table}, {"live": "acme/support@2"}), name, None, KEYS[0])
+    assert found is not None
+    return found.previous and found.previous.version
+
+
+def test_version_before_a_canary_is_the_default_and_before_that_the_last_one_in_history() -> None:
+    once = routed(entry(0.0), 3, None)
+    assert previous(once, "acme/support") == 1
+    assert previous(routed(once, 2, None), "acme/support") == 3
+    assert previous(entry(100.0), "acme/support") == 1
+    assert previous(entry(0.0), "acme/support") is None
+
+
+def test_name_of_a_version_never_meant_another_one() -> None:
+    table = routed(entry(100.0), 3, Canary(2, 100.0))
+    assert previous(table, "acme/support") == 3
+    for name in ("acme/support@2", f"acme/support@{digest('b')}", "live"):
+        assert previous(table, name) is None

@@ -14,7 +14,7 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary
 from lora_serve.adapters.catalog.follower import Follower
 from lora_serve.adapters.catalog.journals import redis as redis_journal
-from lora_serve.adapters.catalog.opening import open_catalog
+from lora_serve.adapters.catalog.opening import MIRROR_NAME, open_catalog
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError
 from tests.catalog_versions import digest, version
 from tests.redis_server import RedisServer
@@ -109,6 +109,16 @@ def test_server_that_was_away_catches_up(open_server: OpenServer, own_redis: Red
     one.remove("y")
     with closing(open_catalog(tmp_path / "b", own_redis.url)) as other:
         assert other.snapshot == one.snapshot
+
+
+def test_damaged_copy_is_set_aside_and_made_anew_of_what_redis_has(own_redis: RedisServer, tmp_path: Path) -> None:
+    with closing(open_catalog(tmp_path / "a", own_redis.url)) as one:
+        one.add("x", version("a"))
+        known = one.snapshot
+    (tmp_path / "a" / MIRROR_NAME).write_bytes(b"junk" * 4096)
+    with closing(open_catalog(tmp_path / "a", own_redis.url)) as again:
+        assert again.snapshot == known
+    assert (tmp_path / "a" / f"{MIRROR_NAME}.damaged").read_bytes() == b"junk" * 4096
 
 
 def test_server_that_was_away_longer_than_the_changes_are_kept_reads_everything(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.maintenance.merging import MergeOutcome, merge
-from lora_serve.core.errors import AdapterNotFoundError
+from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 
 
 def version(letter: str) -> VersionEntry:
@@ -37,6 +38,16 @@ def test_sharing_outlives_a_restart_and_goes_with_the_adapter(tmp_path: Path) ->
     finally:
         again.close()
         other.close()
+
+
+def test_adapter_is_shared_with_names_of_tenants_or_with_all(tmp_path: Path) -> None:
+    with closing(open_catalog(tmp_path)) as catalog:
+        catalog.add("acme/a", version("a"))
+        assert catalog.set_sharing("acme/a", ["*"]).shared_with == ("*",)
+        for name in ("", "!", "**", "../acme", "acme corp"):
+            with pytest.raises(InvalidRequestError):
+                catalog.set_sharing("acme/a", ["globex", name])
+        assert catalog.entry("acme/a").shared_with == ("*",)
 
 
 def test_record_without_sharing_is_what_older_servers_write_and_read(tmp_path: Path) -> None:

@@ -139,6 +139,13 @@ async def test_tenant_that_is_refused_again_and_again_does_not_fill_the_log(jour
     assert len(journal.lines()) == 60 + 6
 
 
+async def test_admin_that_is_told_to_come_less_often_does_not_fill_the_log(journal: AuditJournal) -> None:
+    log = AuditLog(journal, refused=RefusedActs(Clock()))
+    for _ in range(60 + 30):
+        await log.append(replace(ACT, role="admin", outcome=429))
+    assert len(journal.lines()) == 60
+
+
 async def test_act_that_cannot_be_noted_is_an_error(journal: AuditJournal) -> None:
     journal._database.execute("PRAGMA query_only = ON")
     with pytest.raises(AdapterUnavailableError):
@@ -166,6 +173,17 @@ async def test_every_replica_shows_the_acts_of_all_once(redis_url: str, tmp_path
     assert await subjects(here) == await subjects(there)
     for log in (here, there):
         await log.close()
+
+
+def test_lines_that_gathered_are_sent_once_each(
+    redis_url: str, shared_redis: RedisServer, journal: AuditJournal
+) -> None:
+    for _ in range(20):
+        journal.append(ACT)
+    with shared_redis.client() as client, closing(AuditExchange(redis_url, "t", "replica", timeout=20)) as exchange:
+        client.config_resetstat()
+        exchange.publish(journal)
+        assert client.info("commandstats")["cmdstat_xadd"]["calls"] == 20
 
 
 async def test_tenants_acts_at_another_replica_are_found_however_many_acts_of_others_came_since(

@@ -11,7 +11,7 @@ import pytest
 
 from lora_serve.core.errors import ConfigError
 from lora_serve.tenancy.authentication import admin_key
-from lora_serve.tenancy.authentication.admin_key import AdminKey, load_admin_key
+from lora_serve.tenancy.authentication.admin_key import AdminKey, check_key_file, load_admin_key
 
 
 def test_key_is_made_at_the_first_start_and_kept(tmp_path: Path) -> None:
@@ -82,6 +82,16 @@ def test_broken_key_file_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "admin_key").write_text("\n")
     with pytest.raises(ConfigError, match="holds no key"):
         load_admin_key(None, tmp_path)
+
+
+def test_check_before_the_start_refuses_a_broken_key_file_and_makes_none(tmp_path: Path) -> None:
+    check_key_file(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    load_admin_key(None, tmp_path)
+    check_key_file(tmp_path)
+    (tmp_path / "admin_key").write_bytes(b"\xff" * 43)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_key_file(tmp_path)
 
 
 def test_store_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> None:

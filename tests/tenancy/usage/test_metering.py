@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.config import AccountingConfig
-from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError, DamagedFileError
 from lora_serve.tenancy.usage import metering
 from lora_serve.tenancy.usage.figures import FIGURES, UsageFigures, UsageKey, UsageRow
 from lora_serve.tenancy.usage.journal import FILE_NAME, UsageJournal
@@ -150,6 +150,15 @@ def test_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     journal.close()
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o077 == 0
     with pytest.raises(ConfigError, match="newer"):
+        UsageJournal(tmp_path)
+
+
+def test_file_without_the_number_of_its_last_batch_is_damaged(tmp_path: Path) -> None:
+    """Whoever took another number would count a batch twice, or not at all."""
+    journal = UsageJournal(tmp_path)
+    journal._database.execute("DELETE FROM last_batch")
+    journal.close()
+    with pytest.raises(DamagedFileError, match=r"usage\.sqlite3.*is damaged"):
         UsageJournal(tmp_path)
 
 

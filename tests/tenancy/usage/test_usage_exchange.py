@@ -97,12 +97,15 @@ async def test_usage_of_a_store_from_before_receipts_is_kept(redis_url: str, tmp
 
 
 async def test_without_redis_a_replica_tells_its_own_and_says_that_some_are_missing(
-    own_redis: RedisServer, tmp_path: Path
+    own_redis: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     here, there = meter(own_redis.url, tmp_path, "here"), meter(own_redis.url, tmp_path, "there")
     there.record(KEY, ONE)
     await there.flush()
     own_redis.kill()
+    for _ in range(3):
+        await here.flush()
+    assert sum("follow later" in record.message for record in caplog.records) == 1
     here.record(KEY, ONE)
     await here.flush()
     assert await requests(here) == (1, False)
