@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,7 +119,17 @@ def test_every_way_of_sampling_runs(mode: str) -> None:
 def test_auto_is_a_small_part_of_full() -> None:
     auto, full = run("auto", **LIMITS)[1], run("full", **LIMITS)[1]
     assert len(auto) < len(full) / 2
-    assert warmup_stages("off", spec(), World().settings.engine_slice(), DUMMY) == []
+    off = pickle.loads(pickle.dumps("off"))  # as a fleet's replica is told
+    assert warmup_stages(off, spec(), World().settings.engine_slice(), DUMMY) == []
+
+
+@pytest.mark.parametrize("mode", ["auto", "full"])
+def test_longer_prompts_decode_once(mode: str) -> None:
+    """A second step of theirs would be like the first, and only start the server later."""
+    world, _ = run(mode, **LIMITS)
+    for stage in warmup_stages(mode, spec(), world.settings.engine_slice(), DUMMY):
+        longest = max(len(request.prompt_token_ids) for request in stage.requests)
+        assert longest == 2 or {len(world.tokens[request.request_id]) for request in stage.requests} == {2}
 
 
 @pytest.mark.parametrize("mode", ["auto", "full"])

@@ -85,7 +85,8 @@ class StepRows:
 
     def row(self, sequence_id: int) -> Row | None:
         """A sequence's row, if it has one."""
-        return self._rows.get(sequence_id, (None, 0))[0]
+        found = self._rows.get(sequence_id)
+        return None if found is None else found[0]
 
     def add_draft(self, row: Row, draft: tuple[int, ...], allowed: tuple[AllowedTokens, ...]) -> None:
         """Lengthens a row of this step by guesses. `row`: with the blocks for them."""

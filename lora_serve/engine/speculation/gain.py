@@ -77,7 +77,7 @@ class Gain:
         if self._rest > 0 and promise > self._hurdle:
             self._rest = 0
             self._num_early += 1
-        return self._rest == 0
+        return not self._rest
 
     def observe_plain(self, expected_seconds: float, seconds: float) -> None:
         """Takes in a step that went without drafts to be compared."""

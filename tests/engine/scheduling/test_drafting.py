@@ -52,6 +52,7 @@ def test_answer_that_repeats_its_prompt_takes_fewer_steps() -> None:
     assert len(plain.runner.batches) == 40
     assert len(drafted.runner.batches) <= 10  # a token of the prompt, then five in each step
     stats = drafted.engine.stats().speculation
+    assert stats.num_drafts == sum(row.num_draft > 0 for batch in drafted.runner.batches for row in batch.rows)
     assert stats.num_accepted == drafted.runner.num_accepted == sum(stats.accepted_by_place)
     assert stats.num_drafted >= stats.num_accepted >= 30
 

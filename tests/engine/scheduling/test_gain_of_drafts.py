@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from lora_serve.core.batch import Batch, NextToken, Row, RowOutput, StepLoad
-from lora_serve.engine.speculation.gain import DraftedStep, GainByRows
 from tests.engine.world import VirtualClock, World
 from tests.tiers import mostly_nightly
 
@@ -153,20 +152,3 @@ def test_guesses_begin_again_when_the_text_or_the_machine_changes(num_rows: int)
     trial.machine = plain.machine = reads_weights
     trial.speed(num_rows, 500)
     assert trial.speed(num_rows, 50) > 2 * plain.speed(num_rows, 50)
-
-
-def test_trials_of_one_tenant_decide_nothing_for_another() -> None:
-    gains = GainByRows()
-    lost = gains.of({"one"}, 1)
-    for _ in range(100):
-        if lost.begin_step() and lost.may_run(0.5):
-            lost.observe_drafted(DraftedStep(1, 1, 0.5, 1e-3, 1e-3, 3e-3))
-        elif lost.is_control:
-            lost.observe_plain(1e-3, 1e-3)
-    assert not any(lost.begin_step() and lost.may_run(0.5) for _ in range(16)), "its drafts do not pay"
-    assert gains.of({"two"}, 1).begin_step()
-    assert gains.of({"one", "two"}, 2).begin_step()
-    assert gains.of({"one"}, 1) is lost
-    for index in range(5000):
-        gains.of({str(index)}, 1)
-    assert gains.of({"one"}, 1) is not lost, "they are bounded"

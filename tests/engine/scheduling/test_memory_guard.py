@@ -76,6 +76,16 @@ def test_logits_count_so_prompts_that_want_them_all_run_in_smaller_chunks() -> N
     assert biggest(world, memory.activations) <= 1000
 
 
+def test_each_row_counts_with_the_logits_of_its_next_token() -> None:
+    memory = plan(1000, per_logit=300)
+    world = World(memory=memory)
+    for index in range(6):
+        world.add(f"r{index}", [index], max_tokens=4)
+    world.run()
+    world.check_answers()
+    assert biggest(world, memory.activations) == 900
+
+
 def test_adapters_that_are_resident_take_room_from_steps() -> None:
     world = World(memory=plan(1000, per_token=100))
     world.add("r", list(range(20)), adapter("a", num_bytes=500), max_tokens=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import Prefetch
+from lora_serve.core.request import OnCold
 from tests.engine.world import World, adapter
 
 
@@ -100,6 +102,21 @@ def test_queue_is_not_looked_through_again_while_nothing_changes() -> None:
     world.finish_load(world.loading[0])
     world.step()
     assert len(asked) == 64
+
+
+def test_room_of_a_load_that_failed_goes_to_the_next_though_nobody_ends() -> None:
+    """The request goes on with its fallback, and waits on."""
+    world = World(auto_load=False, max_num_seqs=1, adapter_host_memory=10)
+    world.add("runs", [1], max_tokens=100)
+    world.step()
+    world.add("first", [1], adapter("broken"), max_cold_wait=60.0, on_cold=OnCold.BASE, fallback=())
+    world.add("second", [1], adapter("next"))
+    world.step()
+    assert names(world) == ["broken"]
+    world.finish_load(adapter("broken"), AdapterUnavailableError("no bytes"))
+    world.step()
+    assert names(world) == ["next"]
+    assert not world.ends
 
 
 def test_prefetch_to_host_memory_takes_no_slot() -> None:

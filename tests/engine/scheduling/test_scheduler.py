@@ -14,7 +14,7 @@ from lora_serve.core.errors import (
     NumericalError,
     RequestTimeoutError,
 )
-from lora_serve.core.messages import ErrorEvent, FinishEvent, StartedEvent
+from lora_serve.core.messages import ErrorEvent, FinishEvent, StartedEvent, Tune
 from lora_serve.core.request import FinishReason, OnCold
 from tests.engine.fake_runner import EXPLOSION, POISON, next_token
 from tests.engine.world import World, adapter
@@ -65,6 +65,31 @@ def test_never_more_rows_than_allowed_and_waiting_rows_enter_when_others_leave()
     world.check_answers()
     assert len(world.ends) == 10
     assert max(len(batch.rows) for batch in world.runner.batches) == 3
+
+
+def test_nobody_enters_while_more_rows_run_than_a_lowered_limit_allows() -> None:
+    world = World(max_num_seqs=4)
+    for index in range(4):
+        world.add(f"r{index}", [index], max_tokens=4 + 4 * index)
+    world.step()
+    world.command(Tune(max_num_seqs=2))
+    world.add("late", [9], max_tokens=2)
+    world.run_until("late")
+    assert world.order == ["r0", "r1", "r2", "late"]
+    world.check_answers()
+
+
+def test_short_prompt_does_not_overtake_a_long_one_that_waits_for_blocks() -> None:
+    world = World(num_blocks=12)
+    world.add("runs", [1] * 24, max_tokens=8)
+    world.step()
+    world.add("long", [2] * 24, max_tokens=2)
+    world.add("short", [3], max_tokens=30)
+    world.step()
+    assert [sequence.request.request_id for sequence in world.scheduler.running] == ["runs"]
+    world.run()
+    assert world.order == ["runs", "long", "short"]
+    world.check_answers()
 
 
 def test_when_blocks_run_out_the_youngest_is_preempted_and_loses_nothing() -> None:

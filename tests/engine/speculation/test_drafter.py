@@ -43,6 +43,31 @@ def test_draft_ends_where_it_is_not_likely_enough_and_before_the_end_of_the_outp
     assert ended.take(16) == (4, 5)
 
 
+def test_more_tokens_that_match_promise_more_before_anything_was_learned() -> None:
+    promised = []
+    for num_matched in range(1, 7):
+        known = list(range(1, num_matched + 1))
+        found = drafter([50, 51, *known, 9, 60, 61, *known])
+        promised += found.draft(1, 0.0)
+        assert found.take(1) == (9,)
+    assert promised == sorted(promised)
+    assert promised[0] < 0.2 < 0.5 < promised[-1] < 1.0
+
+
+@pytest.mark.parametrize("ends", [(), (4,)], ids=["a token", "the end"])
+def test_guess_that_failed_is_trusted_less_but_for_an_end_which_is_never_drafted(ends: tuple[int, ...]) -> None:
+    tokens, acceptance = [1, 2, 3, 4, 9, 1, 2, 3], Acceptance()
+    before = drafter(tokens, acceptance=acceptance).draft(1, 0.0)
+    one = Drafter(tokens, Habits(), acceptance, ends)
+    one.read(len(tokens))
+    one.draft(1, 0.0)
+    tokens.append(5)
+    one.learn(len(tokens) - 1, is_last=False)
+    after = drafter(tokens[:-1], acceptance=acceptance).draft(1, 0.0)
+    assert (after < before) == (not ends)
+    assert (after == before) == bool(ends)
+
+
 def test_form_of_earlier_answers_is_guessed_where_the_prompt_does_not_hold_it() -> None:
     habits, acceptance = Habits(), Acceptance()
     for name in range(100, 110):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,22 @@ def test_index_grows_with_its_sequence() -> None:
     guess = lookup.guess()
     assert guess == (2, 2)
     assert [lookup.token_at(2 + place, [3, 9, 1, 2, 3]) for place in range(7)] == [3, 9, 1, 2, 3, 9, 1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_places"),
+    [([7, 7] * 20, 1), ([1, 2, 3, 1, 2, 4, 1, 2], 2)],
+    ids=["the longest match", "the first place"],
+)
+def test_search_ends_where_nothing_better_can_come(
+    monkeypatch: pytest.MonkeyPatch, tokens: list[int], num_places: int
+) -> None:
+    lookup, compared = PromptLookup(tokens), list[int]()
+    compare = lookup._num_matched
+    monkeypatch.setattr(lookup, "_num_matched", lambda position: compared.append(position) or compare(position))
+    lookup.read(len(tokens))
+    lookup.guess()
+    assert len(compared) == num_places
 
 
 def test_work_does_not_grow_with_the_sequence() -> None:
