@@ -17,6 +17,7 @@ from lora_serve.core.errors import InvalidRequestError, UnsupportedMediaError
 
 CONTENT_DIGEST = "Content-Digest"
 PIECE_BYTES = 2**20  # the most that a decoder yields at once
+_FIRST_BYTES = 2**11  # of a chunk, for a member behind another
 _WINDOWS: Mapping[str, int] = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # RFC 1952, 1950; raw deflate has no checksum
 _ALGORITHMS = {"sha-256": "sha256", "sha-512": "sha512"}  # the registry's active ones; others are ignored
 
@@ -55,15 +56,20 @@ class _Inflating:
     def __init__(self, coding: str, what: str) -> None:
         self._coding, self._what = coding, what
         self._stream = zlib.decompressobj(_WINDOWS[coding])
+        self._next_bytes = PIECE_BYTES
 
     def decode(self, chunk: bytes) -> Iterator[bytes]:
-        while chunk:
+        at = 0
+        while at < len(chunk):
             if self._stream.eof:
                 self._begin_another()
-            while piece := self._inflated(chunk):
-                chunk = self._stream.unconsumed_tail
+            part = chunk[at : at + self._next_bytes]
+            self._next_bytes = min(2 * self._next_bytes, PIECE_BYTES)
+            at += len(part)
+            while piece := self._inflated(part):
+                part = self._stream.unconsumed_tail
                 yield piece
-            chunk = self._stream.unused_data
+            at -= len(self._stream.unused_data)
 
     def finish(self) -> None:
         if not self._stream.eof:
@@ -79,6 +85,7 @@ class _Inflating:
         if self._coding == "deflate":
             raise self._damaged("something stands behind its end")
         self._stream = zlib.decompressobj(_WINDOWS[self._coding])
+        self._next_bytes = _FIRST_BYTES  # at its end the stream copies what it was given too much
 
     def _damaged(self, reason: str) -> InvalidRequestError:
         return InvalidRequestError(f"{self._what} is no sound {self._coding} stream: {reason}.")

@@ -13,9 +13,11 @@ from typing import IO
 BLOCK = 512
 MAX_EXTENDED_BYTES = 65536
 MAX_ALL_EXTENDED_BYTES = 4 * 2**20  # of a whole archive: compressed they are almost nothing
+MAX_RECORDS = 50_000  # in the pax headers of a whole archive; usual programs write some ten for a member
 _CHUNK_BYTES = 2**20
 _FILE = (b"0", b"\0", b"7")
 _FOLDER = (b"5", b"D")  # D: GNU incremental archives; the content is a list of names
+_PAX = (b"x", b"g")
 _ABOUT_NEXT = (b"x", b"L", b"g", b"K")
 _ABOUT_OTHERS = (*_ABOUT_NEXT, b"V")  # V: GNU volume label
 
@@ -49,7 +51,7 @@ def read_members(source: IO[bytes]) -> Iterator[TarMember]:
     A tar ends with two blocks of zeros; only zeros may follow, so that a gzip around it is read up to its checksum.
     """
     longer: dict[str, str] = {}
-    left, is_next_awaited = MAX_ALL_EXTENDED_BYTES, False
+    left, records_left, is_next_awaited = MAX_ALL_EXTENDED_BYTES, MAX_RECORDS, False
     while (header := _read_header(source)) is not None:
         kind, size = header[156:157], _number(header[124:136])
         is_next_awaited = kind in _ABOUT_NEXT or (is_next_awaited and kind in _ABOUT_OTHERS)
@@ -57,12 +59,15 @@ def read_members(source: IO[bytes]) -> Iterator[TarMember]:
             left -= BLOCK + size
             if left < 0:
                 raise BrokenArchiveError("its extended headers have no end")
-        if kind in (b"x", b"L"):
-            longer |= _extended(_content(source, size), kind)
-        elif kind in _ABOUT_OTHERS:
             content = _content(source, size)
-            if kind == b"g" and _extended(content, kind):
+            records = _records(content) if kind in _PAX else []
+            records_left -= len(records)
+            if records_left < 0:
+                raise BrokenArchiveError(f"its pax headers have more than {MAX_RECORDS} records")
+            told = {"path": _text(content.partition(b"\0")[0])} if kind == b"L" else _name_and_size(records)
+            if kind == b"g" and told:
                 raise BrokenArchiveError("a header of all members gives a name or a size")
+            longer |= told
         else:
             yield from _member(source, header, int(longer.get("size", size)), longer.get("path"))
             longer = {}
@@ -133,19 +138,29 @@ def _content(source: IO[bytes], size: int) -> bytes:
     return content
 
 
-def _extended(content: bytes, kind: bytes) -> dict[str, str]:
-    """The next member's real name and size, from a GNU long name or pax records ("<length> <key>=<value>\\n")."""
-    if kind == b"L":
-        return {"path": _text(content.partition(b"\0")[0])}
-    found = {}
-    while content:
-        length, space, _ = content.partition(b" ")
-        if not space or len(length) > 6 or not length.isdigit() or not len(length) < int(length) <= len(content):
+def _records(content: bytes) -> list[tuple[bytes, bytes]]:
+    """The keys and values of a pax header, each "<length> <key>=<value>\\n"."""
+    records, at = list[tuple[bytes, bytes]](), 0
+    while at < len(content):
+        length, _, _ = content[at : at + 7].partition(b" ")
+        space = at + len(length)
+        end = at + int(length) if len(length) < 7 and length.isdigit() else 0
+        if not space < end <= len(content):
             raise BrokenArchiveError("a pax header is broken")
-        key, _, value = content[len(length) + 1 : int(length) - 1].partition(b"=")
+        key, _, value = content[space + 1 : end - 1].partition(b"=")
+        records.append((key, value))
+        at = end
+    return records
+
+
+def _name_and_size(records: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The next member's real name and size, if its pax header tells them."""
+    found = {}
+    for key, value in records:
         if key.startswith(b"GNU.sparse") or (key == b"size" and not value[:20].isdigit()):
             raise BrokenArchiveError("sparse files are not supported")
-        if key in (b"path", b"size"):
-            found[key.decode()] = _text(value[:MAX_EXTENDED_BYTES] if key == b"path" else value[:20])
-        content = content[int(length) :]
+        if key == b"path":
+            found["path"] = _text(value)
+        elif key == b"size":
+            found["size"] = _text(value[:20])
     return found

@@ -61,8 +61,8 @@ class LastSecond:
         self._output += output
 
     def rate(self, now: float) -> TokenRate:
-        """The tokens of the second before `now`."""
-        while self._steps and self._steps[0][0] <= now - 1:
+        """The tokens of the second before `now`. Steps of a second later are forgotten: the clock was set back."""
+        while self._steps and abs(now - self._steps[0][0]) >= 1:
             _, prompt, output = self._steps.popleft()
             self._prompt -= prompt
             self._output -= output

@@ -97,7 +97,7 @@ class Upload:
     deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))  # moved on with every chunk
     num_bytes: int = 0
     num_timely: int = 0  # of num_received, when the deadline was moved on last
-    num_received: int = 0  # of the whole body, with the bytes between its files
+    num_received: int = 0  # of the whole body, with the bytes between its files, as sent or decoded
     is_handed_over: bool = False  # the registry removes `folder`, perhaps after the request
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -106,8 +106,8 @@ class Upload:
         return Staged(self.folder, "upload")
 
     def receive(self, num_bytes: int) -> None:
-        """Count bytes of the body. Raises PayloadTooLargeError."""
-        self.num_received += num_bytes
+        """Note how many bytes of the body came in all. Raises PayloadTooLargeError."""
+        self.num_received = num_bytes
         self.progress.receive(self.num_received)
         if self.num_received - self.num_timely >= TIMELY_BYTES:  # an upload that comes in drops ends
             self.num_timely = self.num_received

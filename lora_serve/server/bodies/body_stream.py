@@ -19,15 +19,17 @@ _MAX_LINE = 2**16
 class BodyStream:
     """The stream that aiohttp's multipart reader asks for, over a body that aiohttp would not check."""
 
-    def __init__(self, request: web.Request, on_piece: Callable[[int], None]) -> None:
-        """`on_piece`: called with the number of bytes of each decoded piece; may raise to break the reading off.
+    def __init__(self, request: web.Request, on_bytes: Callable[[int], None]) -> None:
+        """`on_bytes`: called with the number of bytes so far, as sent or decoded, whichever are more; may raise to
+        break the reading off.
 
         Raises InvalidRequestError, UnsupportedMediaError for headers that cannot be understood.
         """
         self._source = request.content
         self._digests = _digests_of(request)
         self._decoder = decoder_of(request)
-        self._on_piece = on_piece
+        self._on_bytes = on_bytes
+        self._num_sent = self._num_decoded = 0
         self._pieces: Iterator[bytes] = iter(())
         self._buffer = bytearray()
         self._is_over = False
@@ -69,18 +71,24 @@ class BodyStream:
 
     async def _fill(self) -> None:
         """Add the next piece; at the body's end, hold all of it against its digests and checksum."""
-        piece = next(self._pieces, b"")
+        piece = self._next_piece()
         while not piece and not self._is_over:
             chunk = await self._source.read(CHUNK_BYTES)
             self._is_over = not chunk
+            self._num_sent += len(chunk)
             self._digests.update(chunk)
             self._pieces = self._decoder.decode(chunk) if chunk else iter(())
-            piece = next(self._pieces, b"")
-        self._on_piece(len(piece))
+            piece = self._next_piece()
         self._buffer += piece
         if self._is_over:
             self._digests.check()
             self._decoder.finish()
+
+    def _next_piece(self) -> bytes:
+        piece = next(self._pieces, b"")
+        self._num_decoded += len(piece)
+        self._on_bytes(max(self._num_sent, self._num_decoded))
+        return piece
 
 
 def decoder_of(request: web.Request) -> Decoder:

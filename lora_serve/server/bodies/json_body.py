@@ -84,15 +84,13 @@ async def _read_bytes(request: web.Request, max_bytes: int) -> bytes:
 
     aiohttp's own `read` goes on for as long as there are bytes, without a turn for other tasks.
     """
-    pieces, num_bytes = list[bytes](), 0
+    pieces = list[bytes]()
 
-    def count(num: int) -> None:
-        nonlocal num_bytes
-        num_bytes += num
+    def check(num_bytes: int) -> None:
         if num_bytes > max_bytes:
             raise _too_large(max_bytes)
 
-    async for piece in BodyStream(request, count).chunks():
+    async for piece in BodyStream(request, check).chunks():
         pieces.append(piece)
         await asyncio.sleep(0)
     return b"".join(pieces)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from lora_serve.text.grammars.pointers import Place, Places
+
 MAX_CHAIN = 400  # schemas inside one another, along references: a stack of 8 MB overflows at some 1800
 MAX_PATTERN_PAIRS = 3000
 MAX_PROPERTIES = 2000
@@ -34,8 +36,8 @@ class SchemaCost:
     num_patterns: int = 0
     joins: bool = False
     multiples: set[Fraction] = field(default_factory=set)  # of all `multipleOf`
-    depths: dict[str, int] = field(default_factory=dict)  # by the place of each schema: of schemas around it
-    refs: list[tuple[str, str]] = field(default_factory=list)  # place, and the place that it refers to
+    places: Places = field(default_factory=Places)
+    refs: list[tuple[Place, Place]] = field(default_factory=list)  # place, and the place that it refers to
 
     def add(self, schema: Mapping[str, Any]) -> None:
         """Count one schema, without those inside it."""
@@ -91,17 +93,16 @@ class SchemaCost:
 
     def longest_chain(self) -> int:
         """No less than the number of schemas that a walk along the references can be inside of at once."""
-        if not self.refs:
-            return max(self.depths.values(), default=0) + 1
-        targets = {target for _, target in self.refs} | {"#"}
-        height = dict.fromkeys(targets, 1)
-        uses: dict[str, set[str]] = {target: set() for target in targets}
-        owners = {place: [target for target in _around(place) if target in targets] for place in self.depths}
-        for place, around in owners.items():
-            for target in around:
-                height[target] = max(height[target], self.depths[place] - self.depths.get(target, 0) + 1)
+        deepest = {self.places.root: 0}  # by place: the depth of the deepest schema in it
+        deepest |= {place: place.depth for place in self.places.below_root()}
+        for place in reversed(self.places.below_root()):
+            assert place.around is not None, "only the root has none"
+            deepest[place.around] = max(deepest[place.around], deepest[place])
+        targets = {target for _, target in self.refs} | {self.places.root}
+        height = {target: deepest[target] - target.depth + 1 for target in targets}
+        uses: dict[Place, set[Place]] = {target: set() for target in targets}
         for place, target in self.refs:
-            for owner in owners.get(place, ()):
+            for owner in targets.intersection(place.upwards()):
                 uses[owner].add(target)
         return _longest_path(height, uses)
 
@@ -110,16 +111,9 @@ def _is_length(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def _around(place: str) -> Iterator[str]:
-    """The place itself and those of the values around it."""
-    while place:
-        yield place
-        place = place.rpartition("/")[0]
-
-
-def _longest_path(weights: Mapping[str, int], uses: Mapping[str, set[str]]) -> int:
+def _longest_path(weights: Mapping[Place, int], uses: Mapping[Place, set[Place]]) -> int:
     """The weight of the heaviest path; all that refer to one another in a circle count together."""
-    best: dict[str, int] = {}
+    best: dict[Place, int] = {}
     longest = 0
     for circle in _circles(uses):  # what others refer to comes before them
         members = set(circle)
@@ -130,12 +124,12 @@ def _longest_path(weights: Mapping[str, int], uses: Mapping[str, set[str]]) -> i
     return longest
 
 
-def _circles(uses: Mapping[str, set[str]]) -> Iterator[list[str]]:
+def _circles(uses: Mapping[Place, set[Place]]) -> Iterator[list[Place]]:
     """Strongly connected components, each after those that it refers to (Tarjan, 1972), without recursion."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    on_stack: set[str] = set()
+    index: dict[Place, int] = {}
+    low: dict[Place, int] = {}
+    stack: list[Place] = []
+    on_stack: set[Place] = set()
     for start in uses:
         if start in index:
             continue

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from llguidance.gbnf_to_lark import ASTNode, GbnfToLarkError, GrammarParser, RuleNode, RuleRefNode
 
 ROOT = "root"
-_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:)")
+_LARK = re.compile(r"(?m)^[^\S\n]*(?:%llguidance\b|start\s*:)")  # empty lines are looked at once each
 _HUMP = re.compile(r"([a-z])([A-Z])")
 
 

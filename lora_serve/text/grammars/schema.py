@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from lora_serve.text.grammars.cost import SchemaCost
 from lora_serve.text.grammars.faults import refused
 from lora_serve.text.grammars.formats import FORMAT_PATTERNS, KNOWN_FORMATS, STANDARD_FORMATS
+from lora_serve.text.grammars.pointers import Place
 
 TABLES = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")  # of schemas, by name
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")  # of schemas
@@ -66,29 +67,31 @@ class SchemaWriter:
         self._max_regex = max_regex
         self._named_only = named_only
         self._cost = SchemaCost()
+        self._refs: list[tuple[Place, str]] = []  # the place of each, and the pointer
 
     def write(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """The whole schema. Raises InvalidRequestError."""
-        made: dict[str, Any] = self._written(schema, "#", 0)
-        for place, target in self._cost.refs:
-            if target not in self._cost.depths:
-                raise refused(self._param, f"$ref {target!r} points to no schema in this one", place)
+        made: dict[str, Any] = self._written(schema, self._cost.places.root)
+        for place, pointer in self._refs:
+            target = self._cost.places.find(pointer)
+            if target is None:
+                raise refused(self._param, f"$ref {pointer!r} points to no schema in this one", str(place))
+            self._cost.refs.append((place, target))
         if problem := self._cost.problem(self._max_regex):
             raise refused(self._param, problem)
         return made
 
-    def _written(self, schema: Any, place: str, depth: int) -> Any:
-        self._cost.depths[place] = depth
+    def _written(self, schema: Any, place: Place) -> Any:
         if not isinstance(schema, dict):
             return schema
         self._cost.add(schema)
         self._note_ref(schema, place)
         self._check_texts(schema, place)
-        made = {name: self._value(name, value, f"{place}/{escaped(name)}", depth) for name, value in schema.items()}
+        made = {name: self._value(name, value, place) for name, value in schema.items()}
         self._narrow(made, place)
         return made
 
-    def _check_texts(self, schema: Mapping[str, Any], place: str) -> None:
+    def _check_texts(self, schema: Mapping[str, Any], place: Place) -> None:
         """Refuse characters that JSON could only write as an escape that no answer holds."""
         names = schema.get("properties")
         texts = {name: schema.get(name) for name in ("const", "enum", "required")}
@@ -96,32 +99,35 @@ class SchemaWriter:
             if _has_control_character(value):
                 raise refused(self._param, "a control character cannot be part of an answer", f"{place}/{name}")
 
-    def _note_ref(self, schema: Mapping[str, Any], place: str) -> None:
+    def _note_ref(self, schema: Mapping[str, Any], place: Place) -> None:
         ref = schema.get("$ref")
         if not isinstance(ref, str):
             return
-        if place != "#" and ("$id" in schema or "id" in schema):
-            raise refused(self._param, "$ref beside an id means something else in each draft of JSON Schema", place)
+        if place.around is not None and ("$id" in schema or "id" in schema):
+            reason = "$ref beside an id means something else in each draft of JSON Schema"
+            raise refused(self._param, reason, str(place))
         if ref == "#" or ref.startswith("#/"):
-            self._cost.refs.append((place, unquote(ref)))
+            self._refs.append((place, unquote(ref)))
 
-    def _value(self, name: str, value: Any, place: str, depth: int) -> Any:
+    def _value(self, name: str, value: Any, place: Place) -> Any:
         """The value of one keyword; of others than those that hold schemas as it is."""
         if name in TABLES and isinstance(value, dict):
             change = _pattern if name == "patternProperties" else str
-            places = {key: f"{place}/{escaped(key)}" for key in value}
-            return {change(key): self._written(item, places[key], depth + 1) for key, item in value.items()}
+            return {change(key): self._inner(item, place, f"/{name}/{escaped(key)}") for key, item in value.items()}
         if isinstance(value, list) and (name in LISTS or name == "items"):
-            return [self._written(item, f"{place}/{number}", depth + 1) for number, item in enumerate(value)]
+            return [self._inner(item, place, f"/{name}/{number}") for number, item in enumerate(value)]
         if name in SINGLE:
-            return self._written(value, place, depth + 1)
+            return self._inner(value, place, f"/{name}")
         if name == "pattern" and isinstance(value, str):
             return _pattern(value)
         if name in COUNTS and isinstance(value, float) and value.is_integer():
             return int(value)
         return value
 
-    def _narrow(self, made: dict[str, Any], place: str) -> None:
+    def _inner(self, schema: Any, around: Place, part: str) -> Any:
+        return self._written(schema, self._cost.places.add(around, part))
+
+    def _narrow(self, made: dict[str, Any], place: Place) -> None:
         """Change what `llguidance` would take too widely, and leave out what says nothing."""
         if made.get("uniqueItems") is False:
             del made["uniqueItems"]
@@ -135,14 +141,14 @@ class SchemaWriter:
             del made["format"]
             patterns.append(FORMAT_PATTERNS[kind])
         elif isinstance(kind, str) and kind not in KNOWN_FORMATS:
-            raise refused(self._param, f"the format {kind!r} is not supported", place)
+            raise refused(self._param, f"the format {kind!r} is not supported", str(place))
         multiple = made.get("multipleOf")
         if isinstance(multiple, int | float) and multiple < 0:  # with some the compiler never ends
-            raise refused(self._param, "`multipleOf` must be above 0", place)
+            raise refused(self._param, "`multipleOf` must be above 0", str(place))
         if made.get("contentEncoding") == "base64":
             patterns.append(_BASE64)
         if made.get("contentMediaType") == "application/json":
-            raise refused(self._param, "JSON inside a string (contentMediaType) is not supported", place)
+            raise refused(self._param, "JSON inside a string (contentMediaType) is not supported", str(place))
         _add_patterns(made, patterns)
         if made.get("type") != "integer":
             _close_bounds(made)

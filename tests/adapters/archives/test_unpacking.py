@@ -8,6 +8,7 @@ import os
 import subprocess
 import tarfile
 import tempfile
+import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
+from tests.attempts import in_some_attempt
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = {CONFIG: b'{"r": 1}', WEIGHTS: bytes(range(256)) * 5}
@@ -269,6 +271,20 @@ def test_extended_headers_without_end_are_refused(kind: bytes, count: int, tmp_p
         unpacked(gzip.compress(header * count + tar(FILES)), tmp_path, limit=10**8)
 
 
+def test_pax_headers_of_tiny_records_are_refused_soon(tmp_path: Path) -> None:
+    one = header("x", 65536, b"x") + b"4 =\n" * 16384
+    content = gzip.compress(one * 60 + tar(FILES))
+
+    def refuse() -> None:
+        began = time.process_time()
+        with pytest.raises(InvalidAdapterError, match="more than 50000 records"):
+            unpacked(content, tmp_path, limit=10**8)
+        assert time.process_time() - began < 1
+
+    in_some_attempt(refuse)
+    assert unpacked(one * 2 + tar(FILES), tmp_path) == FILES
+
+
 def test_tar_whose_first_name_begins_like_a_zip_is_a_tar(tmp_path: Path) -> None:
     assert unpacked(tar({f"PKU-adapter/{name}": content for name, content in FILES.items()}), tmp_path) == FILES
 
@@ -287,7 +303,16 @@ def test_member_that_claims_more_than_there_is_is_refused(size: int, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "record", [b"9999999 path=x\n", b"x path=y\n", b"5", b"20 GNU.sparse.map=1\n", b"11 size=-5\n", b"0 path=a\n"]
+    "record",
+    [
+        b"9999999 path=x\n",
+        b"x path=y\n",
+        b"5",
+        b"20 GNU.sparse.map=1\n",
+        b"11 size=-5\n",
+        b"0 path=a\n",
+        b"90path=x\n7 a=bc\n",
+    ],
 )
 def test_broken_pax_records_are_refused(record: bytes, tmp_path: Path) -> None:
     content = header("x", len(record), b"x") + record.ljust(512, b"\0") + header(WEIGHTS, 0, b"0")

@@ -50,3 +50,11 @@ def test_tokens_of_the_last_second() -> None:
         tokens.add(tenth / 10, 2, 1)
     assert tokens.rate(2.95) == TokenRate(20, 10)
     assert tokens.rate(9.0) == TokenRate(0, 0)
+
+
+def test_tokens_of_a_time_before_the_clock_was_set_back_are_forgotten() -> None:
+    tokens = LastSecond()
+    tokens.add(5000.0, 2, 1)
+    tokens.add(1000.0, 4, 3)
+    assert tokens.rate(1000.5) == TokenRate(4, 3)
+    assert tokens.rate(1001.5) == TokenRate(0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import tarfile
 import zipfile
@@ -174,6 +175,16 @@ async def test_too_large_a_stream_without_a_length_is_cut_off(admin: aiohttp.Cli
 
     status, _ = await put(admin, endless())
     assert status == 413
+    assert await nothing_left(house)
+
+
+async def test_compressed_stream_that_decodes_to_nothing_is_cut_off(admin: aiohttp.ClientSession, house: Any) -> None:
+    async def endless() -> Any:
+        for _ in range(40):
+            yield gzip.compress(b"") * 5000
+
+    async with admin.put(URL, data=endless(), headers={"Content-Encoding": "gzip"}) as answer:
+        assert answer.status == 413
     assert await nothing_left(house)
 
 

@@ -227,6 +227,17 @@ async def test_compressed_body_is_read_and_a_bomb_is_413(http: aiohttp.ClientSes
         assert answer.status == 400
 
 
+async def test_compressed_body_that_decodes_to_little_is_counted_as_it_is_sent(http: aiohttp.ClientSession) -> None:
+    async def chunks() -> Any:
+        for _ in range(30):
+            yield gzip.compress(b"") * 500
+        yield gzip.compress(b'{"prompt": "x", "max_tokens": 1}')
+
+    headers = {**JSON, "Content-Encoding": "gzip"}
+    async with http.post("/v1/completions", data=chunks(), headers=headers) as answer:
+        assert answer.status == 413
+
+
 async def test_unknown_encoding_is_415(http: aiohttp.ClientSession) -> None:
     headers = {**JSON, "Content-Encoding": "lzw"}
     async with http.post("/v1/completions", data=b"{}", headers=headers) as answer:

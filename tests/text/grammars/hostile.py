@@ -44,6 +44,7 @@ HOSTILE: dict[str, tuple[ConstraintKind, Any]] = {
     "schema in Lark": (GRAMMAR, f"start: %json {chain(300, inside)}".replace("'", '"')),
     "strings without an end": (GRAMMAR, 'start: "a"\n' + '"\\' * 15_000),
     "regexes without an end": (GRAMMAR, 'start: "a"\n' + "/\\" * 15_000),
+    "empty lines": (GRAMMAR, "\n" * 32_000 + "x"),
     "schema in a comment": (GRAMMAR, 'start: "a" // %json {}'),
     "schema that is none": (GRAMMAR, "start: %json {"),
     "brackets": (GRAMMAR, "start: " + "(" * 10_000 + '"x"' + ")" * 10_000),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.grammars.checking import checked_own_text, checked_text
 from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
+from lora_serve.text.grammars.translation import json_schema_of
 from tests.attempts import in_some_attempt
 from tests.text.grammars.hostile import CIRCLES, GRAMMAR, HOSTILE, JSON, REGEX, chain, inside
 
@@ -56,6 +58,17 @@ def test_large_and_recursive_ones_are_taken_soon(kind: ConstraintKind, source: A
         assert time.monotonic() - began < 2
 
     in_some_attempt(take)
+
+
+@pytest.mark.parametrize("inner", [{"anyOf": [{}] * 8000}, {"properties": {f"p{i}": {} for i in range(1900)}}])
+def test_memory_grows_with_a_schemas_length_also_below_long_names(inner: dict[str, Any]) -> None:
+    schema = {"properties": {"k" * 60_000: inner, "r": {"$ref": "#/properties/r"}}}
+    tracemalloc.start()
+    try:
+        json_schema_of(Constraint(JSON, schema, "field"), CONFIG)
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_too_large_behind_the_first_token_is_seen() -> None:
