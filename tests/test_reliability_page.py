@@ -37,5 +37,5 @@ def test_at_least_thirty_faults_are_listed_each_with_a_test_that_exists() -> Non
 
 
 def test_every_row_of_faults_names_its_test() -> None:
-    section = PAGE.partition("## Faults")[2].partition("## Figures")[0]
+    section = PAGE.partition("## Faults")[2].partition("\n## ")[0]
     assert section.count("\n| ") == len(SHOWN) + 1, "a row names no test, or not in this way"
