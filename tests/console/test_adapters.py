@@ -260,6 +260,35 @@ async def test_source_is_registered_and_a_wrong_one_refused_in_words(page: Page,
     await expect(page.get_by_role("dialog", name="Registered")).to_contain_text("path/dates is version 1.")
 
 
+async def test_dialog_of_a_registration_that_goes_on_at_the_server_is_closed_and_not_cancelled(
+    console: Console, page: Page
+) -> None:
+    go_on = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        await go_on.wait()
+        await route.continue_()
+
+    await page.route(
+        "**/admin/adapters", lambda route: hold(route) if route.request.method == "POST" else route.continue_()
+    )
+    await page.get_by_role("button", name="Register").click()
+    dialog = page.get_by_role("dialog")
+    buttons = dialog.locator("footer button")
+    await expect(buttons).to_have_text(["Cancel", "Register"])
+    await dialog.get_by_role("tab", name="From a path").click()
+    await dialog.get_by_label("Source").fill(str(SQL))
+    await dialog.get_by_label("Id", exact=True).fill("left/alone")
+    await dialog.get_by_role("button", name="Register").click()
+    await expect(buttons).to_have_text(["Close", "Register"])
+    await buttons.first.click()
+    await expect(dialog).to_have_count(0)
+    go_on.set()
+    async with asyncio.timeout(60):
+        while not console.call("GET", "admin/adapters?fields=summary&search=left")["total"]:
+            await asyncio.sleep(0.1)
+
+
 async def test_id_that_nobody_typed_follows_what_is_chosen(page: Page) -> None:
     dialog = await drop_folder(page, files_of(SQL, "one"))
     field = dialog.get_by_label("Id", exact=True)

@@ -55,13 +55,12 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
     services.registry.check_new(fields.id, fields.tenant, fields.metadata)  # before anything is fetched
     await services.quotas.begin_registration(caller)
     note, owner = request[CONTEXT].audit, owner_of(services.catalog.snapshot, fields.id, fields.tenant)
+    progress = Progress(fields.id, caller.scope, Stage.FETCHING)
 
-    with services.registering.begun(fields.id, caller.scope, Stage.FETCHING) as progress:
+    async def stage() -> Staged:
+        return await services.staging.stage(fields.source, owner, progress.receive)
 
-        async def stage() -> Staged:
-            return await services.staging.stage(fields.source, owner, progress.receive)
-
-        return await complete_registration(services, fields, stage, caller, note, progress)
+    return await complete_registration(services, fields, stage, caller, note, progress)
 
 
 async def list_registrations(request: web.Request) -> web.StreamResponse:
@@ -117,7 +116,7 @@ async def complete_registration(
             on_probe=progress.probe,
         )
 
-    registration, warnings = await register_and_pin(services, fields.id, stage, register, caller, fields.tenant)
+    registration, warnings = await register_and_pin(services, progress, stage, register, caller, fields.tenant)
     note.owner, note.digest = registration.entry.tenant, registration.ref.digest
     card = await card_of(services, services.catalog.entry(fields.id), caller)
     card["warnings"] = [*card["warnings"], *warnings]
@@ -126,32 +125,33 @@ async def complete_registration(
 
 async def register_and_pin(
     services: Services,
-    adapter_id: str,
+    progress: Progress,
     stage: Callable[[], Awaitable[Staged]],
     register: Callable[[Staged], Registration],
     caller: Caller,
     owner: str | None = None,
 ) -> tuple[Registration, list[str]]:
     """Stage, register and pin, to the end even if the client leaves. Failures after the registration come as warnings.
-    `owner`: the tenant that the request names.
+    `progress`: listed until then. `owner`: the tenant that the request names.
 
     `register` runs on a thread of `registrations`, in the owner's turn, and disposes of the staged folder.
     """
-    tenant = owner_of(services.catalog.snapshot, adapter_id, owner)
+    tenant = owner_of(services.catalog.snapshot, progress.id, owner)
     services.registrations.check(tenant)
 
     async def work() -> tuple[Registration, list[str]]:
-        staged = await stage()
-        known = services.catalog.snapshot.entries.get(adapter_id)
-        try:
-            registration = await services.registrations.run(functools.partial(register, staged), tenant)
-        except (NotReadyError, RateLimitedError):  # no thread has seen it, so nobody else removes it
-            await asyncio.to_thread(remove_folder, staged.folder)
-            raise
-        await check_still_there(services, caller, registration)
-        return registration, await _pin(services, registration, known is not None and known.pinned)
+        with services.registering.listed(progress):
+            staged = await stage()
+            known = services.catalog.snapshot.entries.get(progress.id)
+            try:
+                registration = await services.registrations.run(functools.partial(register, staged), tenant)
+            except (NotReadyError, RateLimitedError):  # no thread has seen it, so nobody else removes it
+                await asyncio.to_thread(remove_folder, staged.folder)
+                raise
+            await check_still_there(services, caller, registration)
+            return registration, await _pin(services, registration, known is not None and known.pinned)
 
-    return await services.background.complete(work(), f"registering {adapter_id}")
+    return await services.background.complete(work(), f"registering {progress.id}")
 
 
 async def _pin(services: Services, registration: Registration, was_pinned: bool) -> list[str]:

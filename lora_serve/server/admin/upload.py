@@ -137,8 +137,8 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     query = read_query(request)
     services.registrations.check(owner_of(services.catalog.snapshot, wanted.id, wanted.tenant))
     await services.quotas.begin_registration(caller)
-    with services.registering.begun(wanted.id, caller.scope, Stage.RECEIVING) as progress:
-        progress.total_bytes = request.content_length
+    progress = Progress(wanted.id, caller.scope, Stage.RECEIVING, total_bytes=request.content_length)
+    with services.registering.listed(progress):
         return await _upload(request, services, wanted, query, progress)
 
 

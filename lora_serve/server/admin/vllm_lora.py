@@ -13,6 +13,7 @@ from lora_serve.core.errors import AdapterNotFoundError, ConflictError, InvalidA
 from lora_serve.server.admin.adapters import remove_adapter
 from lora_serve.server.admin.registration import check_new_id, register_and_pin
 from lora_serve.server.answers.errors import WireError
+from lora_serve.server.background.registering import Progress, Stage
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
@@ -29,19 +30,20 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
     """
     services = request.app[SERVICES]
     fields = check_fields(LoadLoraFields, await read_json(request))
-    name, note = fields.lora_name, request[CONTEXT].audit
+    name, note, caller = fields.lora_name, request[CONTEXT].audit, request[CONTEXT].known_caller
     note.subject = name
     if not name or not fields.lora_path:
         return _refused(400, "Both 'lora_name' and 'lora_path' must be provided.", "InvalidUserInput")
     try:
         check_new_id(services, name)
         services.registry.check_new(name, None, None)
+        owner, progress = owner_of(services.catalog.snapshot, name, None), Progress(name, caller.scope, Stage.FETCHING)
         registration, _ = await register_and_pin(
             services,
-            name,
-            lambda: services.staging.stage(fields.lora_path, owner_of(services.catalog.snapshot, name, None)),
-            lambda staged: _register(services, fields, staged),
-            request[CONTEXT].known_caller,
+            progress,
+            lambda: services.staging.stage(fields.lora_path, owner, progress.receive),
+            lambda staged: _register(services, fields, staged, progress),
+            caller,
         )
     except OtherContentError:
         message = (
@@ -74,8 +76,9 @@ async def unload_lora_adapter(request: web.Request) -> web.StreamResponse:
     return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-def _register(services: Services, fields: LoadLoraFields, staged: Staged) -> Registration:
+def _register(services: Services, fields: LoadLoraFields, staged: Staged, progress: Progress) -> Registration:
     """Register on a thread of the registry. Other content under a known name must not be served for a moment."""
+    progress.examine()
     return services.registry.register_staged(
         fields.lora_name,
         staged.folder,
@@ -83,6 +86,7 @@ def _register(services: Services, fields: LoadLoraFields, staged: Staged) -> Reg
         allow_noop=fields.allow_noop,
         may_change=fields.load_inplace,
         by_admin=True,  # the route is the admin's alone
+        on_probe=progress.probe,
     )
 
 

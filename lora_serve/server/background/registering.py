@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,17 +47,18 @@ class Registering:
     """All that are under way; changed on the event loop."""
 
     def __init__(self) -> None:
-        self._all: list[Progress] = []
+        self._all: Counter[Progress] = Counter()  # how many blocks work on each
 
     @contextmanager
-    def begun(self, adapter_id: str, scope: str | None, stage: Stage) -> Iterator[Progress]:
-        """A new one, which ends with the block."""
-        progress = Progress(adapter_id, scope, stage)
-        self._all.append(progress)
+    def listed(self, progress: Progress) -> Iterator[None]:
+        """Lists a registration until the block ends, and every other block for it: the request's may end first."""
+        self._all[progress] += 1
         try:
-            yield progress
+            yield
         finally:
-            self._all.remove(progress)
+            self._all[progress] -= 1
+            if not self._all[progress]:
+                del self._all[progress]
 
     def seen_by(self, scope: str | None) -> list[Progress]:
         """Those that a tenant began (None: all), the oldest first."""

@@ -2,6 +2,7 @@
 
 aiohttp itself closes a connection that sends no whole request head for --keep-alive-timeout. It does nothing against
 thousands of connections at once, nor against an answer that nobody takes, which would keep its row and its memory.
+asyncio tells nobody of a TLS handshake that comes to nothing; only the task in which it accepts the newcomer ends.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from lora_serve.server.background.tasks import running
 from lora_serve.server.sockets.http_runner import HttpConnection
 
 RESERVED_DESCRIPTORS = 256  # for stores, Redis, logs and libraries
+HANDSHAKE_SECONDS = 10.0  # of TLS; asyncio's own are 60
+MAX_REFUSALS = 64  # in words over TLS, at once: each takes a handshake; well below RESERVED_DESCRIPTORS
 _log = logging.getLogger(__name__)
 _BODY = json.dumps(
     WireError(
@@ -43,7 +46,8 @@ class Connections:
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._max_open = limits.max_connections
-        self._open: dict[Connection, None] = {}  # the oldest first
+        self._open: dict[Connection, None] = {}  # the oldest first; also those in their TLS handshake
+        self._refused: set[_Refusal] = set()  # that are not closed yet
         self._serving: set[asyncio.Protocol] = set()
         self._stalled: dict[Connection, tuple[int, float]] = {}  # unread bytes, and since when so many
         self.num_refused = 0
@@ -78,14 +82,22 @@ class Connections:
                 self._max_open,
             )
 
-    def accept(self, server: web.Server) -> asyncio.Protocol:
-        """The protocol of a new connection to aiohttp's `server`."""
-        if len(self._open) >= self._max_open and not self._drop_one():
+    def accept(self, server: web.Server, *, is_tls: bool = False) -> asyncio.Protocol:
+        """The protocol of a new connection to aiohttp's `server`. Called by the task in which asyncio accepts it."""
+        task = asyncio.current_task()
+        assert task is not None, "asyncio accepts in a task, which ends after the TLS handshake"
+        newcomer: Connection | _Refusal
+        if len(self._open) < self._max_open or self._drop_one():
+            newcomer = Connection(server, self._limits, self._ended)
+            self._open[newcomer] = None
+        else:
             self.num_refused += 1
-            return _Refusal()
-        connection = Connection(server, self._limits, self._ended)
-        self._open[connection] = None
-        return connection
+            if is_tls and len(self._refused) >= MAX_REFUSALS:
+                task.cancel()  # closes the socket
+            newcomer = _Refusal(self._refused.discard)
+            self._refused.add(newcomer)
+        task.add_done_callback(lambda _: newcomer.end_unless_made())
+        return newcomer
 
     async def watching(self, _: web.Application) -> AsyncIterator[None]:
         """Break off answers that nobody reads, for as long as the application runs."""
@@ -116,7 +128,7 @@ class Connections:
     def _drop_one(self) -> bool:
         """Close the oldest idle connection. Returns whether there was one."""
         for connection in self._open:
-            if connection not in self._serving and connection.num_unread == 0:
+            if connection.is_made and connection not in self._serving and connection.num_unread == 0:
                 self.num_dropped += 1
                 connection.abort()
                 self._ended(connection)
@@ -130,7 +142,7 @@ class Connections:
 class Connection(HttpConnection):
     """A connection that tells when it ends."""
 
-    __slots__ = ("_on_end",)
+    __slots__ = ("_on_end", "_wire")
 
     def __init__(self, server: web.Server, limits: ConnectionLimits, on_end: Callable[[Connection], None]) -> None:
         super().__init__(
@@ -143,18 +155,34 @@ class Connection(HttpConnection):
             access_log=None,  # None is how aiohttp is told to write none
         )
         self._on_end = on_end
+        self._wire: asyncio.Transport | None = None  # aiohttp forgets its own before the last bytes are out
+
+    @property
+    def is_made(self) -> bool:
+        """True while it is open, from the end of its TLS handshake on."""
+        return self._wire is not None
 
     @property
     def num_unread(self) -> int:
         """Bytes of answers that the network has not taken."""
-        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+        return 0 if self._wire is None else self._wire.get_write_buffer_size()
 
     def abort(self) -> None:
         """Close it now; a handler that serves it is cancelled."""
-        if self.transport is not None:
-            self.transport.abort()
+        if self._wire is not None:
+            self._wire.abort()
+
+    def end_unless_made(self) -> None:
+        """Tell that it ends if its handshake came to nothing."""
+        if not self.is_made:
+            self._on_end(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._wire = below_tls(cast(asyncio.Transport, transport))
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._wire = None
         self._on_end(self)
         super().connection_lost(exc)
 
@@ -179,17 +207,43 @@ class GuardedSite(web.SockSite):
     async def start(self) -> None:
         await web.BaseSite.start(self)
         self._connections.fit_descriptors()
+        is_tls = self._ssl_context is not None
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: self._connections.accept(self._make), sock=self._sock, ssl=self._ssl_context, backlog=self._backlog
+            lambda: self._connections.accept(self._make, is_tls=is_tls),
+            sock=self._sock,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if is_tls else None,
         )
 
 
 class _Refusal(asyncio.Protocol):
     """A connection too many: 503 whatever it was about to ask."""
 
+    def __init__(self, on_end: Callable[[_Refusal], None]) -> None:
+        self._on_end = on_end
+        self._is_made = False
+
+    def end_unless_made(self) -> None:
+        """Tell that it ends if its handshake came to nothing."""
+        if not self._is_made:
+            self._on_end(self)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._is_made = True
         cast(asyncio.Transport, transport).write(_REFUSAL)
         cast(asyncio.Transport, transport).close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._on_end(self)
+
+
+def below_tls(transport: asyncio.Transport) -> asyncio.Transport:
+    """The transport that writes to the socket. asyncio's of TLS keeps it to itself, and does not count its bytes; where
+    it is not found, these stay uncounted.
+    """
+    below = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
+    return below if isinstance(below, asyncio.Transport) else transport
 
 
 def descriptors_for(num_connections: int) -> int:

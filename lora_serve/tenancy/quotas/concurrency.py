@@ -1,15 +1,15 @@
 """A limit on the rows of a tenant, and of a key, that run at the same time: further rows wait their turn, in order.
 
 Plain Python on the event loop's thread, no lock. The counts are this server's own: a replica that dies must not keep
-the others' places.
+the others' places. A limit that an admin changes comes with the next row and counts for those that wait, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from lora_serve.core.errors import RateLimitedError, RequestTimeoutError
@@ -34,6 +34,8 @@ class ConcurrencyLimiter:
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
+        self._limits: dict[str, int] = {}  # the newest of each scope that has rows
+        self._num_rows: Counter[str] = Counter()  # that hold a place or wait
         self._waiters: dict[_Waiter, None] = {}  # in the order of coming
 
     @property
@@ -61,14 +63,31 @@ class ConcurrencyLimiter:
             return
         if any(limit.limit <= 0 for limit in limits):
             raise RateLimitedError("Of your quota, none of your requests may run at present.", 60, "tenant_running")
-        if self._has_room(limits):  # then nobody waits for these scopes
-            self._take(limits)
-        else:
-            await self._wait(limits, deadline)
+        with self._known(limits):
+            if self._has_room(limits):  # then nobody waits for these scopes
+                self._take(limits)
+            else:
+                await self._wait(limits, deadline)
+            try:
+                yield
+            finally:
+                self._give_back(limits)
+
+    @contextmanager
+    def _known(self, limits: Sequence[ConcurrencyLimit]) -> Iterator[None]:
+        """Knows a row's limits while it is here. If one was raised, the rows that wait come first."""
+        is_raised = any(limit.limit > self._limits.get(limit.scope, limit.limit) for limit in limits)
+        self._limits.update((limit.scope, limit.limit) for limit in limits)
+        self._num_rows.update(limit.scope for limit in limits)
+        if is_raised:
+            self._grant()
         try:
             yield
         finally:
-            self._give_back(limits)
+            for limit in limits:
+                self._num_rows[limit.scope] -= 1
+                if not self._num_rows[limit.scope]:
+                    del self._num_rows[limit.scope], self._limits[limit.scope]
 
     async def _wait(self, limits: Sequence[ConcurrencyLimit], deadline: float | None) -> None:
         waiter = _Waiter(limits, asyncio.get_running_loop().create_future())
@@ -108,4 +127,4 @@ class ConcurrencyLimiter:
         self._held.update(limit.scope for limit in limits)
 
     def _has_room(self, limits: Sequence[ConcurrencyLimit]) -> bool:
-        return all(self._held[limit.scope] < limit.limit for limit in limits)
+        return all(self._held[limit.scope] < self._limits[limit.scope] for limit in limits)

@@ -35,10 +35,10 @@ async def under_way(tenancy: Tenancy, key: str = "acme+") -> list[dict[str, Any]
     return rows
 
 
-async def reached(tenancy: Tenancy, stage: str) -> dict[str, Any]:
+async def reached(tenancy: Tenancy, stage: str, key: str = "acme+") -> dict[str, Any]:
     """The one registration under way, once it is at a stage."""
     async with asyncio.timeout(60):
-        while not (rows := [row for row in await under_way(tenancy) if row["stage"] == stage]):
+        while not (rows := [row for row in await under_way(tenancy, key) if row["stage"] == stage]):
             await asyncio.sleep(0.01)
     return rows[0]
 
@@ -111,6 +111,44 @@ async def test_source_that_is_fetched_shows_so_and_what_ends_badly_is_gone(
     go.set()
     assert (await sent).status == 400
     assert await under_way(tenancy, "admin") == []
+
+
+@pytest.mark.parametrize("way", ["source", "upload", "vllm"])
+async def test_registration_is_listed_to_its_end_although_its_client_has_left(
+    tenancy: Tenancy, house: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    folder, steps, has_left = house.make_adapter("a"), Steps(house, monkeypatch), asyncio.Event()
+    complete = house.services.background.complete
+
+    async def noting(work: Any, name: str) -> Any:
+        try:
+            return await complete(work, name)
+        except asyncio.CancelledError:
+            has_left.set()
+            raise
+
+    monkeypatch.setattr(house.services.background, "complete", noting)
+    if way == "upload":
+        asking = tenancy.call("admin", "PUT", "/admin/adapters/acme/a", data=tar_of(folder))
+    elif way == "source":
+        asking = tenancy.call("admin", "POST", "/admin/adapters", {"id": "acme/a", "source": str(folder)})
+    else:
+        asking = tenancy.call(
+            "admin", "POST", "/v1/load_lora_adapter", {"lora_name": "acme/a", "lora_path": str(folder)}
+        )
+    sent = asyncio.create_task(asking)
+    assert (await reached(tenancy, "examining", "admin"))["id"] == "acme/a"
+    sent.cancel()
+    await asyncio.wait({sent})
+    await asyncio.wait_for(has_left.wait(), 60)
+    assert [row["stage"] for row in await under_way(tenancy, "admin")] == ["examining"]
+    steps.gates["validate"].set()
+    await reached(tenancy, "probing", "admin")
+    steps.gates["smoke_test"].set()
+    async with asyncio.timeout(60):
+        while await under_way(tenancy, "admin"):
+            await asyncio.sleep(0.01)
+    assert (await tenancy.call("admin", "GET", "/admin/adapters/acme/a")).status == 200
 
 
 async def test_refusal_lists_each_reason_with_its_tensor(admin: aiohttp.ClientSession, house: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -123,6 +124,42 @@ async def test_limit_of_zero_refuses_at_once() -> None:
     with pytest.raises(Exception, match="none of your"):
         async with ConcurrencyLimiter().held([ConcurrencyLimit("tenant:acme", 0)]):
             pytest.fail("nobody may run")
+
+
+async def test_raised_limit_lets_those_who_wait_run_before_newcomers() -> None:
+    places, one = ConcurrencyLimiter(), replace(TENANT, limit=1)
+    rows = [Row(places, one, KEY_A), Row(places, one, KEY_B)]
+    await settle()
+    assert [row.runs for row in rows] == [True, False]
+    rows += [Row(places, TENANT), Row(places, TENANT)]
+    await settle()
+    assert [row.runs for row in rows] == [True, True, False, False]
+    rows[0].end.set()
+    await settle()
+    assert [row.runs for row in rows] == [True, True, True, False]
+    for row in rows:
+        row.end.set()
+    await asyncio.gather(*(row.task for row in rows))
+    assert (places._limits, places._num_rows) == ({}, {}), "nothing is kept of scopes without rows"
+
+
+async def test_lowered_limit_lets_nobody_in_while_more_run_than_it_allows() -> None:
+    places = ConcurrencyLimiter()
+    rows = [Row(places, replace(TENANT, limit=4)) for _ in range(5)]
+    await settle()
+    rows.append(Row(places, TENANT))
+    for running in rows[:2]:
+        running.end.set()
+        await settle()
+        assert places.num_waiting == 2, "also the row that came under the higher limit"
+    assert places.num_held == 2
+    rows[2].end.set()
+    await settle()
+    assert [row.runs for row in rows[4:]] == [True, False]
+    for row in rows:
+        row.end.set()
+    await asyncio.gather(*(row.task for row in rows))
+    assert (places.num_held, places.num_waiting) == (0, 0)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(("run", "cancel", "end"))), max_size=40))

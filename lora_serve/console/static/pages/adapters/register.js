@@ -55,7 +55,8 @@ export function RegisterDialog({ id, dropped, onClose }) {
   const commands = !isReady ? null : isUpload && chosen ? uploadCommands(options, chosen) : commandsOf(registerAct(options, source));
 
   if (running?.state === "done") return html`<${Registered} card=${running.card} onAnother=${reset} onClose=${onClose} />`;
-  const footer = html`${isRunning && running.isUpload && running.step === 0 ? html`<${Button} onClick=${stop}>${words.stop}<//>` : html`<${Button} onClick=${onClose}>${TEXTS.common.cancel}<//>`}
+  const isSending = isRunning && running.isUpload && running.step === 0; // else it goes on at the server
+  const footer = html`${isSending ? html`<${Button} onClick=${stop}>${words.stop}<//>` : html`<${Button} onClick=${onClose}>${isRunning ? TEXTS.common.close : TEXTS.common.cancel}<//>`}
     <${Button} kind="primary" disabled=${!isReady} isBusy=${isRunning} onClick=${begin}>${words.register}<//>`;
   const tabs = [
     { id: "upload", label: words.ways.upload },
