@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary, Route
 from lora_serve.adapters.catalog.opening import open_catalog
+from lora_serve.adapters.catalog.state import LEASE_SECONDS
 from lora_serve.core.errors import (
     AdapterNotFoundError,
     AdapterUnavailableError,
@@ -181,7 +184,7 @@ def test_everything_is_there_again_after_a_restart(catalog: Catalog, reopen: Reo
     before = catalog.snapshot
     catalog = reopen()
     assert catalog.snapshot == before
-    assert catalog.leases.expired(catalog.ledger.state).keys() == {digest("b")}
+    assert catalog.leases.expired(catalog.ledger.state) == [(digest("b"), catalog.leases.drain_holder)]
     assert catalog.add("a", version("d"))[0].default_version == 3
 
 
@@ -205,7 +208,8 @@ def test_deletion_that_was_given_up_bars_nobody_from_the_same_content(catalog: C
     assert catalog.remove("a") == (digest("a"),)
     assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)  # what was left over goes with it
     catalog.leases.deletion_failed(digest("a"))
-    assert reopen().leases.expired(reopen().ledger.state).keys() == {digest("a")}
+    catalog = reopen()
+    assert catalog.leases.expired(catalog.ledger.state) == [(digest("a"), catalog.leases.drain_holder)]
 
 
 def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_either(
@@ -224,17 +228,96 @@ def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_e
 def test_holds_of_an_earlier_life_are_found_again_and_those_of_this_one_are_not(
     catalog: Catalog, reopen: Reopen
 ) -> None:
-    catalog.leases.acquire(digest("a"))
+    first, second = catalog.leases.acquire(digest("a")), catalog.leases.acquire(digest("a"))
     catalog.leases.drain(digest("b"))
     assert catalog.leases.release(digest("c"), catalog.leases.acquire(digest("c")))
     catalog = reopen()
     catalog.leases.acquire(digest("d"))
-    left = catalog.leases.expired(catalog.ledger.state)
-    assert left.keys() == {digest("a"), digest("b"), digest("c")}
-    for one, holder in left.items():
-        assert catalog.leases.release(one, holder)
+    left, drain = catalog.leases.expired(catalog.ledger.state), catalog.leases.drain_holder
+    assert set(left) == {(digest("a"), first), (digest("a"), second), (digest("b"), drain), (digest("c"), drain)}
+    freed = [one for one, holder in left if catalog.leases.release(one, holder)]
+    assert sorted(freed) == [digest("a"), digest("b"), digest("c")]
+    for one in freed:
         catalog.leases.deleted(one)
-    assert catalog.leases.expired(catalog.ledger.state) == {}
+    assert catalog.leases.expired(catalog.ledger.state) == []
+
+
+def test_end_of_a_registration_frees_no_blob_that_rows_still_use(catalog: Catalog) -> None:
+    catalog.leases.drain(digest("a"))
+    holder = catalog.leases.acquire(digest("a"))
+    for _ in range(2):  # again if an answer was lost
+        assert not catalog.leases.release(digest("a"), holder)
+    assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)
+
+
+def test_version_whose_blob_went_when_its_lease_ran_out_is_not_named(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock was set, or the machine slept, between the lease and the commit."""
+    catalog.add("a", version("a"))
+    catalog.remove("a")
+    late = catalog.leases.acquire(digest("a"))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + LEASE_SECONDS + 1)
+    assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)
+    for step in (lambda: None, lambda: catalog.leases.deleted(digest("a"))):
+        step()
+        with pytest.raises(AdapterUnavailableError, match="try again"):
+            catalog.add("b", version("a"), holder=late)
+    assert catalog.entries() == ()
+    catalog.add("c", version("a"), holder=catalog.leases.acquire(digest("a")))
+    assert catalog.add("b", version("a"), holder=late)[2], "somebody else's name has kept it"
+
+
+def test_blob_whose_condemnation_was_committed_and_not_heard_of_is_condemned_by_the_next_try(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = catalog.leases.acquire(digest("a"))
+    with monkeypatch.context() as patched:
+        lose_answers(catalog, patched)
+        with pytest.raises(AdapterUnavailableError, match="lost"):
+            catalog.leases.release(digest("a"), holder)
+    assert catalog.leases.release(digest("a"), holder)
+    for other in (holder, catalog.leases.drain_holder):
+        assert not catalog.leases.release(digest("a"), other), "it is being deleted already"
+    catalog.leases.deleted(digest("a"))
+    assert not catalog.ledger.state.leases
+
+
+def lose_answers(catalog: Catalog, patched: pytest.MonkeyPatch) -> None:
+    """Commits are made, and nobody hears of it."""
+    commit = catalog.ledger.journal.commit
+
+    def lost(*arguments: Any) -> None:
+        commit(*arguments)
+        raise AdapterUnavailableError("lost")
+
+    patched.setattr(catalog.ledger.journal, "commit", lost)
+
+
+def test_nobody_leases_a_blob_at_the_moment_in_which_it_is_condemned(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(set[str]):
+        def add(self, one: str) -> None:
+            time.sleep(0.1)
+            super().add(one)
+
+    refused: list[Exception] = []
+
+    def lease() -> None:
+        try:
+            catalog.leases.acquire(digest("a"), wait_seconds=0)
+        except AdapterUnavailableError as error:
+            refused.append(error)
+
+    holder, thread = catalog.leases.acquire(digest("a")), threading.Thread(target=lease)
+    monkeypatch.setattr(catalog.leases, "_deleting", Slow())
+    catalog.ledger.listen(thread.start)
+    assert catalog.leases.release(digest("a"), holder)
+    catalog.ledger.unlisten(thread.start)
+    thread.join()
+    assert len(refused) == 1
 
 
 def test_version_that_is_not_activated_waits_beside_what_the_id_means(catalog: Catalog) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from lora_serve.adapters.catalog.ledger import Changes, Edit
+from lora_serve.adapters.catalog.ledger import Changes, Edit, Ledger
 from lora_serve.adapters.catalog.state import BlobLease, CatalogState, lease_change
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.errors import AdapterUnavailableError
@@ -25,9 +24,9 @@ _PAUSE = 0.05
 class BlobLeases:
     """This server's leases. Every method may be called from any thread, and raises AdapterUnavailableError."""
 
-    def __init__(self, replica: str, change: Edit[CatalogState], refresh: Callable[[], None]) -> None:
-        """`replica`: the server's name, which outlives it. `refresh`: brings in what other replicas wrote."""
-        self._refresh = refresh
+    def __init__(self, replica: str, change: Edit[CatalogState], ledger: Ledger[CatalogState]) -> None:
+        """`replica`: the server's name, which outlives it. `change`: commits to `ledger`."""
+        self._ledger = ledger
         self.drain_holder = f"{replica}:drain"  # leases removed blobs until no row here uses them
         self._replica = replica
         self._change = change
@@ -35,25 +34,31 @@ class BlobLeases:
         self._numbers = itertools.count(self._born)
         self._deleting: set[str] = set()  # digests whose bytes this server is deleting now
 
-    def acquire(self, digest: str, wait_seconds: float = WAIT_SECONDS) -> str:
-        """Note that the store is about to get `digest`; returns the holder's name.
+    def new_holder(self) -> str:
+        """A name that no holder has had."""
+        return f"{self._replica}:{next(self._numbers)}"
 
-        Waits, `wait_seconds` at most, for a deletion of the same bytes that is under way.
+    def acquire(self, digest: str, holder: str | None = None, wait_seconds: float = WAIT_SECONDS) -> str:
+        """Note that the store is about to get `digest`; returns the holder's name. `holder` None: a new one.
+
+        Waits, `wait_seconds` at most, for a deletion of the same bytes that is under way. After an error the lease may
+        have been noted all the same: whoever named the holder can release it.
         """
+        name = holder or self.new_holder()
 
-        def edit(state: CatalogState) -> tuple[Changes, str | None]:
-            lease, holder = state.lease_on(digest), f"{self._replica}:{next(self._numbers)}"
+        def edit(state: CatalogState) -> tuple[Changes, bool]:
+            lease = state.lease_on(digest)
             if lease.condemned and not self._has_failed_to_delete(digest, lease):
-                return {}, None
-            return lease_change(digest, replace(lease, condemned=False).with_holder(holder, time.time())), holder
+                return {}, False
+            return lease_change(digest, replace(lease, condemned=False).with_holder(name, time.time())), True
 
         deadline = time.monotonic() + wait_seconds
-        while (holder := self._change(edit)) is None:
+        while not self._change(edit):
             if time.monotonic() > deadline:
                 raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
             time.sleep(_PAUSE)
-            self._refresh()
-        return holder
+            self._ledger.refresh()
+        return name
 
     def drain(self, digest: str) -> None:
         """Lease a blob that no version names any more, as `drain_holder`, until this server has no use for it."""
@@ -68,18 +73,25 @@ class BlobLeases:
 
     def release(self, digest: str, holder: str) -> bool:
         """End a lease. Returns True, and marks the blob as condemned, if no version names it and nobody else leases it:
-        the caller then calls `delete`.
+        the caller then calls `delete`. A blob that was condemned here and not deleted is condemned again.
         """
 
         def edit(state: CatalogState) -> tuple[Changes, bool]:
-            lease = state.lease_on(digest).without(holder)
-            is_free = digest not in state.snapshot.digests and not lease.is_held(time.time())
-            left = BlobLease({self.drain_holder: time.time()}, condemned=True) if is_free else lease
+            if digest in self._deleting:  # on another thread: all leases have ended
+                return {}, False
+            lease = state.lease_on(digest)
+            left = lease.without(holder)
+            is_unused = self._has_failed_to_delete(digest, lease) or not left.is_held(time.time())
+            is_free = is_unused and digest not in state.snapshot.digests
             if is_free:
-                self._deleting.add(digest)
+                left = BlobLease({self.drain_holder: time.time()}, condemned=True)
             return lease_change(digest, left), is_free
 
-        return self._change(edit)
+        with self._ledger.held():  # nobody sees it condemned and takes its deletion for a failed one
+            is_free = self._change(edit)
+            if is_free:
+                self._deleting.add(digest)
+        return is_free
 
     def delete(self, digest: str, store: AdapterStore) -> None:
         """Delete a condemned blob. If that fails, the same content can be registered again; what is left of it goes
@@ -97,13 +109,14 @@ class BlobLeases:
         self._change(lambda state: (lease_change(digest, BlobLease({})), None))
         self._deleting.discard(digest)
 
-    def expired(self, state: CatalogState) -> dict[str, str]:
-        """Digests that an earlier life of this server, or a replica long gone, has leased; with a holder of each."""
-        now, found = time.time(), {}
+    def expired(self, state: CatalogState) -> list[tuple[str, str]]:
+        """Digests that an earlier life of this server has leased, with each holder; or replicas long gone, with ""."""
+        now, found = time.time(), list[tuple[str, str]]()
         for digest, lease in state.leases.items():
             own = [holder for holder in lease.holders if self._is_earlier(holder)]
-            if own or not lease.is_held(now):
-                found[digest] = own[0] if own else ""
+            if not own and not lease.is_held(now):
+                own = [""]
+            found += [(digest, holder) for holder in own]
         return found
 
     def deletion_failed(self, digest: str) -> None:
@@ -118,8 +131,8 @@ class BlobLeases:
             self._change(edit)
 
     def _has_failed_to_delete(self, digest: str, lease: BlobLease) -> bool:
-        """True if the blob was condemned here, by a deletion that failed and could not note it."""
-        return digest not in self._deleting and lease.holders.keys() == {self.drain_holder}
+        """True if the blob was condemned here and nobody deletes it: that failed, or the commit's answer was lost."""
+        return lease.condemned and digest not in self._deleting and lease.holders.keys() == {self.drain_holder}
 
     def _is_earlier(self, holder: str) -> bool:
         replica, _, number = holder.partition(":")

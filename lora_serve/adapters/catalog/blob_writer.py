@@ -7,15 +7,15 @@ tells all of its versions. So an edit writes two or three files, however many ve
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_of, text_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.adapters.catalog.ledger import Ledger
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState
 from lora_serve.adapters.stores.base import RecordStore
@@ -48,8 +48,7 @@ class BlobRecordWriter:
     def __init__(self, store: RecordStore, near: RecordStore | None = None) -> None:
         self._store = store
         self._near = near
-        self._lock = threading.Lock()
-        self._pending: set[RecordPlace] = set()
+        self._pending: set[RecordPlace] = set()  # changed under the ledger's lock
 
     @property
     def has_pending(self) -> bool:
@@ -81,20 +80,15 @@ class BlobRecordWriter:
         except (AdapterUnavailableError, OSError) as error:
             _log.warning("records beside blobs cannot be kept: %s", error)
 
-    def retry_pending(self, state: CatalogState) -> None:
-        """Retry the records that could not be put in their place."""
-        with self._lock:
-            pending = set(self._pending)
-        try:
-            self._retry(state, pending)
-        except (AdapterUnavailableError, OSError):
-            return
-        with self._lock:
-            self._pending -= pending
+    def retry_pending(self, ledger: Ledger[CatalogState]) -> None:
+        """Retry the records that could not be put in their place. No commit comes between, whose records are newer."""
+        with ledger.held() as state, suppress(AdapterUnavailableError, OSError):
+            self._retry(state)
+            self._pending.clear()
 
-    def _retry(self, state: CatalogState, pending: set[RecordPlace]) -> None:
+    def _retry(self, state: CatalogState) -> None:
         work, snapshot = _Work(), state.snapshot
-        for digest, name in pending:
+        for digest, name in self._pending:
             entry = snapshot.entries.get(name)
             if entry is not None and digest in entry.digests:
                 work.write(state, entry, [digest], snapshot.aliases_of(name))
@@ -111,15 +105,13 @@ class BlobRecordWriter:
             publish()
         except (AdapterUnavailableError, OSError) as error:
             _log.warning("records beside blobs are pending: %s", error)
-            with self._lock:
-                self._pending |= work.places
+            self._pending |= work.places
         for digest, name in work.removed:
             try:
                 self._store.remove_record(digest, key_of(name), digest not in snapshot.digests)
             except (AdapterUnavailableError, OSError) as error:
                 _log.warning("a record beside a blob is still to be taken away: %s", error)
-                with self._lock:
-                    self._pending.add((digest, name))
+                self._pending.add((digest, name))
 
 
 def sync_records(store: RecordStore, state: CatalogState, is_anew: bool = False) -> int:

@@ -48,7 +48,7 @@ class Catalog:
         self.replica = replica
         self.is_shared = is_shared
         self.ledger = Ledger(journal, CatalogState(), "adapter registry")
-        self.leases = BlobLeases(replica, self.change, self.refresh)
+        self.leases = BlobLeases(replica, self.change, self.ledger)
 
     # -- readers -----------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Catalog:
         The version number is chosen here; the same content keeps its number. `pinned=False` and `metadata=None` leave
         an old entry's values, `activate=False` leaves its route. `quota`: the owner's; holds even if several register
         at once; raises QuotaExceededError. `only`: a known id must have files of this digest already (None: any files);
-        raises OtherContentError.
+        raises OtherContentError. Raises AdapterUnavailableError if the lease has run out and the blob may be gone.
         """
 
         def edit(state: CatalogState) -> tuple[Changes, tuple[CatalogEntry, VersionEntry, bool]]:
@@ -135,7 +135,7 @@ class Catalog:
             else:
                 entry = edits.with_version(old, version, pinned, metadata, activate)
             added = next(v for v in entry.versions if v.digest == version.digest)
-            released = lease_change(version.digest, state.lease_on(version.digest).without(holder)) if holder else {}
+            released = _released(state, version.digest, holder) if holder else {}
             is_new = old is None or not old.has_version(added.version)
             return {**saved(entry), **released}, (entry, added, is_new)
 
@@ -291,6 +291,14 @@ def _check_new(state: CatalogState, name: str, tenant: str | None, metadata: Map
         raise ConflictError(f"`{name}` is an alias of `{state.snapshot.aliases[name]}`.")
     check_tenant(tenant)
     check_metadata(metadata)
+
+
+def _released(state: CatalogState, digest: str, holder: str) -> Changes:
+    """The change that ends a lease. Raises AdapterUnavailableError if nothing has kept the blob."""
+    lease = state.lease_on(digest)
+    if holder not in lease.holders and digest not in state.snapshot.digests:
+        raise AdapterUnavailableError("The adapter's bytes were deleted meanwhile; try again.", retry_after=1)
+    return lease_change(digest, lease.without(holder))
 
 
 def _dangling(snapshot: Snapshot, name: str, left: CatalogEntry | None) -> Changes:

@@ -12,7 +12,7 @@ from lora_serve.adapters.catalog.ledger import Ledger
 from lora_serve.core.errors import AdapterUnavailableError
 
 _LONGEST_WAIT = 1.0  # seconds without news, after which the journal is read anyway
-_PAUSE = 0.25  # seconds between two attempts while the journal is away
+_PAUSE = 0.25  # seconds between two attempts
 _log = logging.getLogger(__name__)
 
 
@@ -20,12 +20,15 @@ class Follower:
     """Keeps the state of a shared journal's ledger up to date until `close`."""
 
     def __init__(self, followed: Ledger[Any], returned: Callable[[], None], title: str = "adapter registry") -> None:
-        """`returned` is called on this thread once at first, and whenever the journal is back or has lost records."""
+        """`returned` is called on this thread once at first, and whenever the journal is back or has lost records.
+
+        If it raises anything, it is soon called again.
+        """
         self._followed = followed
         self._returned = returned
         self._title = title
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"{title.rsplit(maxsplit=1)[-1]}-follower", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{title} follower", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -39,23 +42,27 @@ class Follower:
     def _run(self) -> None:
         is_away, num_losses = False, -1
         while not self._stopping.is_set():
-            was_away, is_away = is_away, not self._follow()
+            was_away, is_away = is_away, not self._succeeds(self._follow)
             if is_away != was_away:
                 what = "is away; what is known here is served" if is_away else "is back"
                 _log.warning("the shared %s %s", self._title, what)
-            if is_away:
+            newest = self._followed.num_losses
+            if is_away or (num_losses != newest and not self._succeeds(self._returned)):
                 self._stopping.wait(_PAUSE)
-            elif num_losses != self._followed.num_losses:
-                num_losses = self._followed.num_losses
-                self._returned()
+            else:
+                num_losses = newest
 
-    def _follow(self) -> bool:
-        """Waits for news and brings it in; False if the journal is away."""
+    def _follow(self) -> None:
+        """Waits for news and brings it in. Raises AdapterUnavailableError if the journal is away."""
+        if not self._followed.is_away:
+            with suppress(AdapterUnavailableError):  # the refresh fails likewise, and notes it
+                self._followed.wait(_LONGEST_WAIT)
+        self._followed.refresh()
+
+    def _succeeds(self, act: Callable[[], None]) -> bool:
+        """False if it raised anything, which ends no thread that nobody would miss."""
         try:
-            if not self._followed.is_away:
-                with suppress(AdapterUnavailableError):  # the refresh fails likewise, and notes it
-                    self._followed.wait(_LONGEST_WAIT)
-            self._followed.refresh()
+            act()
         except AdapterUnavailableError:
             return False
         except Exception:

@@ -125,6 +125,12 @@ class Ledger(Generic[S]):
                 self._refresh()
         raise AdapterUnavailableError(f"The {self.title} is being changed by too many at once; try again.")
 
+    @contextmanager
+    def held(self) -> Iterator[S]:
+        """The newest known state, which nobody changes during the block, except the block itself."""
+        with self._lock:
+            yield self._state
+
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener`, on whichever thread, after each change of the state."""
         with self._lock:

@@ -173,14 +173,10 @@ class Transfer:
 
     def _clean(self) -> None:
         """Frees the blobs of overwritten versions, and those that a killed earlier run left leased."""
-        left = {
-            digest: holder
-            for digest, holder in self._leases.expired(self._target.catalog.ledger.state).items()
-            if holder
-        }
-        if self._target.catalog.is_shared and self._leases.drain_holder in left.values():
+        left = [lease for lease in self._leases.expired(self._target.catalog.ledger.state) if lease[1]]
+        if self._target.catalog.is_shared and self._leases.drain_holder in {holder for _, holder in left}:
             time.sleep(GRACE)
-        for digest, holder in left.items():
+        for digest, holder in left:
             self._collect(digest, holder)
 
 

@@ -27,7 +27,7 @@ class BlobCollector:
     def __init__(self, catalog: Catalog, store: AdapterStore) -> None:
         self._catalog = catalog
         self._store = store
-        self._pending: set[tuple[str, str]] = set()  # digests whose deletion failed, and the holder whose lease ends
+        self._pending: set[tuple[str, str]] = set()  # digests, and holders whose leases are still to end
 
     @property
     def has_pending(self) -> bool:
@@ -37,7 +37,12 @@ class BlobCollector:
     @contextmanager
     def leased(self, digest: str) -> Iterator[str]:
         """A lease on the blob; the catalog's commit of a version ends it. After an error the blob is freed."""
-        holder = self._catalog.leases.acquire(digest)
+        holder = self._catalog.leases.new_holder()
+        try:
+            self._catalog.leases.acquire(digest, holder)
+        except AdapterUnavailableError:  # only the answer of its commit may have been lost
+            self._pending.add((digest, holder))
+            raise
         try:
             yield holder
         except BaseException:
@@ -60,7 +65,7 @@ class BlobCollector:
         return is_gone
 
     def retry_pending(self) -> None:
-        """Retry the deletions that failed: the disk, or Redis, may be back."""
+        """Retry what failed: the disk, or Redis, may be back."""
         for digest, holder in list(self._pending):
             with suppress(AdapterUnavailableError):
                 self.collect(digest, holder)
@@ -94,8 +99,8 @@ def sweep_store(
             _shown_orphans(own),
         )
     expired = catalog.leases.expired(state)
-    records = _records_of(store, expired)
-    for digest, holder in expired.items():
+    records = _records_of(store, {digest for digest, _ in expired})
+    for digest, holder in expired:
         if history.may_delete(digest, records.get(digest, {}), {}):
             with suppress(AdapterUnavailableError):  # the collector retries later
                 collect(digest, holder)

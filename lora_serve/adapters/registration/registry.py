@@ -173,7 +173,7 @@ class Registry:
 
     def retry_pending(self) -> None:
         """Retry deletions and blob records that failed: the disk, or Redis, may be back."""
-        self._record_writer.retry_pending(self._catalog.ledger.state)
+        self._record_writer.retry_pending(self._catalog.ledger)
         self._blobs.retry_pending()
 
     def set_host_bytes(self, host_bytes: int) -> None:

@@ -69,7 +69,7 @@ class BlobTable:
                 victims = self._residents.victims(_OWNER, num_bytes, self._reluctance)
             if victims is None:
                 return False
-            self._push_out(victims, EvictionReason.CAPACITY)
+            self._push_out(self._residents, victims, EvictionReason.CAPACITY)
             self._residents.add(digest, _OWNER, num_bytes, load_seconds)
             return True
 
@@ -81,7 +81,7 @@ class BlobTable:
             victims = self._residents.victims(_OWNER, num_bytes, self._reluctance)
             if victims is None:
                 return False
-            self._push_out(victims, EvictionReason.CAPACITY)
+            self._push_out(self._residents, victims, EvictionReason.CAPACITY)
             self._residents.grow(digest, num_bytes)
             return True
 
@@ -113,17 +113,18 @@ class BlobTable:
     @property
     def _residents(self) -> Residents:
         if self._scanned is None:
-            self._scanned = Residents(create_policy(self._policy), self._max_bytes)
+            found = Residents(create_policy(self._policy), self._max_bytes)
             for digest, num_bytes in self._scan():
-                self._scanned.add(digest, _OWNER, num_bytes)
-            self._push_out(self._scanned.surplus(self._reluctance), EvictionReason.SHRUNK)
+                found.add(digest, _OWNER, num_bytes)
+            self._push_out(found, found.surplus(self._reluctance), EvictionReason.SHRUNK)
+            self._scanned = found  # at last: half a table would not keep the budget
         return self._scanned
 
     def _reluctance(self, digest: str) -> int | None:
         return 0 if self._is_cache and not self._held[digest] else None
 
-    def _push_out(self, digests: Iterable[str], reason: EvictionReason) -> None:
+    def _push_out(self, residents: Residents, digests: Iterable[str], reason: EvictionReason) -> None:
         for digest in digests:
             self._evict(digest)
-            self._residents.remove(digest, for_room=True)
+            residents.remove(digest, for_room=True)
             self._counts.evictions[reason] += 1

@@ -6,14 +6,18 @@ import errno
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.catalog.blob_records import key_of, record_of
+from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_of, text_of
+from lora_serve.adapters.catalog.blob_writer import sync_records
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.maintenance.rebuild import rebuild_folder
 from lora_serve.adapters.maintenance.registries import open_registry
@@ -151,16 +155,18 @@ def test_sweep_on_a_catalog_that_was_begun_anew_deletes_nothing(
 
 
 def test_crash_leftovers_are_freed_as_ever(filled: AdapterConfig, spec: ModelSpec) -> None:
-    """Of a deletion that was under way, and of a registration that was."""
+    """Of a deletion that was under way, and of two registrations of the same content that were."""
     with open_registry(registries.at(filled.store), is_source=False) as place:
         (deleted,) = place.catalog.remove("initech/z")
     with closing(open_catalog(filled.store)) as catalog:
         coming = "sha256:" + "7" * 64
-        catalog.leases.acquire(coming)
+        for _ in range(2):
+            catalog.leases.acquire(coming)
         (filled.store / "blobs" / ("7" * 64)).mkdir()
     with closing(open_catalog(filled.store)) as catalog:
         registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
         registry.sweep()
+        assert coming not in catalog.ledger.state.leases
     left = blobs_in(filled.store)
     assert not {deleted.removeprefix("sha256:"), "7" * 64} & left
     assert len(left) == 3
@@ -316,9 +322,72 @@ def test_record_for_which_there_is_no_room_refuses_the_change_and_a_deletion_goe
             place.catalog.remove("acme/x", 4)
             writer = place.catalog.ledger.observer
             assert writer.has_pending  # type: ignore[attr-defined]
-        writer.retry_pending(place.catalog.ledger.state)  # type: ignore[attr-defined]
+        writer.retry_pending(place.catalog.ledger)  # type: ignore[attr-defined]
         assert not writer.has_pending  # type: ignore[attr-defined]
         assert_newest_records_say_what_the_catalog_does(place.catalog, filled.store)
+
+
+@pytest.mark.parametrize("part", ["staging", "remove_record"])
+def test_record_that_is_tried_again_is_not_older_than_a_commit_that_comes_meanwhile(
+    filled: AdapterConfig, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """The id changes while its record is written again; it comes back while its record is removed again."""
+    with open_registry(registries.at(filled.store), is_source=False) as place:
+        catalog, store = place.catalog, place.store
+        known = catalog.entry("initech/z").default
+        acts: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "staging": (lambda: catalog.set_pinned("initech/z", True), lambda: catalog.set_pinned("initech/z", False)),
+            "remove_record": (lambda: catalog.remove("initech/z"), lambda: catalog.add("initech/z", known)),
+        }
+        first, second = acts[part]
+        thread, sound = threading.Thread(target=second), getattr(store, part)
+
+        def meanwhile(*arguments: object) -> object:
+            monkeypatch.setattr(store, part, sound)
+            thread.start()
+            thread.join(0.3)
+            return sound(*arguments)
+
+        monkeypatch.setattr(store, part, _broken if part == "remove_record" else _staging_that_breaks)
+        first()
+        monkeypatch.setattr(store, part, meanwhile)
+        writer = catalog.ledger.observer
+        assert writer.has_pending  # type: ignore[attr-defined]
+        writer.retry_pending(catalog.ledger)  # type: ignore[attr-defined]
+        thread.join()
+        assert_newest_records_say_what_the_catalog_does(catalog, filled.store)
+
+
+def _broken(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@contextmanager
+def _staging_that_breaks(records: object) -> Iterator[Callable[[], None]]:
+    yield _broken
+
+
+def test_start_takes_records_of_deleted_ids_and_of_other_catalogs_away_and_leaves_newer_ones(
+    filled: AdapterConfig,
+) -> None:
+    with open_registry(registries.at(filled.store), is_source=False) as place:
+        state, entry = place.catalog.ledger.state, place.catalog.entry("initech/z")
+        epoch, now = state.position.epoch, state.position.generation
+        positions = {
+            "initech/gone": Position(epoch, now),
+            "initech/ahead": Position(epoch, now + 1),
+            "initech/elsewhere": Position("another", now + 1),
+        }
+        digest = entry.default.digest
+        texts = {
+            key_of(name): text_of(BlobRecord(replace(entry, name=name), {}, position, 0.0))
+            for name, position in positions.items()
+        }
+        with place.store.staging({digest: texts}) as publish:
+            publish()
+        assert sync_records(place.store, state) == 0
+        left = place.store.records([digest])[digest]
+    assert left.keys() == {key_of("initech/z"), key_of("initech/ahead")}
 
 
 def test_start_writes_the_records_of_a_store_that_has_none(filled: AdapterConfig, spec: ModelSpec) -> None:

@@ -261,6 +261,11 @@ def test_store_that_is_moved_to_another_registry_does_not_carry_adapters_over(
         assert set(catalog.snapshot.entries) == {"y"}
 
 
+def test_server_knows_whether_others_share_its_registry(two: tuple[Catalog, Catalog], tmp_path: Path) -> None:
+    with closing(open_catalog(tmp_path / "alone")) as alone:
+        assert [catalog.is_shared for catalog in (*two, alone)] == [True, True, False]
+
+
 def test_blob_that_another_server_still_uses_is_deleted_by_the_last_of_them(two: tuple[Catalog, Catalog]) -> None:
     one, other = two
     one.add("x", version("a"))

@@ -178,10 +178,10 @@ def test_converted_adapter_that_is_deleted_while_it_is_registered_again_is_not_n
     first = registry.register_folder("a", folder)
     take = catalog.leases.acquire
 
-    def late(digest: str) -> str:
+    def late(digest: str, holder: str) -> str:
         for gone in registry.delete("a"):
             registry.collect(gone)
-        return take(digest)
+        return take(digest, holder)
 
     monkeypatch.setattr(catalog.leases, "acquire", late)
     with pytest.raises(AdapterUnavailableError, match="try again"):

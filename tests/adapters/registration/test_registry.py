@@ -4,7 +4,7 @@ import dataclasses
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -366,6 +366,28 @@ def test_every_hold_that_could_not_be_ended_is_ended_later(
     registry.retry_pending()
     assert not catalog.ledger.state.lease_on(digest).holders
     assert not registry.has_pending
+
+
+def test_hold_whose_commit_was_made_and_not_heard_of_keeps_no_blob(
+    registry: Registry, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, commit = make_adapter(), catalog.ledger.journal.commit
+
+    def lost(*arguments: Any) -> None:
+        commit(*arguments)
+        raise AdapterUnavailableError("lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog.ledger.journal, "commit", lost)
+        with pytest.raises(AdapterUnavailableError, match="lost"):
+            registry.register_folder("a", folder)
+    digest = registry.register_folder("a", folder).ref.digest
+    registry.delete("a")
+    registry.collect(digest)
+    assert registry.has_pending
+    registry.retry_pending()
+    assert not registry.has_pending
+    assert store.digests() == held(catalog) == set()
 
 
 def _away(digest: str, holder: str) -> bool:

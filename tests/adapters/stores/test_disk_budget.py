@@ -223,6 +223,43 @@ def test_failed_write_gives_its_bytes_back(tmp_path: Path, digests: list[str], m
     store.put(digests[1], tmp_path / "made" / "1")
 
 
+def test_budget_holds_after_a_look_at_the_blobs_that_failed(
+    tmp_path: Path, digests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DiskStore(tmp_path / "near", 2 * SIZE)
+    for number in range(2):
+        store.put(digests[number], tmp_path / "made" / str(number))
+
+    def fail(*args: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "is_record", fail)
+        with pytest.raises(AdapterUnavailableError):
+            store.put(digests[2], tmp_path / "made" / "2")  # no room: the table is made anew
+    with pytest.raises(PayloadTooLargeError):
+        store.put(digests[2], tmp_path / "made" / "2")
+    assert store.tiers()["disk"].num_bytes == used_bytes(tmp_path) == 2 * SIZE
+
+
+def test_smaller_budget_holds_after_an_eviction_that_failed(
+    tmp_path: Path, far: DiskStore, digests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TieredStore(cache(tmp_path, 3), far)
+    for number in range(3):
+        store.put(digests[number], tmp_path / "made" / str(number))
+    again = cache(tmp_path, 1)
+
+    def fail(*args: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "scratch_folder", fail)
+        with pytest.raises(AdapterUnavailableError):
+            again.tiers()
+    assert again.tiers()["disk"].num_bytes == used_bytes(tmp_path) == SIZE
+
+
 # -- corrupt copies ----------------------------------------------------------------------------------------------
 
 
