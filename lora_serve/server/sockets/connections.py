@@ -88,7 +88,7 @@ class Connections:
         assert task is not None, "asyncio accepts in a task, which ends after the TLS handshake"
         newcomer: Connection | _Refusal
         if len(self._open) < self._max_open or self._drop_one():
-            newcomer = Connection(server, self._limits, self._ended)
+            newcomer = Connection(server, self._limits, self._ended, task)
             self._open[newcomer] = None
         else:
             self.num_refused += 1
@@ -126,9 +126,9 @@ class Connections:
             connection.abort()
 
     def _drop_one(self) -> bool:
-        """Close the oldest idle connection. Returns whether there was one."""
+        """Close the oldest idle connection, or one in its handshake. Returns whether there was one."""
         for connection in self._open:
-            if connection.is_made and connection not in self._serving and connection.num_unread == 0:
+            if connection not in self._serving and connection.num_unread == 0:
                 self.num_dropped += 1
                 connection.abort()
                 self._ended(connection)
@@ -142,9 +142,16 @@ class Connections:
 class Connection(HttpConnection):
     """A connection that tells when it ends."""
 
-    __slots__ = ("_on_end", "_wire")
+    __slots__ = ("_accepting", "_on_end", "_wire")
 
-    def __init__(self, server: web.Server, limits: ConnectionLimits, on_end: Callable[[Connection], None]) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        limits: ConnectionLimits,
+        on_end: Callable[[Connection], None],
+        accepting: asyncio.Task[object],
+    ) -> None:
+        """`accepting`: the task in which asyncio accepts it."""
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -155,12 +162,8 @@ class Connection(HttpConnection):
             access_log=None,  # None is how aiohttp is told to write none
         )
         self._on_end = on_end
+        self._accepting = accepting
         self._wire: asyncio.Transport | None = None  # aiohttp forgets its own before the last bytes are out
-
-    @property
-    def is_made(self) -> bool:
-        """True while it is open, from the end of its TLS handshake on."""
-        return self._wire is not None
 
     @property
     def num_unread(self) -> int:
@@ -168,13 +171,15 @@ class Connection(HttpConnection):
         return 0 if self._wire is None else self._wire.get_write_buffer_size()
 
     def abort(self) -> None:
-        """Close it now; a handler that serves it is cancelled."""
-        if self._wire is not None:
+        """Close it now; a handler that serves it, or a handshake, is cancelled."""
+        if self._wire is None:
+            self._accepting.cancel()
+        else:
             self._wire.abort()
 
     def end_unless_made(self) -> None:
         """Tell that it ends if its handshake came to nothing."""
-        if not self.is_made:
+        if self._wire is None:
             self._on_end(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

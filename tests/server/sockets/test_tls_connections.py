@@ -104,16 +104,21 @@ def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_silent_handshakes_count_as_connections_and_none_of_them_is_dropped(certificate: Certificate) -> None:
+async def test_silent_handshakes_count_as_connections_and_the_oldest_makes_room(certificate: Certificate) -> None:
     async with door_of(LIMITS, certificate) as door, AsyncExitStack() as stack:
-        for _ in range(4):
-            stack.callback((await door.open_silent())[1].close)
-        await until(lambda: len(door.connections) == 4)
-        assert (await door.ask()).startswith(b"HTTP/1.1 503"), "in words, although these take a handshake"
-        assert (len(door.connections), door.connections.num_dropped, door.connections.num_refused) == (4, 0, 1)
+        readers = []
+        for num in range(1, 5):
+            reader, writer = await door.open_silent()
+            stack.callback(writer.close)
+            readers.append(reader)
+            await until(lambda num=num: len(door.connections) == num)  # type: ignore[misc]
+        assert (await door.ask()).startswith(b"HTTP/1.1 200")
+        assert (door.connections.num_dropped, door.connections.num_refused) == (1, 0)
+        async with asyncio.timeout(30):
+            assert await readers[0].read() == b"", "its socket is closed, and not only forgotten"
+        await until(lambda: len(door.connections) == 3)
         await stack.aclose()
         await until(lambda: len(door.connections) == 0)
-        assert (await door.ask()).startswith(b"HTTP/1.1 200")
 
 
 async def test_newcomers_that_are_refused_hold_few_descriptors(
@@ -121,15 +126,18 @@ async def test_newcomers_that_are_refused_hold_few_descriptors(
 ) -> None:
     monkeypatch.setattr(module, "MAX_REFUSALS", 3)
     async with door_of(LIMITS, certificate) as door, AsyncExitStack() as stack:
+        served = [await door.ask_for(BIG) for _ in range(4)]
+        for _, writer in served:
+            stack.callback(writer.transport.abort)
         before = num_descriptors()
         for num in range(1, 31):
             stack.callback((await door.open_silent())[1].close)
-            await until(lambda num=num: len(door.connections) + door.connections.num_refused == num)  # type: ignore[misc]
-        await until(lambda: num_descriptors() - before == 30 + 4 + 3)
+            await until(lambda num=num: door.connections.num_refused == num)  # type: ignore[misc]
+        await until(lambda: num_descriptors() - before == 30 + 3)
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await door.ask()
         await stack.aclose()
-        await until(lambda: num_descriptors() == before)
+        await until(lambda: num_descriptors() == before - 8)
         assert (await door.ask()).startswith(b"HTTP/1.1 200")
 
 
@@ -138,8 +146,7 @@ async def test_refusals_that_are_over_leave_room_for_others_in_words(
 ) -> None:
     monkeypatch.setattr(module, "MAX_REFUSALS", 1)
     async with door_of(replace(LIMITS, max_connections=1), certificate) as door:
-        _, kept = await door.open_silent()
-        await until(lambda: len(door.connections) == 1)
+        kept = await door.ask_for(BIG)
         _, refused = await door.open_silent()
         await until(lambda: len(door.connections._refused) == 1)
         refused.close()
@@ -147,7 +154,7 @@ async def test_refusals_that_are_over_leave_room_for_others_in_words(
         for _ in range(2):
             assert (await door.ask()).startswith(b"HTTP/1.1 503")
             await until(lambda: not door.connections._refused)
-        kept.close()
+        kept[1].transport.abort()
 
 
 async def test_silent_handshake_ends_soon(certificate: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
