@@ -60,7 +60,6 @@ class CacheCounters:
         own = self._of(digest)
         own.loads += 1
         own.load_seconds, own.last_load = seconds, times
-        own.last_load = times
 
     def copied(self, digest: str, seconds: float) -> None:
         """Notes that the copy into a slot took the engine's thread `seconds`."""
