@@ -61,15 +61,15 @@ class RemoteValidator:
 
     def convert(self, staged: StagedAdapter) -> None:
         """See `AdapterVerifier.convert`."""
-        folder, digest = staged.folder.absolute(), staged.artifact.digest
-        done = self._call(lambda call_id: Convert(call_id, folder, digest, staged.max_rank, staged.budget.left))
+        folder, digest, seconds = staged.folder.absolute(), staged.artifact.digest, staged.budget.left
+        done = self._call(lambda call_id: Convert(call_id, folder, digest, staged.max_rank, seconds))
         if isinstance(done, Converted) and adapter_digest(folder) != done.digest:
             raise AdapterUnavailableError("The adapter was damaged on its way from the engine; try again.")
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
         """See `AdapterVerifier.validate`."""
-        folder, digest, budget = staged.folder.absolute(), staged.artifact.digest, staged.budget
-        size = self._call(lambda call_id: Validate(call_id, folder, digest, staged.max_rank, allow_noop, budget.left))
+        folder, digest, seconds = staged.folder.absolute(), staged.artifact.digest, staged.budget.left
+        size = self._call(lambda call_id: Validate(call_id, folder, digest, staged.max_rank, allow_noop, seconds))
         assert isinstance(size, AdapterSize)
         return size
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +15,13 @@ import torch
 
 import lora_serve.engine_host.verifier as module
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedLinear
+from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, NotReadyError
-from lora_serve.core.messages import SmokeTest
+from lora_serve.core.messages import AdapterSize, SmokeTest
 from lora_serve.engine_host.validator import LastFolded, LocalValidator
-from lora_serve.engine_host.verifier import EngineVerifier
+from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 
 REF = AdapterRef("default", "a", 0, "sha256:a", 4, 10)
@@ -58,6 +63,28 @@ async def test_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.Monke
 
     with pytest.raises(AdapterUnavailableError, match="too busy"):
         await asyncio.to_thread(verifier_of(Silent()).smoke_test, REF, (1,))
+
+
+@pytest.mark.parametrize("act", ["convert", "validate"])
+async def test_engine_is_told_the_time_that_is_left_to_the_registrys_thread(act: str, tmp_path: Path) -> None:
+    """Not to the event loop's, which has soon spent more than any registration may."""
+    asked: list[Any] = []
+
+    class Client:
+        async def call(self, message: Callable[[int], Any]) -> Any:
+            asked.append(message(1))
+            return AdapterSize(10, 10)
+
+    loop, loops_thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def validate() -> None:
+        budget = ValidationBudget(300.0, lambda: 1e6 if threading.get_ident() == loops_thread else 5.0)
+        staged: Any = StagedAdapter(tmp_path, SimpleNamespace(digest="sha256:a"), None, 8, budget)  # type: ignore[arg-type]
+        validator = RemoteValidator(Client(), loop)  # type: ignore[arg-type]
+        validator.convert(staged) if act == "convert" else validator.validate(staged, allow_noop=False)
+
+    await asyncio.to_thread(validate)
+    assert [message.seconds for message in asked] == [300.0]
 
 
 async def test_bytes_are_those_after_folding() -> None:

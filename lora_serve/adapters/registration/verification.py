@@ -9,6 +9,7 @@ process. No torch.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,10 +34,12 @@ class ValidationBudget:
         self._seconds = seconds
         self._clock = clock
         self._end = clock() + seconds
+        self._thread = threading.get_ident()
 
     @property
     def left(self) -> float:
         """Seconds, not below zero."""
+        assert threading.get_ident() == self._thread, "another thread has spent another time"
         return max(0.0, self._end - self._clock())
 
     def check(self) -> None:
