@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.registration.verification import StagedAdapter
+from lora_serve.adapters.registration.verification import StagedAdapter, unlimited
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.ray import link
 from lora_serve.client.ray.attached import LinkUsers
@@ -313,8 +313,14 @@ async def test_registration_crosses_and_what_was_converted_comes_back(tmp_path: 
         before, linked = (staged.folder / WEIGHTS_NAME).read_bytes(), tmp_path / "sent"
         if files:
             os.link(staged.folder / WEIGHTS_NAME, linked)
-        assert await asyncio.to_thread(remote.validate, staged, allow_noop=False) == AdapterSize(2, 100)
-        await asyncio.to_thread(remote.convert, staged)
+
+        def size_and_convert() -> AdapterSize:
+            own = replace(staged, budget=unlimited())  # of this thread
+            size = remote.validate(own, allow_noop=False)
+            remote.convert(own)
+            return size
+
+        assert await asyncio.to_thread(size_and_convert) == AdapterSize(2, 100)
         assert validator.seen == [before]
         assert (staged.folder / WEIGHTS_NAME).read_bytes() == WEIGHTS
         assert sorted(path.name for path in staged.folder.iterdir()) == [CONFIG_NAME, WEIGHTS_NAME]
@@ -340,7 +346,7 @@ async def test_conversion_that_is_damaged_on_its_way_back_is_refused(
         monkeypatch.setattr(gateway.blobs, "run", damaging)
         remote = RemoteValidator(gateway.client, asyncio.get_running_loop())
         with pytest.raises(AdapterUnavailableError, match="damaged on its way from"):
-            await asyncio.to_thread(remote.convert, staged_in(tmp_path / "one" / "staged"))
+            await asyncio.to_thread(lambda: remote.convert(staged_in(tmp_path / "one" / "staged")))
 
 
 async def test_replica_reads_and_writes_nothing_that_it_was_not_asked_about(tmp_path: Path, digest: str) -> None:
