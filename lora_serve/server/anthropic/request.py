@@ -76,7 +76,7 @@ def _tools(fields: CountTokensFields) -> dict[str, Any]:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "tool":
         asked["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
-    elif kind in _CHOICES:
+    elif isinstance(kind, str) and kind in _CHOICES:
         asked["tool_choice"] = _CHOICES[kind]
     else:
         raise _wrong("tool_choice.type", "must be auto, any, tool or none")
