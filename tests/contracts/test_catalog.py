@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from lora_serve.core.errors import (
     QuotaExceededError,
 )
 from lora_serve.core.tenant import Quota
-from tests.catalog_versions import digest, version
+from tests.catalog_versions import digest, lose_answers, version
 
 Reopen = Callable[[], Catalog]
 
@@ -282,17 +281,6 @@ def test_blob_whose_condemnation_was_committed_and_not_heard_of_is_condemned_by_
         assert not catalog.leases.release(digest("a"), other), "it is being deleted already"
     catalog.leases.deleted(digest("a"))
     assert not catalog.ledger.state.leases
-
-
-def lose_answers(catalog: Catalog, patched: pytest.MonkeyPatch) -> None:
-    """Commits are made, and nobody hears of it."""
-    commit = catalog.ledger.journal.commit
-
-    def lost(*arguments: Any) -> None:
-        commit(*arguments)
-        raise AdapterUnavailableError("lost")
-
-    patched.setattr(catalog.ledger.journal, "commit", lost)
 
 
 def test_nobody_leases_a_blob_at_the_moment_in_which_it_is_condemned(

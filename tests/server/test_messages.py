@@ -142,6 +142,7 @@ REFUSED = {
     "system[0]": {"system": [{"type": "image"}]},
     "tools[0]": {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
     "tool_choice.type": {"tool_choice": {"type": "perhaps"}},
+    "tool_choice.type ": {"tool_choice": {"type": ["any"]}},
     "thinking.type": {"thinking": {"type": "perhaps"}},
     "stop_sequences": {"stop_sequences": [""]},
     "output_config.format": {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}},

@@ -8,11 +8,10 @@ process. No torch.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -50,11 +49,6 @@ class ValidationBudget:
             )
 
 
-def unlimited() -> ValidationBudget:
-    """The budget of an adapter that the operator trusts."""
-    return ValidationBudget(math.inf)
-
-
 @dataclass(frozen=True, slots=True)
 class StagedAdapter:
     """An adapter in a private folder. Its files fit the base model; its values are not checked yet."""
@@ -63,7 +57,7 @@ class StagedAdapter:
     artifact: Artifact
     spec: ModelSpec
     max_rank: int | None
-    budget: ValidationBudget = field(default_factory=unlimited)
+    budget: ValidationBudget
 
 
 class AdapterVerifier(Protocol):

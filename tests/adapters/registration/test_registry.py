@@ -4,7 +4,7 @@ import dataclasses
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from lora_serve.core.errors import (
     PayloadTooLargeError,
 )
 from lora_serve.core.model_spec import ModelSpec
-from tests.catalog_versions import held
+from tests.catalog_versions import held, lose_answers
 from tests.fake_verifier import FakeVerifier
 from tests.loading import fetch_adapter
 
@@ -371,14 +371,9 @@ def test_every_hold_that_could_not_be_ended_is_ended_later(
 def test_hold_whose_commit_was_made_and_not_heard_of_keeps_no_blob(
     registry: Registry, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, commit = make_adapter(), catalog.ledger.journal.commit
-
-    def lost(*arguments: Any) -> None:
-        commit(*arguments)
-        raise AdapterUnavailableError("lost")
-
+    folder = make_adapter()
     with monkeypatch.context() as patched:
-        patched.setattr(catalog.ledger.journal, "commit", lost)
+        lose_answers(catalog, patched)
         with pytest.raises(AdapterUnavailableError, match="lost"):
             registry.register_folder("a", folder)
     digest = registry.register_folder("a", folder).ref.digest

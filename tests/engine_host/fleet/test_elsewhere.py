@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.registration.verification import StagedAdapter, unlimited
+from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.ray import link
 from lora_serve.client.ray.attached import LinkUsers
@@ -295,13 +295,18 @@ class Rewriting(FakeValidator):
         return AdapterSize(2, 100)
 
 
-def staged_in(folder: Path) -> StagedAdapter:
+def adapter_in(folder: Path) -> Path:
     folder.mkdir(parents=True)
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 2, "target_modules": ["q"]}
     (folder / CONFIG_NAME).write_text(json.dumps(config))
     ends = {"lora_A": np.ones((2, 4), np.float32), "lora_B": np.ones((4, 2), np.float32)}
     save_file({f"base_model.model.q.{name}.weight": end for name, end in ends.items()}, folder / WEIGHTS_NAME)
-    return StagedAdapter(folder, read_artifact(folder, fake_spec()), fake_spec(), None)
+    return folder
+
+
+def staged(folder: Path) -> StagedAdapter:
+    """On the registry's thread, of which the budget is."""
+    return StagedAdapter(folder, read_artifact(folder, fake_spec()), fake_spec(), None, ValidationBudget(300.0))
 
 
 @pytest.mark.parametrize("files", ["another machine's", None])
@@ -309,22 +314,22 @@ async def test_registration_crosses_and_what_was_converted_comes_back(tmp_path: 
     async with world_of(tmp_path, "one", "other", **({"files": files} if files else {})) as world:
         validator = world.replica.served.validator = Rewriting()
         remote = RemoteValidator(world.gateways[1].client, asyncio.get_running_loop())
-        staged = staged_in(tmp_path / "other" / "staged")
-        before, linked = (staged.folder / WEIGHTS_NAME).read_bytes(), tmp_path / "sent"
+        folder = adapter_in(tmp_path / "other" / "staged")
+        before, linked = (folder / WEIGHTS_NAME).read_bytes(), tmp_path / "sent"
         if files:
-            os.link(staged.folder / WEIGHTS_NAME, linked)
+            os.link(folder / WEIGHTS_NAME, linked)
 
         def size_and_convert() -> AdapterSize:
-            own = replace(staged, budget=unlimited())  # of this thread
+            own = staged(folder)
             size = remote.validate(own, allow_noop=False)
             remote.convert(own)
             return size
 
         assert await asyncio.to_thread(size_and_convert) == AdapterSize(2, 100)
         assert validator.seen == [before]
-        assert (staged.folder / WEIGHTS_NAME).read_bytes() == WEIGHTS
-        assert sorted(path.name for path in staged.folder.iterdir()) == [CONFIG_NAME, WEIGHTS_NAME]
-        assert all((folder == staged.folder) == (files is None) for folder in validator.folders)
+        assert (folder / WEIGHTS_NAME).read_bytes() == WEIGHTS
+        assert sorted(path.name for path in folder.iterdir()) == [CONFIG_NAME, WEIGHTS_NAME]
+        assert all((one == folder) == (files is None) for one in validator.folders)
         if files:
             assert linked.read_bytes() == before
         assert world.left_over() == []
@@ -346,7 +351,7 @@ async def test_conversion_that_is_damaged_on_its_way_back_is_refused(
         monkeypatch.setattr(gateway.blobs, "run", damaging)
         remote = RemoteValidator(gateway.client, asyncio.get_running_loop())
         with pytest.raises(AdapterUnavailableError, match="damaged on its way from"):
-            await asyncio.to_thread(lambda: remote.convert(staged_in(tmp_path / "one" / "staged")))
+            await asyncio.to_thread(lambda: remote.convert(staged(adapter_in(tmp_path / "one" / "staged"))))
 
 
 async def test_replica_reads_and_writes_nothing_that_it_was_not_asked_about(tmp_path: Path, digest: str) -> None:
