@@ -125,14 +125,15 @@ class SlicedObject:
             self._add(inner, self._at, whole - 1)
             self._at, inner.after_comma = whole, True
             return
-        short = min(self._at + self._size // _SHORT_LOOK, end)
-        window = look(self._raw, self._at, short)
-        if window.closed_at is None and len(window.levels) == 1:
-            window, short = look(self._raw, self._at, end), end
+        stop = min(self._at + self._size // _SHORT_LOOK, end)
+        window = look(self._raw, self._at, stop)
+        if window.closed_at is None and len(window.levels) == 1:  # no list or object to go on in
+            stop = end
+            window = look(self._raw, self._at, stop)
         if window.closed_at is not None:
             self._close(inner, window.closed_at)
             return
-        self._enter_all(window.levels, short)
+        self._enter_all(window.levels, stop)
 
     def _comma_or_end(self, inner: _Open) -> None:
         found = self._raw[self._at : self._at + 1]
