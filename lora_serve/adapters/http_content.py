@@ -67,8 +67,10 @@ class _Inflating:
             self._next_bytes = min(2 * self._next_bytes, PIECE_BYTES)
             at += len(part)
             while piece := self._inflated(part):
-                part = self._stream.unconsumed_tail
                 yield piece
+                if self._stream.eof:
+                    break  # the tail holds what stands behind the end, as does `unused_data`
+                part = self._stream.unconsumed_tail
             at -= len(self._stream.unused_data)
 
     def finish(self) -> None:

@@ -115,6 +115,9 @@ def test_lag_of_a_busy_machine_is_not_the_servers() -> None:
     assert own_part(0.5, before, {"loop": (0.0, 0.0), "reader": (5.3, 1.2)}) == pytest.approx(0.3)
     assert own_part(0.5, before, {"loop": (0.0, 0.48), "reader": (5.0, 1.0)}) == pytest.approx(0.0)
     assert own_part(0.5, before, {"loop": (0.01, 0.2), "reader": (5.02, 1.2)}) == pytest.approx(0.02)
+    assert own_part(0.5, before, {"loop": (0.0, 0.0), "reader": (5.4, 1.0)}, stolen=0.1) == pytest.approx(0.4)
+    assert own_part(0.5, before, {"loop": (0.0, 0.0), "reader": (5.2, 1.0)}, stolen=0.1) == pytest.approx(0.2)
+    assert own_part(0.5, before, {"loop": (0.0, 0.0), "reader": (5.5, 1.0)}, stolen=0.03) == pytest.approx(0.47)
 
 
 def test_lag_of_a_client_in_this_process_is_not_the_servers() -> None:

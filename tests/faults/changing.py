@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from lora_serve.commands.server_process import ServerProcess
@@ -43,14 +44,13 @@ class Changes:
             assert (name in listed) == is_there, name
 
     def _change(self, process: ServerProcess, name: str, is_there: bool) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=60)
-        if is_there:
-            body = json.dumps({"id": name, "source": str(self._folder)})
-            connection.request("POST", "/admin/adapters", body, {**ADMIN, "Content-Type": "application/json"})
-        else:
-            connection.request("DELETE", f"/admin/adapters/{name}", headers=ADMIN)
-        status = connection.getresponse().status
-        connection.close()
+        with closing(http.client.HTTPConnection("127.0.0.1", process.port, timeout=60)) as connection:
+            if is_there:
+                body = json.dumps({"id": name, "source": str(self._folder)})
+                connection.request("POST", "/admin/adapters", body, {**ADMIN, "Content-Type": "application/json"})
+            else:
+                connection.request("DELETE", f"/admin/adapters/{name}", headers=ADMIN)
+            status = connection.getresponse().status
         if status in CAME_AGAIN:
             self.there.pop(name, None)
             threading.Event().wait(0.1)
@@ -62,8 +62,6 @@ class Changes:
 
 def ids_of(process: ServerProcess) -> set[str]:
     """Of all models that it lists."""
-    connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=60)
-    connection.request("GET", "/v1/models")
-    names = {card["id"] for card in json.loads(connection.getresponse().read())["data"]}
-    connection.close()
-    return names
+    with closing(http.client.HTTPConnection("127.0.0.1", process.port, timeout=60)) as connection:
+        connection.request("GET", "/v1/models")
+        return {card["id"] for card in json.loads(connection.getresponse().read())["data"]}

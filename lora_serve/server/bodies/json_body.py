@@ -21,13 +21,13 @@ from lora_serve.core.errors import (
 )
 from lora_serve.server.bodies.body_stream import BodyStream, decoder_of
 from lora_serve.server.bodies.json_parsing import parse_json
-from lora_serve.server.bodies.json_scan import SLICE
 from lora_serve.server.bodies.sliced_json import SlicedObject
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
 from lora_serve.server.services import SERVICES
 
 M = TypeVar("M", bound=BaseModel)
+_MAX_SMALL = 2**16  # bytes of a body that is parsed on the event loop
 
 
 async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[str, Any]:
@@ -98,7 +98,7 @@ async def _read_bytes(request: web.Request, max_bytes: int) -> bytes:
 
 async def _parse(request: web.Request, raw: bytes) -> Any:
     """The value of a body. A large one is read on a thread, without the fields that no route knows."""
-    if len(raw) <= SLICE:
+    if len(raw) <= _MAX_SMALL:
         return parse_json(raw)
     reader = SlicedObject(raw, known_names(), TOKEN_ID_NAMES)
     async with request.app[SERVICES].large_bodies:

@@ -21,7 +21,7 @@ from lora_serve.server.sockets.client_faults import is_clients_fault, log_client
 from lora_serve.server.sockets.half_closed import Answering, HalfClosed
 
 logger = logging.getLogger(__name__)
-READ_BYTES = 2**15  # of a connection, at once
+READ_BYTES = 2**14  # of a connection, at once; an upload of 400 MiB costs the loop 0.95 s with it, 0.6 s with 2**15
 
 
 class HttpRunner(web.AppRunner):

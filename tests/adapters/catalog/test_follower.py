@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from threading import Event
@@ -15,6 +17,14 @@ from lora_serve.core.errors import AdapterUnavailableError
 from tests.catalog_versions import version
 
 PATIENCE = 30.0  # seconds, of a test that fails
+NOBODY_CLOSES = """
+from types import SimpleNamespace
+from threading import Event
+from lora_serve.adapters.catalog.follower import Follower
+journal, read = Event(), Event()
+Follower(SimpleNamespace(is_away=False, num_losses=0, wait=journal.wait, refresh=read.set), lambda: None).start()
+assert read.wait(30)
+"""
 
 
 class Turns(Event):
@@ -83,3 +93,7 @@ def test_while_the_journal_is_away_it_is_asked_with_pauses_and_nothing_is_return
     follower.start()
     follower._thread.join(PATIENCE)
     assert (len(asked), turns.left) == (3, 0)
+
+
+def test_follower_that_nobody_closes_keeps_no_process_alive() -> None:
+    subprocess.run([sys.executable, "-c", NOBODY_CLOSES], check=True, timeout=PATIENCE)
