@@ -105,9 +105,7 @@ async def keep_probing(figures: LagFigures) -> None:
         figures.lags += samples(own_part(lag, before, now, _clients(), lost), INTERVAL)
 
 
-def own_part(
-    lag: float, before: Threads, now: Threads, clients: Collection[str] = (), stolen: float = 0.0
-) -> float:
+def own_part(lag: float, before: Threads, now: Threads, clients: Collection[str] = (), stolen: float = 0.0) -> float:
     """What is left of a lag without what the machine and clients took. Where the machine took much, no more than one
     thread has computed: so long at most that one can have kept the lock, and the others passed it on to one another
     while they waited. `stolen`: seconds in which a processor was another machine's.
