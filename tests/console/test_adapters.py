@@ -306,16 +306,16 @@ async def test_id_that_nobody_typed_follows_what_is_chosen(page: Page) -> None:
 
 async def test_registration_is_asked_about_once_at_a_time_and_its_steps_go_forth(page: Page) -> None:
     asked, most, told = [0], [0], ["probing", "receiving", "receiving"]
-    go_on = asyncio.Event()
+    is_read, go_on = asyncio.Event(), asyncio.Event()
 
     async def tell(route: Route) -> None:
         asked[0] += 1
         most[0] = max(most[0], asked[0])
+        if not told:  # so the page has the answers before
+            is_read.set()
         await asyncio.sleep(0.5)  # slower than the page asks
         row = {"id": "drop/slow", "stage": told.pop(0) if told else "receiving", "bytes": 1, "total_bytes": 2}
         asked[0] -= 1
-        if not told:
-            go_on.set()
         await route.fulfill(json={"data": [row]})
 
     async def hold(route: Route) -> None:
@@ -329,8 +329,9 @@ async def test_registration_is_asked_about_once_at_a_time_and_its_steps_go_forth
     await dialog.get_by_role("button", name="Register").click()
     probe = dialog.locator("[data-step=probe]")
     await expect(probe).to_have_attribute("data-state", "running")
-    await go_on.wait()
+    await is_read.wait()
     assert await probe.get_attribute("data-state") == "running"
+    go_on.set()
     await expect(page.get_by_role("dialog", name="Registered")).to_contain_text("drop/slow is version 1.")
     assert most == [1]
 
