@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -27,7 +26,6 @@ class Stream(threading.Thread):
         }  # fmt: skip
         self.events: list[Any] = []
         self.is_done = self.is_cut = False
-        self.ended_at = 0.0
         self.status = 0
         self.started = threading.Event()
         self.start()
@@ -49,7 +47,6 @@ class Stream(threading.Thread):
         except (OSError, http.client.HTTPException):
             self.is_cut = True
         finally:
-            self.ended_at = time.monotonic()
             self.started.set()
 
 
@@ -60,7 +57,6 @@ class View(threading.Thread):
         super().__init__(daemon=True)
         self.request = urllib.request.Request(f"{process.url}/admin/engine/stream?rate=10", headers=dict(headers))
         self.events: list[tuple[str, Any]] = []
-        self.ended_at = 0.0
         self.started = threading.Event()
         self.start()
 
@@ -74,5 +70,4 @@ class View(threading.Thread):
                     if len(self.events) > 1:
                         self.started.set()
         finally:
-            self.ended_at = time.monotonic()
             self.started.set()
