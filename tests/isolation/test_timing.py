@@ -192,20 +192,22 @@ async def test_time_of_a_refusal_tells_neither_keys_nor_adapters(house: House, m
         await tenancy.call("admin", "DELETE", "/admin/adapters/globex/erased")
         await house.services.edit(lambda: catalog.set_alias("globex/called", "globex/hidden"), "alias")
         rng, secrets = random.Random(5), [await tenancy.key("acme", role="inference") for _ in range(20)]
+        texts: dict[str, str] = {}
 
-        def enter(secret: Callable[[], str]) -> Callable[[], Awaitable[object]]:
-            return lambda: _answered(tenancy, secret(), "/v1/models", 401)
+        def draw() -> None:  # outside what is measured, and both made alike
+            for name, ids in (("there", secrets), ("not there", [new_secret()[1] for _ in secrets])):
+                texts[name] = rng.choice(ids)[:16] + new_secret()[1][16:]
+
+        def enter(name: str) -> Callable[[], Awaitable[object]]:
+            return lambda: _answered(tenancy, texts[name], "/v1/models", 401)
 
         adapters = {
             name: partial(_answered, tenancy, "acme", f"/v1/models/globex/{name}", 404)
             for name in ("hidden", "erased", "called", "nobody")
         }
-        keys = {
-            "there": enter(lambda: rng.choice(secrets)[:16] + new_secret()[1][16:]),
-            "not there": enter(lambda: new_secret()[1]),
-        }
-        await answered_in_turns({**adapters, **keys}, 200)
-        times = await answered_in_turns({**adapters, **keys}, 5000)
+        asks = {**adapters, **{name: enter(name) for name in ("there", "not there")}}
+        await answered_in_turns(asks, 200, draw)
+        times = await answered_in_turns(asks, 5000, draw)
         for one, other in (("there", "not there"), *((name, "nobody") for name in ("hidden", "erased", "called"))):
             found = told(times[one], times[other])
             assert found.at_most < MAX_AUC, (one, found)

@@ -62,13 +62,14 @@ def taken_in_turns(
 
 
 async def answered_in_turns(
-    asks: Mapping[str, Callable[[], Awaitable[object]]], num_rounds: int
+    asks: Mapping[str, Callable[[], Awaitable[object]]], num_rounds: int, before: Callable[[], object] = lambda: None
 ) -> dict[str, NDArray[np.int64]]:
     """The same of requests to a server on this thread, each with its answer."""
     rng, names = random.Random(0), list(asks)
     times: dict[str, list[int]] = {name: [] for name in names}
     with _without_collector():
         for _ in range(num_rounds):
+            before()
             rng.shuffle(names)
             for name in names:
                 began = time.thread_time_ns()
