@@ -19,14 +19,18 @@ _NOT_REGULAR = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)  # a link, a link to th
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class NotRegularError(OSError):
+class UnsoundFileError(OSError):
+    """What is there is no file of its kind, whoever reads it and whenever; other errors of reading may pass."""
+
+
+class NotRegularError(UnsoundFileError):
     """A link, a device, a FIFO, a socket or a folder is where a file should be."""
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.EINVAL, f"{name} is not a regular file")
 
 
-class TooLargeFileError(OSError):
+class TooLargeFileError(UnsoundFileError):
     """A file is larger than any of its kind may be."""
 
     def __init__(self, name: str, max_bytes: int) -> None:

@@ -25,7 +25,7 @@ from lora_serve.adapters.checkpoint.digest import (
     inner_hash,
 )
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
-from lora_serve.adapters.regular_file import TooLargeFileError, filled, open_regular, size_of
+from lora_serve.adapters.regular_file import TooLargeFileError, UnsoundFileError, filled, open_regular, size_of
 from lora_serve.core.errors import InvalidAdapterError
 
 _MAX_BYTES = {
@@ -82,7 +82,7 @@ def check_sizes(folder: Path) -> None:
     """Refuses a stored content with weights longer than their header says, or another file beyond its bound.
 
     A file of holes takes no room on a disk and may be of any length; to hash it to its end could take days. Raises
-    OSError.
+    OSError, UnsoundFileError for what no content can be.
     """
     for name in content_names(folder):
         with open_regular(folder / name) as file:
@@ -98,4 +98,4 @@ def _check_header(weights: Path) -> None:
     try:
         read_header(weights)
     except InvalidAdapterError as error:
-        raise OSError(errno.EINVAL, "; ".join(error.reasons)) from None
+        raise UnsoundFileError(errno.EINVAL, "; ".join(error.reasons)) from None

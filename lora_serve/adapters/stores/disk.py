@@ -15,6 +15,7 @@ from lora_serve.adapters.checkpoint.artifact import check_files
 from lora_serve.adapters.checkpoint.content import check_sizes
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest, content_names
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
+from lora_serve.adapters.regular_file import UnsoundFileError
 from lora_serve.adapters.stores.base import MayDelete, Records
 from lora_serve.adapters.stores.blob_table import BlobTable
 from lora_serve.adapters.stores.files import (
@@ -88,16 +89,19 @@ class DiskStore:
         `load_seconds`: the time that fetching the folder took, 0: not known. `records`: written together with the blob.
         """
         started, blob, records = time.perf_counter(), self._blob(digest), dict(records or {})
+        is_replaced = False
         with _readable_errors():
             if blob.exists():
                 if is_sound(blob, digest):
                     return blob
-                records = read_records(blob) | records  # other ids name the same content
-                self.quarantine(digest)
+                is_replaced, records = True, read_records(blob) | records  # other ids name the same content
+                self._table.left(digest, EvictionReason.CORRUPT)
             if not self._table.admit(digest, content_bytes(folder), load_seconds):
+                if is_replaced:
+                    self._set_aside(blob)
                 return None
             try:
-                self._write(blob, folder, records)
+                self._write(blob, folder, records, is_replaced)
             except BaseException:
                 if not blob.is_dir():
                     self._table.left(digest, None)
@@ -120,12 +124,20 @@ class DiskStore:
         return self._table.holding(digest)
 
     def sound_copy(self, digest: str) -> Path | None:
-        """The blob if it is here and intact; a broken one is set aside. Call it while `holding`."""
-        blob = self._blob(digest)
-        is_here = blob.is_dir()
-        if is_here and not is_sound(blob, digest):
-            self.quarantine(digest)
-            is_here = False
+        """The blob if it is here and intact; a broken one is set aside, one that cannot be read at present stays. Call
+        it while `holding`.
+        """
+        blob, is_here, is_broken = self._blob(digest), False, False
+        if blob.is_dir():
+            try:
+                is_here = _is_intact(blob, digest)
+                is_broken = not is_here
+            except OSError as error:
+                _log.warning("blob %s cannot be read: %r", blob.name, error)
+        if is_broken:
+            with _readable_errors():
+                self._set_aside(blob)
+                self._table.left(digest, EvictionReason.CORRUPT)
         self._table.looked_up(digest, is_here)
         if is_here:
             with suppress(OSError):
@@ -159,12 +171,6 @@ class DiskStore:
                 blob.rename(scratch / "blob")
                 flush(self._blobs)
                 self._table.left(digest, EvictionReason.DELETED)
-
-    def quarantine(self, digest: str) -> None:
-        """Set a broken blob aside for the operator; a cache keeps only the last few."""
-        with _readable_errors(), suppress(FileNotFoundError):  # another thread was first
-            self._set_aside(self._blob(digest))
-            self._table.left(digest, EvictionReason.CORRUPT)
 
     def tiers(self) -> dict[str, TierStats]:
         with _readable_errors():
@@ -224,7 +230,8 @@ class DiskStore:
         assert BLOB_NAME.match(name), digest
         return self._blobs / name
 
-    def _write(self, blob: Path, folder: Path, records: Records) -> None:
+    def _write(self, blob: Path, folder: Path, records: Records, is_replaced: bool) -> None:
+        """`is_replaced`: the blob that is there is broken, or cannot be read here; it stays until all is written."""
         with scratch_folder(self.tmp) as scratch:
             for name in content_names(folder):
                 link_or_copy(folder / name, scratch / name)
@@ -232,6 +239,8 @@ class DiskStore:
                 write_record(scratch, key, text)
             flush(scratch)
             make_private(self._blobs)
+            if is_replaced:
+                self._set_aside(blob)
             self._rename(scratch, blob)
 
     def _rename(self, scratch: Path, blob: Path) -> None:
@@ -243,13 +252,17 @@ class DiskStore:
         flush(self._blobs)
 
     def _set_aside(self, blob: Path) -> None:
+        """Set a broken blob aside for the operator; a cache keeps only the last few."""
         try:
             place = make_private(self._quarantine) / f"{blob.name}-{time.time_ns()}"
         except NotADirectoryError as error:
             _log.warning("blob %s is broken and removed: quarantine is %s", blob.name, words_of(error))
             self._evict("sha256:" + blob.name)
             return
-        blob.rename(place)
+        try:
+            blob.rename(place)
+        except FileNotFoundError:  # another thread was first
+            return
         _log.warning("blob %s is broken; moved to %s", blob.name, place)
         if not self._is_cache:  # what looks broken may be all that is left
             return
@@ -276,11 +289,21 @@ def content_bytes(folder: Path) -> int:
 
 
 def is_sound(folder: Path, digest: str) -> bool:
-    """True if the folder has exactly the content that `digest` names."""
+    """True if the folder has exactly the content that `digest` names, and it can be read."""
+    try:
+        return _is_intact(folder, digest)
+    except OSError:
+        return False
+
+
+def _is_intact(folder: Path, digest: str) -> bool:
+    """True if the folder has exactly the content that `digest` names. Raises OSError if it cannot be read at present:
+    nobody knows then.
+    """
     try:
         check_sizes(folder)
         return adapter_digest(folder) == digest
-    except OSError:
+    except (UnsoundFileError, FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.content import check_sizes
 from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.regular_file import UnsoundFileError
 from lora_serve.adapters.stores.base import AdapterStore, MayDelete, Records
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.tier_counts import TierCounts
@@ -200,9 +201,12 @@ def _no_records() -> None:
 
 
 def _digest_of(folder: Path) -> str | None:
-    """The digest; None if a file is missing or cannot be read."""
+    """The digest; None if a file can be no adapter's. Raises AdapterUnavailableError if this machine cannot read it."""
     try:
         check_sizes(folder)
         return adapter_digest(folder)
-    except OSError:
+    except UnsoundFileError:
         return None
+    except OSError as error:
+        _log.warning("what was fetched of the far store cannot be read here: %r", error)
+        raise AdapterUnavailableError("The adapter's files cannot be read here at present.") from None

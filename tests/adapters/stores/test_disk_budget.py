@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from lora_serve.adapters.checkpoint import digest as digest_module
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.stores import disk
 from lora_serve.adapters.stores.disk import MAX_QUARANTINED, DiskStore
@@ -341,3 +345,72 @@ def test_only_the_last_few_broken_blobs_are_kept(tmp_path: Path, far: DiskStore,
         spoil(near, digests[0])
         read(store, digests[0])
     assert len(list((tmp_path / "near" / "quarantine").iterdir())) == MAX_QUARANTINED
+
+
+# -- files that cannot be read at present ------------------------------------------------------------------------
+
+
+@contextmanager
+def unreadable(below: Path, code: int) -> Iterator[None]:
+    """Whoever reads a file's content there meets this error."""
+    plain = digest_module.file_sha256
+
+    def read(path: Path) -> bytes:
+        if path.is_relative_to(below):
+            raise OSError(code, os.strerror(code))
+        return plain(path)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(digest_module, "file_sha256", read)
+        yield
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
+def test_far_copy_that_cannot_be_read_here_stays(tmp_path: Path, far: DiskStore, digests: list[str], code: int) -> None:
+    store = TieredStore(cache(tmp_path), far)
+    far.put(digests[0], tmp_path / "made" / "0")
+    with unreadable(tmp_path / "far", code), pytest.raises(AdapterUnavailableError):
+        read(store, digests[0])
+    read(store, digests[0])
+    assert store.tiers()["redis"].eviction_reasons == {}
+
+
+def test_near_copy_that_cannot_be_read_is_passed_over_and_stays(
+    tmp_path: Path, far: DiskStore, digests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TieredStore(cache(tmp_path), far)
+    store.put(digests[0], tmp_path / "made" / "0")
+    with unreadable(tmp_path / "near" / "blobs", errno.EIO), monkeypatch.context() as full:
+        full.setattr(disk, "link_or_copy", _no_room)
+        with store.opened(digests[0]) as blob:
+            assert blob.tier == "redis"
+    far.delete(digests[0])
+    read(store, digests[0])
+    assert not (tmp_path / "near" / "quarantine").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
+def test_blob_that_cannot_be_read_is_there_until_it_is_replaced(
+    tmp_path: Path, digests: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DiskStore(tmp_path / "near", SIZE)
+    store.put(digests[0], tmp_path / "made" / "0")
+    with unreadable(tmp_path / "near" / "blobs", code):
+        with monkeypatch.context() as full:
+            full.setattr(disk, "link_or_copy", _no_room)
+            with pytest.raises(AdapterUnavailableError):
+                store.put(digests[0], tmp_path / "made" / "0")
+        with store.open(digests[0]) as blob:
+            before = (blob / WEIGHTS_NAME).stat()
+        assert store.tiers()["disk"].num_bytes == used_bytes(tmp_path) == SIZE
+        (tmp_path / "made" / "0" / WEIGHTS_NAME).unlink()
+        make(tmp_path / "again", 0)
+        store.put(digests[0], tmp_path / "again")
+    with store.open(digests[0]) as blob:
+        assert adapter_digest(blob) == digests[0]
+        assert not os.path.samestat((blob / WEIGHTS_NAME).stat(), before)
+    assert store.tiers()["disk"].num_bytes == used_bytes(tmp_path) == SIZE
+
+
+def _no_room(source: Path, target: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
