@@ -12,7 +12,7 @@ from lora_serve.tenancy.directory.keys import REVOKED
 from lora_serve.tenancy.directory.state import KEY, TENANT, DirectoryState, saved, saved_uses
 
 MAX_KEYS = 1000  # of one tenant that open something
-KEPT = 30 * 86400.0  # seconds for which a key that no longer opens anything is still listed
+KEPT = 30 * 86400.0  # seconds for which a revoked key is still listed
 MAX_ENDED = 1000  # of those of one tenant, or making and revoking keys would grow the directory without bound
 
 
@@ -32,14 +32,22 @@ def without_tenant(state: DirectoryState, name: str) -> Changes:
 
 
 def with_key(state: DirectoryState, key: ApiKey, now: float) -> Changes:
-    """Raises NotFoundError for a tenant that is not there, ConflictError if it has too many."""
+    """Also removes ended keys: those that were revoked long ago, and others only if there are too many. By the clock
+    alone no key has expired for good: it may be wrong. Raises NotFoundError for a tenant that is not there,
+    ConflictError if it has too many keys.
+    """
     state.tenant(key.tenant)
     old = state.keys_of(key.tenant)
     if sum(other.is_valid(now) for other in old) >= MAX_KEYS:
         raise ConflictError(f"The tenant `{key.tenant}` has {MAX_KEYS} keys: revoke some first.")
-    ended = sorted((other for other in old if not other.is_valid(now)), key=lambda other: _ended(other, now))
+    ended = [other for other in old if not other.is_valid(now)]
+    ended.sort(key=lambda other: (other.revoked is None, _ended(other, now)))
     late = len(ended) - MAX_ENDED
-    gone = frozenset(other.id for i, other in enumerate(ended) if i < late or _ended(other, now) + KEPT < now)
+    gone = frozenset(
+        other.id
+        for i, other in enumerate(ended)
+        if i < late or (other.revoked is not None and other.revoked + KEPT < now)
+    )
     return {KEY + key_id: None for key_id in gone} | saved_uses(state, {}, gone) | saved(key)
 
 

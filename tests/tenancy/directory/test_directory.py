@@ -160,21 +160,32 @@ def test_mistakes_are_refused(directory: Directory) -> None:
         directory.change_tenant("initech", lambda old: old)
 
 
-def test_tenant_has_so_many_keys_and_dead_ones_do_not_count_nor_stay(
+def test_tenant_has_so_many_keys_and_dead_ones_do_not_count_and_revoked_ones_do_not_stay(
     directory: Directory, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edits, "MAX_KEYS", 2)
     directory.create_tenant("acme")
     first, _ = directory.create_key("acme", Role.INFERENCE)
-    directory.create_key("acme", Role.INFERENCE, expires=clock.now + 10)
+    expiring, _ = directory.create_key("acme", Role.INFERENCE, expires=clock.now + 10)
     with pytest.raises(ConflictError, match="revoke"):
         directory.create_key("acme", Role.INFERENCE)
     directory.revoke_key("acme", first.id)
-    directory.create_key("acme", Role.INFERENCE)
+    third, _ = directory.create_key("acme", Role.INFERENCE)
     assert len(directory.snapshot.keys_of("acme")) == 3
     clock.now += edits.KEPT + 11
+    fourth, _ = directory.create_key("acme", Role.INFERENCE)
+    assert {key.id for key in directory.snapshot.keys_of("acme")} == {expiring.id, third.id, fourth.id}
+
+
+def test_key_opens_again_once_a_clock_that_was_ahead_is_right_again(directory: Directory, clock: Clock) -> None:
+    directory.create_tenant("acme")
+    _, secret = directory.create_key("acme", Role.INFERENCE, expires=clock.now + 90 * 86400.0)
+    clock.now += 400 * 86400.0
+    with pytest.raises(AuthenticationError, match="expired"):
+        KeyTable(directory).caller(secret)
     directory.create_key("acme", Role.INFERENCE)
-    assert len(directory.snapshot.keys_of("acme")) == 2
+    clock.now -= 400 * 86400.0
+    assert KeyTable(directory).caller(secret) is not None
 
 
 def test_keys_that_are_made_and_revoked_in_turn_do_not_grow_the_directory(
