@@ -17,6 +17,7 @@ from lora_serve.adapters.stores.files import flush, make_private, remove_folder
 
 _NAME = re.compile(r"([0-9a-f]{64})-([0-9]{1,12})-[0-9]+\Z")
 _DAY = 86400.0
+_FIRST_TIME = 1_767_225_600  # 2026-01-01, Unix seconds: before it there was no such folder, and the clock was not set
 _log = logging.getLogger(__name__)
 
 
@@ -28,12 +29,8 @@ class OrphanedBlobs:
 
     def take(self, blob: Path) -> None:
         """Move a blob's folder here, as it is. Raises OSError."""
-        place = make_private(self.folder)
-        now, number = int(time.time()), 0
-        while (target := place / f"{blob.name}-{now}-{number}").exists():
-            number += 1
-        blob.rename(target)
-        flush(place)
+        make_private(self.folder)
+        target = self._stamped(blob, blob.name)
         _log.warning("blob %s is named by no catalog; it is kept in %s", blob.name, target)
 
     def all(self) -> Iterator[tuple[str, Path]]:
@@ -50,10 +47,25 @@ class OrphanedBlobs:
                 remove_folder(path)
 
     def expire(self, days: float) -> None:
-        """Remove orphans older than `days`; 0: none. Raises OSError."""
+        """Remove orphans older than `days`; 0: none. The days of one begin anew if its time, which a wrong clock gave,
+        cannot be right. Raises OSError.
+        """
         if not days:
             return
+        now = time.time()
         for digest, path in list(self.all()):
-            if time.time() - int(path.name.split("-")[1]) > days * _DAY:
+            name, stamp, _ = path.name.split("-")
+            if not _FIRST_TIME <= int(stamp) <= now:
+                self._stamped(path, name)
+            elif now - int(stamp) > days * _DAY:
                 _log.warning("blob %s was named by no catalog for %g days and is removed", digest, days)
                 remove_folder(path)
+
+    def _stamped(self, folder: Path, name: str) -> Path:
+        """Where the folder is once it is renamed to this name and the present time."""
+        now, number = int(time.time()), 0
+        while (target := self.folder / f"{name}-{now}-{number}").exists():
+            number += 1
+        folder.rename(target)
+        flush(self.folder)
+        return target
