@@ -224,6 +224,21 @@ def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_e
     catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
 
 
+def test_replica_that_died_while_it_deleted_bars_the_same_content_for_as_long_as_leases_last(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dying, now = Catalog(catalog.ledger.journal, "dying"), time.time()
+    assert dying.leases.release(digest("a"), dying.leases.acquire(digest("a")))
+    catalog.refresh()
+    monkeypatch.setattr(time, "time", lambda: now + LEASE_SECONDS - 60)
+    with pytest.raises(AdapterUnavailableError, match="being deleted"):
+        catalog.leases.acquire(digest("a"), wait_seconds=0)
+    monkeypatch.setattr(time, "time", lambda: now + LEASE_SECONDS + 60)
+    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
+    assert catalog.remove("a") == (digest("a"),)
+    assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)
+
+
 def test_holds_of_an_earlier_life_are_found_again_and_those_of_this_one_are_not(
     catalog: Catalog, reopen: Reopen
 ) -> None:

@@ -131,8 +131,12 @@ class BlobLeases:
             self._change(edit)
 
     def _has_failed_to_delete(self, digest: str, lease: BlobLease) -> bool:
-        """True if the blob was condemned here and nobody deletes it: that failed, or the commit's answer was lost."""
-        return lease.condemned and digest not in self._deleting and lease.holders.keys() == {self.drain_holder}
+        """True if the blob was condemned and nobody deletes it: here that failed, or the commit's answer was lost; or the
+        replica that condemned it has been gone for as long as leases last.
+        """
+        if not lease.condemned or digest in self._deleting:
+            return False
+        return lease.holders.keys() == {self.drain_holder} or not lease.is_held(time.time())
 
     def _is_earlier(self, holder: str) -> bool:
         replica, _, number = holder.partition(":")
