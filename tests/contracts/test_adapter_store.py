@@ -199,7 +199,6 @@ class TestRedisStore(AdapterStoreContract):
             raise redis.ConnectionError("gone")
 
         with monkeypatch.context() as patch:
-            patch.setattr(store, "_manifest", lambda digest: None)  # it looked before the other one was done
             patch.setattr(store._redis, "persist", dies)
             with pytest.raises(AdapterUnavailableError):
                 store.put(digest, tmp_path / "a")
@@ -213,6 +212,19 @@ class TestRedisStore(AdapterStoreContract):
             pass
         store.put(digest, tmp_path / "a")
         assert len(contents(store, digest)[WEIGHTS]) == 3 * CHUNK_BYTES
+
+    @pytest.mark.parametrize("lost", [None, "manifest"])
+    def test_damaged_chunk_is_replaced_by_the_next_put(
+        self, store: RedisStore, tmp_path: Path, lost: str | None
+    ) -> None:
+        digest = make_folder(tmp_path / "a", b"x" * (2 * CHUNK_BYTES))
+        store.put(digest, tmp_path / "a")
+        store._redis.set(store._key(digest, WEIGHTS, 1), b"y" * CHUNK_BYTES)
+        if lost:
+            store._redis.delete(store._key(digest, lost))
+        store.put(digest, tmp_path / "a")
+        assert contents(store, digest)[WEIGHTS] == b"x" * (2 * CHUNK_BYTES)
+        assert all(store._redis.ttl(key) == -1 for key in store._redis.scan_iter())
 
     @pytest.mark.parametrize("text", [b"not json", b"[]", b'{"adapter_config.json": 1}', b"null"])
     def test_manifest_that_is_none_is_told(self, store: RedisStore, text: bytes) -> None:

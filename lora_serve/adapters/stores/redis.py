@@ -44,9 +44,8 @@ class RedisStore:
         self._tmp = tmp
 
     def put(self, digest: str, folder: Path) -> None:
+        """Reads what is there already, and replaces what is damaged."""
         with _readable_errors():
-            if self._manifest(digest) is not None:
-                return
             manifest = {name: self._write_file(digest, folder / name) for name in content_names(folder)}
             keys = self._chunk_keys(digest, manifest)
             for key in keys:
@@ -144,11 +143,18 @@ class RedisStore:
         size = chunks = 0
         with open_regular(path) as file:
             for chunk in pieces_of(file):
-                drop_other_type(self._redis, self._key(digest, path.name, chunks), b"string")
-                # nx: another replica's chunk is the same bytes, and its expiry may already be lifted
-                self._redis.set(self._key(digest, path.name, chunks), chunk, ex=UPLOAD_SECONDS, nx=True)
+                self._write_chunk(self._key(digest, path.name, chunks), chunk)
                 size, chunks = size + len(chunk), chunks + 1
         return {"size": size, "chunks": chunks}
+
+    def _write_chunk(self, key: str, chunk: bytes) -> None:
+        """Leaves the expiry of a chunk that is there: another replica may have lifted it already."""
+        drop_other_type(self._redis, key, b"string")
+        found = self._redis.get(key)
+        if found is None:
+            self._redis.set(key, chunk, ex=UPLOAD_SECONDS, nx=True)  # nx: what another replica writes is the same
+        elif found != chunk:
+            self._redis.set(key, chunk, keepttl=True)
 
     def _fetch(self, digest: str, stack: ExitStack) -> Path:
         """The files in a folder that is removed when `stack` is closed."""
