@@ -131,7 +131,7 @@ class BlobLeases:
             self._change(edit)
 
     def _has_failed_to_delete(self, digest: str, lease: BlobLease) -> bool:
-        """True if the blob was condemned and nobody deletes it: that failed here, or the commit's answer was lost; or the
+        """True if the blob was condemned and nobody deletes it: that failed here, the commit's answer was lost, or the
         replica that condemned it has been away for as long as leases last.
         """
         if not lease.condemned or digest in self._deleting:
