@@ -22,13 +22,20 @@ def serving(app: web.Application, tls: ssl.SSLContext | None = None) -> Iterator
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         return int(runner.addresses[0][1])
 
+    async def end() -> None:
+        transports = [one.transport for one in runner.server.connections] if runner.server else []
+        await runner.cleanup()
+        for transport in filter(None, transports):  # it may still have bytes for a client that left
+            transport.abort()
+        await asyncio.sleep(0)  # they are closed in the loop's next turn
+
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
         port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
         yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
