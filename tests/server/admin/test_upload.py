@@ -168,6 +168,20 @@ async def test_any_damage_to_a_multipart_body_is_a_4xx(admin: aiohttp.ClientSess
     assert await nothing_left(house)
 
 
+async def test_lines_before_the_first_part_are_few_and_those_in_a_file_any_number(
+    admin: aiohttp.ClientSession, house: Any
+) -> None:
+    folder = house.make_adapter("a")
+    config = folder / NAMES[0]
+    config.write_bytes(b"\r\n" * 50_000 + config.read_bytes() + b"\n" * 50_000)
+    form = form_of(folder)()
+    body = await form.as_bytes()
+    for num_lines, expected in ((5000, 400), (1000, 201)):
+        async with admin.put(URL, data=b"a line\r\n" * num_lines + body, headers=form.headers) as answer:
+            assert answer.status == expected, await answer.text()
+        assert await nothing_left(house)
+
+
 async def test_too_large_a_stream_without_a_length_is_cut_off(admin: aiohttp.ClientSession, house: Any) -> None:
     async def endless() -> Any:
         for _ in range(40):
