@@ -98,12 +98,16 @@ class Upload:
     num_bytes: int = 0
     num_timely: int = 0  # of num_received, when the deadline was moved on last
     num_received: int = 0  # of the whole body, with the bytes between its files, as sent or decoded
-    is_handed_over: bool = False  # the registry removes `folder`, perhaps after the request
+    is_handed_over: bool = False  # the registration removes `folder`, perhaps after the request
     fields: dict[str, Any] = field(default_factory=dict)
 
     async def staged(self) -> Staged:
         """The files to register."""
         return Staged(self.folder, "upload")
+
+    def hand_over(self) -> None:
+        """Leave `folder` to the registration."""
+        self.is_handed_over = True
 
     def receive(self, num_bytes: int) -> None:
         """Note how many bytes of the body came in all. Raises PayloadTooLargeError."""
@@ -154,9 +158,8 @@ async def _upload(
         if upload.archive.exists():
             owner = owner_of(services.catalog.snapshot, fields.id, fields.tenant)
             await services.registrations.run(lambda: _unpack(upload), owner)
-        upload.is_handed_over = True
         note = request[CONTEXT].audit
-        return await complete_registration(services, fields, upload.staged, caller, note, progress)
+        return await complete_registration(services, fields, upload.staged, caller, note, progress, upload.hand_over)
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 import tarfile
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+
+from lora_serve.server.background.fair_threads import MAX_WAITING
 
 NAMES = ("adapter_config.json", "adapter_model.safetensors")
 URL = "/admin/adapters/acme/up"
@@ -53,6 +56,13 @@ async def nothing_left(house: Any) -> bool:
     """Once what runs in the background is done."""
     await house.services.background.close()
     return leftovers(house) == []
+
+
+async def nothing_left_at_last(house: Any) -> None:
+    """Wait until the server has seen that a client left, and is done with what it left."""
+    async with asyncio.timeout(60):
+        while not await nothing_left(house):
+            await asyncio.sleep(0.005)
 
 
 async def put(session: aiohttp.ClientSession, data: Any, url: str = URL, kind: str | None = None) -> tuple[int, Any]:
@@ -218,9 +228,7 @@ async def test_client_that_leaves_in_the_middle_leaves_nothing(house: Any) -> No
                 await asyncio.sleep(0.005)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    async with asyncio.timeout(60):
-        while not await nothing_left(house):
-            await asyncio.sleep(0.005)
+    await nothing_left_at_last(house)
 
 
 @pytest.mark.parametrize("adapter_id", ["tiny-base", "a..b", "a%3Ab"])
@@ -230,3 +238,69 @@ async def test_wrong_id_is_refused_before_anything_is_received(
     data = zip_of(house.make_adapter("a"))
     status, _ = await put(admin, data, f"/admin/adapters/{adapter_id}")
     assert status in (400, 409)
+
+
+async def test_upload_with_defaults_that_no_request_could_have_leaves_nothing(
+    admin: aiohttp.ClientSession, house: Any
+) -> None:
+    form = form_of(house.make_adapter("a"), metadata='{"tool_call_parser": "nope"}')
+    assert (await put(admin, form))[0] == 400
+    assert await nothing_left(house)
+
+
+async def test_upload_whose_tenant_got_a_full_line_meanwhile_leaves_nothing(
+    admin: aiohttp.ClientSession, house: Any
+) -> None:
+    form, gate = form_of(house.make_adapter("a"))(), threading.Event()
+    body = await form.as_bytes()
+
+    async def halves() -> Any:
+        yield body[:1000]
+        async with asyncio.timeout(60):
+            while not leftovers(house):
+                await asyncio.sleep(0.005)
+        for _ in range(1 + MAX_WAITING):
+            house.services.registrations.submit(gate.wait, "acme")
+        yield body[1000:]
+
+    try:
+        async with admin.put(URL, data=halves(), headers=form.headers) as answer:
+            assert answer.status == 429, await answer.text()
+        assert await nothing_left(house)
+    finally:
+        gate.set()
+
+
+async def test_client_that_leaves_while_its_defaults_are_checked_leaves_nothing(
+    admin: aiohttp.ClientSession, house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checking = asyncio.Event()
+
+    async def check(*given: Any) -> Any:
+        checking.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(house.services.grammars, "of", check)
+    metadata = '{"response_format": {"type": "json_object"}}'
+    task = asyncio.create_task(put(admin, form_of(house.make_adapter("a"), metadata=metadata)))
+    await asyncio.wait_for(checking.wait(), 60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await nothing_left_at_last(house)
+    assert house.services.catalog.snapshot.names == ()
+
+
+async def test_client_that_leaves_as_its_registration_begins_does_not_end_it(
+    admin: aiohttp.ClientSession, house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    background = house.services.background
+
+    async def leave(work: Any, name: str) -> Any:
+        background.start(work, name)
+        raise asyncio.CancelledError  # before the work's first step
+
+    monkeypatch.setattr(background, "complete", leave)
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await put(admin, form_of(house.make_adapter("a")))
+    await nothing_left_at_last(house)
+    assert house.services.catalog.snapshot.names == ("acme/up",)
