@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +101,7 @@ class Upload:
     num_received: int = 0  # of the whole body, with the bytes between its files, as sent or decoded
     is_handed_over: bool = False  # the registration removes `folder`, perhaps after the request
     fields: dict[str, Any] = field(default_factory=dict)
+    unpacking: Future[None] | None = None  # on a thread, which a client that leaves does not stop
 
     async def staged(self) -> Staged:
         """The files to register."""
@@ -157,7 +159,8 @@ async def _upload(
         fields = registration_for(services, caller, _typed(wanted.id, check_fields(UploadFields, upload.fields)))
         if upload.archive.exists():
             owner = owner_of(services.catalog.snapshot, fields.id, fields.tenant)
-            await services.registrations.run(lambda: _unpack(upload), owner)
+            upload.unpacking = services.registrations.submit(lambda: _unpack(upload), owner)
+            await asyncio.wrap_future(upload.unpacking)
         note = request[CONTEXT].audit
         return await complete_registration(services, fields, upload.staged, caller, note, progress, upload.hand_over)
 
@@ -180,7 +183,7 @@ async def _staged(services: Services, progress: Progress) -> AsyncIterator[Uploa
         raise AdapterUnavailableError(UNWRITABLE) from error
     finally:
         leftovers = [aside] if upload.is_handed_over else [aside, folder]
-        services.background.start(_remove(leftovers), "removing an upload's files")
+        services.background.start(_remove(leftovers, upload.unpacking), "removing an upload's files")
 
 
 def _unpack(upload: Upload) -> None:
@@ -189,7 +192,10 @@ def _unpack(upload: Upload) -> None:
     unpack(upload.archive, upload.folder, upload.max_bytes)
 
 
-async def _remove(folders: list[Path]) -> None:
+async def _remove(folders: list[Path], unpacking: Future[None] | None) -> None:
+    """Remove folders once nothing is unpacked into them any more."""
+    if unpacking is not None:
+        await asyncio.gather(asyncio.wrap_future(unpacking), return_exceptions=True)
     for folder in folders:
         await asyncio.to_thread(remove_folder, folder)
 

@@ -304,3 +304,51 @@ async def test_client_that_leaves_as_its_registration_begins_does_not_end_it(
         await put(admin, form_of(house.make_adapter("a")))
     await nothing_left_at_last(house)
     assert house.services.catalog.snapshot.names == ("acme/up",)
+
+
+async def test_client_that_leaves_while_its_archive_is_unpacked_leaves_nothing(
+    admin: aiohttp.ClientSession, house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is removed under the thread that unpacks: a file that it makes meanwhile would stay."""
+    unpacking, removing, gate, found = asyncio.Event(), asyncio.Event(), threading.Event(), list[bool]()
+    loop, start = asyncio.get_running_loop(), house.services.background.start
+
+    def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
+        loop.call_soon_threadsafe(unpacking.set)
+        assert gate.wait(60)
+        found.append(folder.exists() and archive.exists())
+
+    def noting(work: Any, name: str) -> Any:
+        if name.startswith("removing"):
+            removing.set()
+        return start(work, name)
+
+    monkeypatch.setattr("lora_serve.server.admin.upload.unpack", unpack)
+    monkeypatch.setattr(house.services.background, "start", noting)
+    task = asyncio.create_task(put(admin, tar_of(house.make_adapter("a"))))
+    await asyncio.wait_for(unpacking.wait(), 60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.wait_for(removing.wait(), 60)
+    await asyncio.sleep(0.1)  # long enough to remove two files
+    gate.set()
+    await nothing_left_at_last(house)
+    assert found == [True]
+
+
+async def test_client_that_leaves_before_its_archive_is_unpacked_leaves_nothing(
+    admin: aiohttp.ClientSession, house: Any
+) -> None:
+    gate, registrations = threading.Event(), house.services.registrations
+    ahead = registrations.submit(gate.wait, "acme")
+    task = asyncio.create_task(put(admin, tar_of(house.make_adapter("a"))))
+    async with asyncio.timeout(60):
+        while not registrations._lines:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    try:
+        await nothing_left_at_last(house)
+        assert not ahead.done()
+    finally:
+        gate.set()
