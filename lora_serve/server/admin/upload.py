@@ -52,6 +52,7 @@ TIMELY_BYTES = 4096  # at least as many must come within every --body-timeout
 MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 UNWRITABLE = "The adapter store cannot be written at present."
+UNREADABLE = "The upload cannot be read; it is cut short or badly encoded."
 FILE_NAMES = (CONFIG_NAME, WEIGHTS_NAME, *SIDE_NAMES)
 BODY = OtherBody(
     content={
@@ -208,7 +209,7 @@ async def _receive(request: web.Request, upload: Upload) -> None:
     except TimeoutError:
         raise SlowRequestError(f"Hardly a byte of the upload came for {upload.timeout:g} s (--body-timeout).") from None
     except (ValueError, web.RequestPayloadError, HttpProcessingError) as error:
-        raise InvalidRequestError("The upload cannot be read; it is cut short or badly encoded.") from error
+        raise InvalidRequestError(UNREADABLE) from error
 
 
 async def _receive_content(request: web.Request, upload: Upload) -> None:
@@ -225,13 +226,21 @@ async def _receive_content(request: web.Request, upload: Upload) -> None:
 
 async def _receive_parts(reader: MultipartReader, upload: Upload) -> None:
     for _ in range(MAX_PARTS):
-        part = await reader.next()
+        part = await _next_part(reader)
         if part is None:
             return
         if not isinstance(part, BodyPartReader):
             raise InvalidRequestError("A part of the upload is itself multipart.")
         await _receive_part(part, upload)
     raise InvalidRequestError(f"The upload has more than {MAX_PARTS} parts.")
+
+
+async def _next_part(reader: MultipartReader) -> MultipartReader | BodyPartReader | None:
+    """The next part; None at the end. Raises InvalidRequestError, ValueError, HttpProcessingError."""
+    try:
+        return await reader.next()
+    except (AssertionError, RuntimeError) as error:  # of the reader, about a first part named _charset_
+        raise InvalidRequestError(UNREADABLE) from error
 
 
 async def _receive_part(part: BodyPartReader, upload: Upload) -> None:

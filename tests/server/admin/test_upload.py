@@ -127,6 +127,8 @@ def broken_cases(folder: Path) -> dict[str, tuple[Any, str | None, int]]:
     both = form_of(folder)
     both.add_field("file", tar_of(folder), filename="adapter.tar")
     long_field = form_of(folder, metadata="x" * 200_000)
+    charset = b'--%s\r\nContent-Disposition: form-data; name="_charset_"\r\n\r\n%s\r\n--%s--\r\n'
+    long_boundary = b"x" * 70
     return {
         "nothing": (b"", None, 422),
         "no_archive": (b"hello world" * 100, None, 422),
@@ -143,6 +145,13 @@ def broken_cases(folder: Path) -> dict[str, tuple[Any, str | None, int]]:
         "metadata_list": (form_of(folder, metadata="[]"), None, 400),
         "no_boundary": (b"x", "multipart/form-data", 400),
         "broken_multipart": (b"--x\r\nnonsense", "multipart/form-data; boundary=x", 400),
+        "charset": (charset % (b"x", b"utf-8", b"x"), "multipart/form-data; boundary=x", 400),
+        "long_charset": (charset % (b"x", b"c" * 60, b"x"), "multipart/form-data; boundary=x", 400),
+        "charset_and_long_boundary": (
+            charset % (long_boundary, b"utf-8", long_boundary),
+            f"multipart/form-data; boundary={long_boundary.decode()}",
+            400,
+        ),
         "too_large": (io.BytesIO(b"x" * 1_100_000), None, 413),
     }
 
