@@ -41,6 +41,9 @@ from lora_serve.tenancy.directory.keys import REVOKED
 logger = logging.getLogger(__name__)
 
 
+def _nothing() -> None: ...
+
+
 async def register_adapter(request: web.Request) -> web.StreamResponse:
     """Register an adapter from a path or a source.
 
@@ -95,8 +98,9 @@ async def complete_registration(
     caller: Caller,
     note: AuditNote,
     progress: Progress,
+    hand_over: Callable[[], None] = _nothing,
 ) -> web.StreamResponse:
-    """Bring the files here, register them and answer with the card."""
+    """Bring the files here, register them and answer with the card. `hand_over`: see `register_and_pin`."""
     await check_metadata(services, caller, fields.metadata)
     note.subject, note.owner = fields.id, tenant_of(fields.id, fields.tenant)
 
@@ -116,7 +120,9 @@ async def complete_registration(
             on_probe=progress.probe,
         )
 
-    registration, warnings = await register_and_pin(services, progress, stage, register, caller, fields.tenant)
+    registration, warnings = await register_and_pin(
+        services, progress, stage, register, caller, fields.tenant, hand_over
+    )
     note.owner, note.digest = registration.entry.tenant, registration.ref.digest
     card = await card_of(services, services.catalog.entry(fields.id), caller)
     card["warnings"] = [*card["warnings"], *warnings]
@@ -130,9 +136,11 @@ async def register_and_pin(
     register: Callable[[Staged], Registration],
     caller: Caller,
     owner: str | None = None,
+    hand_over: Callable[[], None] = _nothing,
 ) -> tuple[Registration, list[str]]:
     """Stage, register and pin, to the end even if the client leaves. Failures after the registration come as warnings.
-    `progress`: listed until then. `owner`: the tenant that the request names.
+    `progress`: listed until then. `owner`: the tenant that the request names. `hand_over`: called as the work begins,
+    which from then on disposes of files that are here already.
 
     `register` runs on a thread of `registrations`, in the owner's turn, and disposes of the staged folder.
     """
@@ -151,6 +159,7 @@ async def register_and_pin(
             await check_still_there(services, caller, registration)
             return registration, await _pin(services, registration, known is not None and known.pinned)
 
+    hand_over()  # nothing is awaited from here to the start of the work: no cancellation comes between
     return await services.background.complete(work(), f"registering {progress.id}")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,7 @@ TIMELY_BYTES = 4096  # at least as many must come within every --body-timeout
 MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 UNWRITABLE = "The adapter store cannot be written at present."
+UNREADABLE = "The upload cannot be read; it is cut short or badly encoded."
 FILE_NAMES = (CONFIG_NAME, WEIGHTS_NAME, *SIDE_NAMES)
 BODY = OtherBody(
     content={
@@ -98,12 +100,17 @@ class Upload:
     num_bytes: int = 0
     num_timely: int = 0  # of num_received, when the deadline was moved on last
     num_received: int = 0  # of the whole body, with the bytes between its files, as sent or decoded
-    is_handed_over: bool = False  # the registry removes `folder`, perhaps after the request
+    is_handed_over: bool = False  # the registration removes `folder`, perhaps after the request
     fields: dict[str, Any] = field(default_factory=dict)
+    unpacking: Future[None] | None = None  # on a thread, which a client that leaves does not stop
 
     async def staged(self) -> Staged:
         """The files to register."""
         return Staged(self.folder, "upload")
+
+    def hand_over(self) -> None:
+        """Leave `folder` to the registration."""
+        self.is_handed_over = True
 
     def receive(self, num_bytes: int) -> None:
         """Note how many bytes of the body came in all. Raises PayloadTooLargeError."""
@@ -153,10 +160,10 @@ async def _upload(
         fields = registration_for(services, caller, _typed(wanted.id, check_fields(UploadFields, upload.fields)))
         if upload.archive.exists():
             owner = owner_of(services.catalog.snapshot, fields.id, fields.tenant)
-            await services.registrations.run(lambda: _unpack(upload), owner)
-        upload.is_handed_over = True
+            upload.unpacking = services.registrations.submit(lambda: _unpack(upload), owner)
+            await asyncio.wrap_future(upload.unpacking)
         note = request[CONTEXT].audit
-        return await complete_registration(services, fields, upload.staged, caller, note, progress)
+        return await complete_registration(services, fields, upload.staged, caller, note, progress, upload.hand_over)
 
 
 @asynccontextmanager
@@ -177,7 +184,7 @@ async def _staged(services: Services, progress: Progress) -> AsyncIterator[Uploa
         raise AdapterUnavailableError(UNWRITABLE) from error
     finally:
         leftovers = [aside] if upload.is_handed_over else [aside, folder]
-        services.background.start(_remove(leftovers), "removing an upload's files")
+        services.background.start(_remove(leftovers, upload.unpacking), "removing an upload's files")
 
 
 def _unpack(upload: Upload) -> None:
@@ -186,7 +193,10 @@ def _unpack(upload: Upload) -> None:
     unpack(upload.archive, upload.folder, upload.max_bytes)
 
 
-async def _remove(folders: list[Path]) -> None:
+async def _remove(folders: list[Path], unpacking: Future[None] | None) -> None:
+    """Remove folders once nothing is unpacked into them any more."""
+    if unpacking is not None:
+        await asyncio.gather(asyncio.wrap_future(unpacking), return_exceptions=True)
     for folder in folders:
         await asyncio.to_thread(remove_folder, folder)
 
@@ -199,7 +209,7 @@ async def _receive(request: web.Request, upload: Upload) -> None:
     except TimeoutError:
         raise SlowRequestError(f"Hardly a byte of the upload came for {upload.timeout:g} s (--body-timeout).") from None
     except (ValueError, web.RequestPayloadError, HttpProcessingError) as error:
-        raise InvalidRequestError("The upload cannot be read; it is cut short or badly encoded.") from error
+        raise InvalidRequestError(UNREADABLE) from error
 
 
 async def _receive_content(request: web.Request, upload: Upload) -> None:
@@ -216,13 +226,21 @@ async def _receive_content(request: web.Request, upload: Upload) -> None:
 
 async def _receive_parts(reader: MultipartReader, upload: Upload) -> None:
     for _ in range(MAX_PARTS):
-        part = await reader.next()
+        part = await _next_part(reader)
         if part is None:
             return
         if not isinstance(part, BodyPartReader):
             raise InvalidRequestError("A part of the upload is itself multipart.")
         await _receive_part(part, upload)
     raise InvalidRequestError(f"The upload has more than {MAX_PARTS} parts.")
+
+
+async def _next_part(reader: MultipartReader) -> MultipartReader | BodyPartReader | None:
+    """The next part; None at the end. Raises InvalidRequestError, ValueError, HttpProcessingError."""
+    try:
+        return await reader.next()
+    except (AssertionError, RuntimeError) as error:  # of the reader, about a first part named _charset_
+        raise InvalidRequestError(UNREADABLE) from error
 
 
 async def _receive_part(part: BodyPartReader, upload: Upload) -> None:

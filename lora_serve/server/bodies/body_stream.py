@@ -5,15 +5,18 @@ aiohttp's own decoder is turned off (sockets/http_runner.py): it does not ask wh
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from lora_serve.adapters.http_content import CONTENT_DIGEST, Decoder, ExpectedDigests, decoder_for
+from lora_serve.core.errors import InvalidRequestError
 
 CHUNK_BYTES = 2**18
 _MAX_LINE = 2**16
+_MAX_LINES = 2**12  # the multipart reader takes preamble, boundaries and headers in lines, and no part's content
 
 
 class BodyStream:
@@ -29,7 +32,7 @@ class BodyStream:
         self._digests = _digests_of(request)
         self._decoder = decoder_of(request)
         self._on_bytes = on_bytes
-        self._num_sent = self._num_decoded = 0
+        self._num_sent = self._num_decoded = self._num_lines = 0
         self._pieces: Iterator[bytes] = iter(())
         self._buffer = bytearray()
         self._is_over = False
@@ -41,7 +44,14 @@ class BodyStream:
         return self._taken(size)
 
     async def readline(self, *, max_line_length: int | None = None) -> bytes:
-        """The bytes up to the next line feed, or to the end. Raises what `read` does, and LineTooLong."""
+        """The bytes up to the next line feed, or to the end. Raises what `read` does, LineTooLong, and
+        InvalidRequestError for more lines than the parts of any upload need.
+        """
+        self._num_lines += 1
+        if self._num_lines > _MAX_LINES:
+            raise InvalidRequestError(
+                f"More than {_MAX_LINES} lines of the multipart body are outside its parts' content."
+            )
         most, looked = max_line_length or _MAX_LINE, 0
         while (at := self._buffer.find(b"\n", looked)) < 0 and not self._is_over and len(self._buffer) <= most:
             looked = len(self._buffer)
@@ -72,6 +82,8 @@ class BodyStream:
     async def _fill(self) -> None:
         """Add the next piece; at the body's end, hold all of it against its digests and checksum."""
         piece = self._next_piece()
+        if piece:
+            await asyncio.sleep(0)  # few bytes may decode to many pieces, and nothing was waited for
         while not piece and not self._is_over:
             chunk = await self._source.read(CHUNK_BYTES)
             self._is_over = not chunk
