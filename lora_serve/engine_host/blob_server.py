@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, InvalidStateError
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,7 +47,7 @@ class BlobServer:
         self._scratch = scratch
         self._prefix = prefix
         self._threads = WatchdogPool("blobs", num_threads, timeout)
-        self._open: dict[int, ExitStack] = {}  # by call id, of the engine that runs now
+        self._open: dict[int, ExitStack] = {}  # by call id, of the engine that runs now, from when it asks
         self._life = 0  # nobody waits for an earlier engine's calls
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -73,21 +73,24 @@ class BlobServer:
         await asyncio.to_thread(self._threads.close, _CLOSE_SECONDS, drop=False)
 
     async def _run(self, message: BlobMessage, send: Callable[[Reply], None], life: int) -> None:
+        if life != self._life:
+            return
         if isinstance(message, CloseBlob):
             stack = self._open.pop(message.call_id, None)
-            if stack is not None and life == self._life:
+            if stack is not None:
                 await asyncio.wrap_future(self._begin(stack.close))
             return
         try:
-            send(Reply(message.call_id, await self._answer(message, life)))
+            send(Reply(message.call_id, await self._answer(message)))
         except Exception as error:
             if not isinstance(error, LoraServeError | OSError):
                 _log.exception("a blob could not be served to the engine")
             send(Reply(message.call_id, error=error))
 
-    async def _answer(self, message: BlobCall, life: int) -> ReplyValue:
+    async def _answer(self, message: BlobCall) -> ReplyValue:
         if isinstance(message, OpenBlob):
-            return await self._opened(message, life)
+            async with self._opening(message.call_id) as stack:
+                return await self._opened(message, stack)
         assert isinstance(message, KeepBeside), "an engine that sees the folders asks for nothing else"
         keep = functools.partial(self._blobs.disk.take_beside, message.digest, message.path)
         await self._on_thread(keep)
@@ -96,9 +99,21 @@ class BlobServer:
     async def _on_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._begin(call))
 
-    async def _opened(self, message: OpenBlob, life: int) -> BlobFolder:
-        stack = ExitStack()
+    @asynccontextmanager
+    async def _opening(self, call_id: int) -> AsyncIterator[ExitStack]:
+        """A stack that is closed at CloseBlob; at the end of the block if that came meanwhile, or at an error."""
+        stack = self._open[call_id] = ExitStack()
+        try:
+            yield stack
+        except BaseException:
+            if self._open.get(call_id) is stack:
+                del self._open[call_id]
+            raise
+        finally:
+            if self._open.get(call_id) is not stack:
+                self._begin(stack.close)
 
+    async def _opened(self, message: OpenBlob, stack: ExitStack) -> BlobFolder:
         def opened() -> BlobFolder:
             if message.is_near:
                 near = stack.enter_context(self._blobs.near(message.digest))
@@ -106,12 +121,7 @@ class BlobServer:
             blob = stack.enter_context(self._blobs.verified(message.digest))
             return BlobFolder(blob.folder, blob.tier, blob.fetch, blob.verify, self._scratch)
 
-        folder = await asyncio.wrap_future(self._begin(opened, stack.close))
-        if life != self._life:
-            self._begin(stack.close)
-        else:
-            self._open[message.call_id] = stack
-        return folder
+        return await asyncio.wrap_future(self._begin(opened, stack.close))
 
     def _begin(self, call: Callable[[], T], undo: Callable[[], None] = lambda: None) -> Future[T]:
         """Start `call` on a thread. `undo`: called if its result comes when nobody waits for it any more."""

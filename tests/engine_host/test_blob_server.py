@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import new_folder
-from lora_serve.core.blob_messages import BlobMessage, OpenBlob
+from lora_serve.core.blob_messages import BlobMessage, CloseBlob, OpenBlob
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoadHangsError
 from lora_serve.core.messages import Reply
 from lora_serve.engine_host.blob_server import BlobServer
@@ -132,8 +132,9 @@ async def test_what_a_dead_engine_held_is_let_go(pair: Pair) -> None:
     assert pair.blobs.num_open == 0
 
 
-async def test_a_folder_that_is_open_only_after_its_engine_has_ended_is_let_go(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("leave", [BlobServer.drop, lambda server: server.run(CloseBlob(1), lambda answer: None)])
+async def test_a_folder_that_is_open_only_after_its_engine_has_ended_or_closed_it_is_let_go(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, leave: Callable[[BlobServer], None]
 ) -> None:
     gate, begun, near = threading.Event(), threading.Event(), pair.blobs.near
 
@@ -148,9 +149,10 @@ async def test_a_folder_that_is_open_only_after_its_engine_has_ended_is_let_go(
     given: list[Reply] = []
     pair.server.run(OpenBlob(1, pair.digest, True), given.append)
     assert await asyncio.to_thread(begun.wait, 60)
-    pair.server.drop()
+    leave(pair.server)
+    await asyncio.sleep(0.01)
     gate.set()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         while not given or pair.blobs.num_open:
             await asyncio.sleep(0.001)
 

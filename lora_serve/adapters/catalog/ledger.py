@@ -77,6 +77,7 @@ class Ledger(Generic[S]):
         self._empty = empty
         self._lock = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
+        self._listeners_lock = threading.Lock()  # they come and go on the event loop, which waits for no commit
         self._away_since: float | None = None
         self._state = empty.after(journal.load())
 
@@ -133,11 +134,11 @@ class Ledger(Generic[S]):
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener`, on whichever thread, after each change of the state."""
-        with self._lock:
+        with self._listeners_lock:
             self._listeners = [*self._listeners, listener]
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        with self._lock:
+        with self._listeners_lock:
             self._listeners = [other for other in self._listeners if other is not listener]
 
     def wait(self, seconds: float) -> None:

@@ -240,9 +240,12 @@ def _private_copy(source: Path, target: Path) -> Path:
 
 
 def _commit_anew(journal: Journal, records: Mapping[str, str | None]) -> None:
-    """Begins a registry of its own, whatever replicas still know of another; old leases are dropped."""
+    """Begins a registry of its own, whatever replicas still know of another; old leases are dropped. Does nothing if
+    a restore that broke off has done it. Raises AdapterUnavailableError.
+    """
     kept = {key: text for key, text in records.items() if not key.startswith(BLOB)}
-    if journal.commit(Position(), kept, Position(uuid.uuid4().hex, 1, uuid.uuid4().hex)) is None:
+    made = journal.commit(Position(), kept, Position(uuid.uuid4().hex, 1, uuid.uuid4().hex))
+    if made is None and journal.load().records != kept:
         raise AdapterUnavailableError("A server has begun a registry there meanwhile.")
 
 

@@ -30,7 +30,6 @@ from lora_serve.core.messages import Convert, ReplyValue, Validate
 from lora_serve.engine_host.blob_server import BlobServer
 
 _NAMES = frozenset((CONFIG_NAME, WEIGHTS_NAME, *OPTIONAL_NAMES))
-_LEFT = ExitStack()
 _NOWHERE = AdapterUnavailableError("The adapter's files are elsewhere.")
 
 
@@ -43,18 +42,16 @@ class ContentServer(BlobServer):
         self._staged = staged
         self._folders: dict[int, tuple[Path, frozenset[str]]] = {}  # with their files, by the call that opened them
 
-    async def _answer(self, message: BlobCall, life: int) -> ReplyValue:
+    async def _answer(self, message: BlobCall) -> ReplyValue:
         if isinstance(message, OpenStaged):
             folder = self._staged_folder(message.of)
-            self._open[message.call_id] = stack = ExitStack()
-            return await self._files(message.call_id, stack, folder, None, ("", 0.0, 0.0))
+            async with self._opening(message.call_id) as stack:
+                return await self._files(message.call_id, stack, folder, None, ("", 0.0, 0.0))
         if isinstance(message, OpenBlob) and not message.is_near:
-            blob = await self._opened(message, life)
-            stack = self._open.get(message.call_id, _LEFT)
-            if stack is _LEFT:  # the replica left meanwhile
-                raise _NOWHERE
-            figures = blob.tier, blob.fetch, blob.verify
-            return await self._files(message.call_id, stack, blob.folder, message.digest, figures)
+            async with self._opening(message.call_id) as stack:
+                blob = await self._opened(message, stack)
+                figures = blob.tier, blob.fetch, blob.verify
+                return await self._files(message.call_id, stack, blob.folder, message.digest, figures)
         if isinstance(message, ReadPiece):
             folder, names = self._folders.get(message.opened, (Path(), frozenset[str]()))
             if message.name not in names:

@@ -118,6 +118,9 @@ class Gateways:
         """Give the engine a message in the name of a gateway, or of OWN."""
         if isinstance(message, Submit):
             self._owners[message.request.request_id] = gateway
+        elif isinstance(message, Abort):
+            if self._owners.get(message.request_id) == gateway:  # the engine says no more of it
+                del self._owners[message.request_id]
         elif isinstance(message, Call):
             own = next(self._call_ids)
             self._calls[own] = gateway, message.call_id

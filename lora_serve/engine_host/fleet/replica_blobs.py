@@ -162,11 +162,11 @@ class ReplicaBlobs:
 
     @contextmanager
     def _open(self, gateway: str, call: OpenBlob | OpenStaged) -> Iterator[tuple[int, BlobFolder | BlobFiles]]:
-        blob = self._ask(gateway, call)
-        assert isinstance(blob, BlobFolder | BlobFiles)
         try:
+            blob = self._ask(gateway, call)
+            assert isinstance(blob, BlobFolder | BlobFiles)
             yield call.call_id, blob
-        finally:
+        finally:  # also of one that is opened only after it was given up
             self.gateways.post(gateway, CloseBlob(call.call_id))
 
     def _fetched(self, gateway: str, opened: int, files: BlobFiles, stack: ExitStack) -> Path:

@@ -8,11 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import Role
 from lora_serve.tenancy.audit.journal import Act, AuditJournal, AuditLine, Matches, first_matching
+from lora_serve.tenancy.long_reads import LongReads
 
 if TYPE_CHECKING:  # it needs the optional package `redis`
     from lora_serve.tenancy.audit.exchange import AuditExchange
@@ -72,6 +74,7 @@ class AuditLog:
         self._refused = refused or RefusedActs()
         self._journal = journal
         self._exchange = exchange
+        self._reads = LongReads("audit")
         self._publishing: asyncio.Task[None] | None = None
         self._is_stale = False
 
@@ -94,14 +97,14 @@ class AuditLog:
     async def page(self, limit: int, before: str | None, matches: Matches) -> AuditPage:
         """The newest lines of all replicas that match, at most `limit`, with ids before `before`."""
         others, is_complete = await self._others(limit + 1, before, matches)
-        found = [*others, *await asyncio.to_thread(self._own_matching, limit + 1, before, matches)]
+        found = [*others, *await self._reads.run(partial(self._own_matching, limit + 1, before, matches))]
         found.sort(key=lambda line: line.id, reverse=True)
         return AuditPage(found[:limit], len(found) > limit, is_complete)
 
     async def close(self) -> None:
         if self._publishing is not None:
             await self._publishing
-        for part in (self._exchange, self._journal):
+        for part in (self._reads, self._exchange, self._journal):
             if part is not None:
                 part.close()
 
@@ -117,7 +120,7 @@ class AuditLog:
         if self._exchange is None:
             return [], True
         try:
-            return await asyncio.to_thread(self._exchange.latest_of_others, limit, before, matches), True
+            return await self._reads.run(partial(self._exchange.latest_of_others, limit, before, matches)), True
         except AdapterUnavailableError:
             return [], False
 

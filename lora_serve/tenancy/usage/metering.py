@@ -10,10 +10,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lora_serve.core.config import AccountingConfig
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.tenancy.long_reads import LongReads
 from lora_serve.tenancy.usage.figures import Batch, UsageFigures, UsageKey, UsageRow, add_to, coarser
 from lora_serve.tenancy.usage.journal import UsageJournal, rows_of
 
@@ -41,6 +43,7 @@ class Meter:
         nobody sets.
         """
         self.config = config or AccountingConfig()
+        self.long_reads = LongReads("usage")
         self._journal = journal
         self._exchange = exchange
         self._clock = clock
@@ -88,14 +91,15 @@ class Meter:
         if self._exchange is None:
             return own, True
         try:
-            return own + await asyncio.to_thread(self._exchange.rows_of_others, start, end, tenant), True
+            others = partial(self._exchange.rows_of_others, start, end, tenant)
+            return own + await self.long_reads.run(others), True
         except AdapterUnavailableError:
             return own, False
 
     async def close(self) -> None:
         """Writes the rest. What is recorded after that is lost."""
         await self.flush()
-        for part in (self._exchange, self._journal):
+        for part in (self.long_reads, self._exchange, self._journal):
             if part is not None:
                 part.close()
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.core.errors import ConfigError
 from tests.catalog_versions import version
@@ -33,6 +37,29 @@ def test_commits_are_flushed_to_disk(catalog: Catalog, tmp_path: Path) -> None:
     db = catalog.ledger.journal._db
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert db.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_listeners_come_and_go_while_a_commit_is_under_way(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do so on the event loop, and a commit may wait for a disk or a Redis that is silent."""
+    begun, gate, heard, unheard = (threading.Event() for _ in range(4))
+    commit, came, left = catalog.ledger.journal.commit, heard.set, unheard.set
+
+    def slow(*arguments: Any, **more: Any) -> Position | None:
+        begun.set()
+        gate.wait(60)
+        return commit(*arguments, **more)
+
+    monkeypatch.setattr(catalog.ledger.journal, "commit", slow)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            threads.submit(catalog.add, "a", version("a"))
+            assert begun.wait(20)
+            threads.submit(catalog.ledger.listen, came).result(5)
+            threads.submit(catalog.ledger.listen, left).result(5)
+            threads.submit(catalog.ledger.unlisten, left).result(5)
+        finally:
+            gate.set()
+    assert (heard.is_set(), unheard.is_set()) == (True, False)
 
 
 def test_second_server_on_one_store_is_refused(catalog: Catalog, tmp_path: Path) -> None:

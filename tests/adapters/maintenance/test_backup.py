@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import redis
 
+from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.maintenance import backup
 from lora_serve.adapters.maintenance.registries import open_registry
 from lora_serve.adapters.storage import open_storage
 from lora_serve.cli import main
+from lora_serve.commands.failure import ExitCode
 from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import Role
@@ -275,3 +277,55 @@ def test_shared_registry_and_its_tenants_are_restored_into_an_emptied_redis(redi
         assert list(directory.snapshot.tenants) == ["acme"]
     with closing(redis.Redis.from_url(redis_url)) as client:
         assert len(list(client.scan_iter("lora_serve:adapters:*:records"))) == 4
+
+
+def test_restore_into_redis_that_breaks_off_after_the_tenants_is_completed_by_another(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, restore = _backed_up_with_a_tenant(redis_url, tmp_path)
+    _break_off_before_the_registry(restore, monkeypatch)
+    with closing(redis.Redis.from_url(redis_url)) as client:
+        assert not client.exists("lora_serve:registry:position")
+        assert client.exists("lora_serve:tenants:position")
+    assert main(restore) == 0
+    assert registries.content(redis_url) == before
+    with open_directory(config_of(tmp_path / "b", redis_url)) as directory:
+        assert list(directory.snapshot.tenants) == ["acme"]
+
+
+def test_restore_that_breaks_off_is_not_completed_over_what_a_server_has_begun_since(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, restore = _backed_up_with_a_tenant(redis_url, tmp_path)
+    _break_off_before_the_registry(restore, monkeypatch)
+    with open_directory(config_of(tmp_path / "b", redis_url)) as directory:
+        directory.create_tenant("globex")
+    assert main(restore) == ExitCode.UNAVAILABLE
+    assert "A server has begun" in capsys.readouterr().err
+    with open_directory(config_of(tmp_path / "c", redis_url)) as directory:
+        assert set(directory.snapshot.tenants) == {"acme", "globex"}
+
+
+def _backed_up_with_a_tenant(redis_url: str, tmp_path: Path) -> tuple[registries.Content, list[str]]:
+    """Content of a registry whose Redis was emptied after a backup, and the command that restores it."""
+    registries.fill(redis_url)
+    before, backup = registries.content(redis_url), str(tmp_path / "backup")
+    with open_directory(config_of(tmp_path / "a", redis_url)) as directory:
+        directory.create_tenant("acme")
+    assert main(["registry", "backup", "--to", backup, "--redis-url", redis_url]) == 0
+    with closing(redis.Redis.from_url(redis_url)) as client:
+        client.flushall()
+    return before, ["registry", "restore", "--from", backup, "--redis-url", redis_url]
+
+
+def _break_off_before_the_registry(restore: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_anew, steps = backup._commit_anew, iter(["tenants"])
+
+    def killed(journal: Journal, records: Mapping[str, str | None]) -> None:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        commit_anew(journal, records)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backup, "_commit_anew", killed)
+        assert main(restore) == 130

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -26,11 +27,12 @@ from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.client.wire import body_of, to_engine
-from lora_serve.core.blob_messages import PIECE_BYTES, Piece, ReadPiece, WritePiece
+from lora_serve.core.blob_messages import PIECE_BYTES, CloseBlob, OpenBlob, Piece, ReadPiece, WritePiece
 from lora_serve.core.errors import AdapterUnavailableError, StoreUnwritableError
 from lora_serve.core.messages import AdapterSize, FromEngine, Reply, ToEngine
-from lora_serve.engine_host.fleet import replica_blobs
+from lora_serve.engine_host.fleet import content_server, replica_blobs
 from lora_serve.engine_host.fleet.blobs import FleetBlobs
+from lora_serve.engine_host.fleet.content_server import ContentServer
 from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
 from lora_serve.engine_host.verifier import RemoteValidator
 from tests.client.ray.fake_fleet import LIMITS, FakeFleet, FakeReplica
@@ -234,6 +236,69 @@ async def test_server_that_does_not_answer_is_given_up(
         )
         assert (await asyncio.to_thread(world.read, digest))[0] == WEIGHTS
         assert any(isinstance(one, ReadPiece) for one in world.gateways[0].asked)
+
+
+class Held:
+    """Counts the folders that a store holds open; it opens none before `gate` is set."""
+
+    def __init__(self, store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        self.num_opened = self.num_open = 0
+        self._really_open = store.open
+        monkeypatch.setattr(store, "open", self._open)
+
+    @contextmanager
+    def _open(self, digest: str) -> Iterator[Path]:
+        self.gate.wait(60)
+        with self._really_open(digest) as folder:
+            self.num_opened += 1
+            self.num_open += 1
+            try:
+                yield folder
+            finally:
+                self.num_open -= 1
+
+    async def let_go(self) -> None:
+        """Returns once all that was opened is closed."""
+        async with asyncio.timeout(10):
+            while not self.num_opened or self.num_open:
+                await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("place", [elsewhere, world_of])
+async def test_folder_that_a_server_opens_too_late_is_let_go(
+    tmp_path: Path, digest: str, monkeypatch: pytest.MonkeyPatch, place: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(replica_blobs, "ANSWER_SECONDS", 0.2)
+    async with place(tmp_path, "one") as world:
+        (gateway,) = world.gateways
+        gateway.store.put(digest, tmp_path / "adapter")
+        held = Held(gateway.store, monkeypatch)
+        with pytest.raises(AdapterUnavailableError, match="does not answer"):
+            await asyncio.to_thread(world.read, digest)
+        while not any(isinstance(one, CloseBlob) for one in gateway.asked):
+            await asyncio.sleep(0.005)
+        held.gate.set()
+        await held.let_go()
+        assert world.left_over() == []
+
+
+async def test_folder_whose_files_cannot_be_listed_is_let_go_with_the_error(
+    tmp_path: Path, digest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(folder: Path) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(content_server, "content_names", broken)
+    store, answers = DiskStore(tmp_path / "store"), asyncio.Queue[Reply]()
+    store.put(digest, tmp_path / "adapter")
+    held = Held(store, monkeypatch)
+    held.gate.set()
+    server = ContentServer(StoredBlobs(store, store), 2, store.tmp, 20, staged={})
+    server.run(OpenBlob(1, digest, is_near=False), answers.put_nowait)
+    assert isinstance((await answers.get()).error, OSError)
+    await held.let_go()
+    await server.close()
 
 
 @pytest.mark.parametrize("is_short", [False, True])

@@ -101,6 +101,22 @@ async def test_gateway_that_leaves_has_its_requests_aborted_and_is_heard_no_more
     assert replica.taken == before
 
 
+async def test_request_that_its_gateway_aborts_is_forgotten() -> None:
+    """Answers that end by a stop string end so: the engine sends nothing after it."""
+    replica = Replica()
+    await replica.attach("g")
+    other = await replica.attach("h")
+    for gateway, name in (("g", "a"), ("h", "b")):
+        replica.gateways.take(gateway, body_of([Submit(request(name))]))
+    replica.gateways.take("g", body_of([Abort("a", is_answered=True), Abort("b")]))
+    assert replica.gateways.num_requests == 1
+    replica.gateways.send([TokenEvent("b", 5, None)])
+    assert from_engine(await other.frames.get()) == [TokenEvent("b", 5, None)]
+    before = list(replica.taken)
+    replica.gateways.detach("g")
+    assert replica.taken == before, "it has nothing left that could be aborted"
+
+
 async def test_each_gateway_answers_for_its_own_stores_until_it_leaves() -> None:
     replica = Replica()
     first, second = await replica.attach("g"), await replica.attach("h")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -112,6 +114,35 @@ async def test_page_far_down_reads_none_of_the_lines_above_it(tmp_path: Path, mo
     assert len((await log.page(5, before, everything)).lines) == 0
     assert len(read) <= 3  # those of the last page's last millisecond
     await log.close()
+
+
+async def test_acts_are_noted_however_many_look_at_a_log_that_takes_long_to_read(
+    journal: AuditJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than the event loop's executor has threads, also of callers that leave while they wait."""
+    log, gate, begun, latest = AuditLog(journal), threading.Event(), list[int](), journal.latest
+    await log.append(ACT)
+
+    def slow(before: int | None = None, limit: int = 1000) -> list[AuditLine]:
+        begun.append(1)
+        gate.wait(60)
+        return latest(before, limit)
+
+    monkeypatch.setattr(journal, "latest", slow)
+    try:
+        leaving = [asyncio.create_task(log.page(9, None, everything)) for _ in range(40)]
+        await asyncio.sleep(0.05)
+        for look in leaving:
+            look.cancel()
+        await asyncio.wait(leaving)
+        looks = [asyncio.create_task(log.page(9, None, everything)) for _ in range(40)]
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            await log.append(ACT)
+        assert len(begun) <= 2, "those that left before their turn are not begun"
+    finally:
+        gate.set()
+    assert {len(page.lines) for page in await asyncio.gather(*looks)} == {2}
 
 
 async def test_only_lines_that_match_are_in_a_page(journal: AuditJournal) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
@@ -67,6 +69,36 @@ async def test_what_was_counted_is_there_before_and_after_it_is_written_and_afte
     assert is_complete
     assert summed(rows, lambda bucket, key: (key.tenant,)) == {("acme",): ONE.plus(ONE), ("globex",): ONE}
     await again.close()
+
+
+class Slow:
+    """An exchange whose rows take long."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def publish(self, journal: UsageJournal) -> None:
+        pass
+
+    def rows_of_others(self, start: int, end: int, tenant: str | None = None) -> list[UsageRow]:
+        self.gate.wait(60)
+        return [(0, GLOBEX, ONE)]
+
+
+async def test_usage_is_written_however_many_ask_for_rows_that_take_long_to_read(journal: UsageJournal) -> None:
+    """More than the event loop's executor has threads."""
+    exchange = Slow()
+    meter = Meter(journal, exchange)  # type: ignore[arg-type]
+    meter.record(ACME, ONE)
+    reads = [asyncio.create_task(meter.rows(0, FOREVER)) for _ in range(40)]
+    try:
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            await meter.flush()
+        assert total(journal.rows(0, FOREVER)) == ONE
+    finally:
+        exchange.gate.set()
+    assert {total(rows).requests for rows, _ in await asyncio.gather(*reads)} == {2}
 
 
 async def test_batch_whose_answer_was_lost_is_counted_once(journal: UsageJournal) -> None:

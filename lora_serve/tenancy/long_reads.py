@@ -1,0 +1,29 @@
+"""Reads that may take seconds, on threads of their own: those of the event loop's executor are for acts, whose callers
+wait for a write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+_MAX_READS = 2  # at a time; the processor's time that they take is the event loop's, too
+T = TypeVar("T")
+
+
+class LongReads:
+    """Used on the event loop's thread. A read whose caller leaves before its turn is not begun."""
+
+    def __init__(self, title: str) -> None:
+        """`title`: names the threads."""
+        self._threads = ThreadPoolExecutor(_MAX_READS, title)
+
+    async def run(self, read: Callable[[], T]) -> T:
+        """Calls `read` once it has a thread. Raises what it raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+
+    def close(self) -> None:
+        """Begins no further read; returns at once."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
