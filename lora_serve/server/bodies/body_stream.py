@@ -5,6 +5,7 @@ aiohttp's own decoder is turned off (sockets/http_runner.py): it does not ask wh
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from aiohttp import web
@@ -13,6 +14,7 @@ from aiohttp.http_exceptions import LineTooLong
 from lora_serve.adapters.http_content import CONTENT_DIGEST, Decoder, ExpectedDigests, decoder_for
 
 CHUNK_BYTES = 2**18
+_CODED_BYTES = 2**16  # read at once of a coded body: gzip's members without content take the longest to decode
 _MAX_LINE = 2**16
 
 
@@ -28,6 +30,7 @@ class BodyStream:
         self._source = request.content
         self._digests = _digests_of(request)
         self._decoder = decoder_of(request)
+        self._chunk_bytes = _CODED_BYTES if "Content-Encoding" in request.headers else CHUNK_BYTES
         self._on_bytes = on_bytes
         self._num_sent = self._num_decoded = 0
         self._pieces: Iterator[bytes] = iter(())
@@ -73,12 +76,14 @@ class BodyStream:
         """Add the next piece; at the body's end, hold all of it against its digests and checksum."""
         piece = self._next_piece()
         while not piece and not self._is_over:
-            chunk = await self._source.read(CHUNK_BYTES)
+            chunk = await self._source.read(self._chunk_bytes)
             self._is_over = not chunk
             self._num_sent += len(chunk)
             self._digests.update(chunk)
             self._pieces = self._decoder.decode(chunk) if chunk else iter(())
             piece = self._next_piece()
+            if not piece:
+                await asyncio.sleep(0)  # the next chunk may be here already, and be as empty
         self._buffer += piece
         if self._is_over:
             self._digests.check()
