@@ -26,6 +26,7 @@ from lora_serve.server.background.registering import Registering
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.background.tasks import BackgroundTasks, Call
 from lora_serve.server.engine_history import EngineHistory
+from lora_serve.server.large_bodies import LargeBodies
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.telemetry.activity import Activity
@@ -38,7 +39,6 @@ from lora_serve.tenancy.usage.metering import Meter
 from lora_serve.text.tokenizer import TextModel
 
 T = TypeVar("T")
-MAX_LARGE_BODIES = 2  # parsed at the same time, so that they leave threads and processor to others
 
 
 class LiveLimits:
@@ -80,7 +80,7 @@ class Services:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     history: EngineHistory = field(default_factory=EngineHistory)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
-    large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE_BODIES))
+    large_bodies: LargeBodies = field(default_factory=LargeBodies)
     quotas: Quotas = field(default_factory=Quotas)
     meter: Meter = field(default_factory=lambda: Meter(None))  # the default: in memory only
     registering: Registering = field(default_factory=Registering)

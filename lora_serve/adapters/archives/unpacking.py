@@ -8,7 +8,6 @@ included.
 
 from __future__ import annotations
 
-import gzip
 import stat
 import struct
 import zipfile
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from lora_serve.adapters.archives.gzip_stream import GzipStream
 from lora_serve.adapters.archives.tar import BrokenArchiveError, TarMember, read_members
 from lora_serve.adapters.archives.zip import ByteAllowance, ZipMember, read_zip_members
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, SIDE_NAMES, WEIGHTS_NAME
@@ -44,7 +44,6 @@ _BROKEN = (
     EOFError,
     NotImplementedError,  # zipfile: a compression method or version it lacks
     UnicodeError,
-    gzip.BadGzipFile,
     struct.error,
     zipfile.BadZipFile,
     zlib.error,
@@ -76,8 +75,7 @@ def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
             if start.startswith(_ZIP):
                 _take_zip(file, taker, max_bytes)
             elif start.startswith(b"\x1f\x8b"):
-                with gzip.GzipFile(fileobj=file) as content:
-                    _take_tar(cast("IO[bytes]", content), taker, max_bytes)
+                _take_tar(cast("IO[bytes]", GzipStream(file)), taker, max_bytes)
             else:
                 _take_tar(file, taker, max_bytes)
     except _BROKEN as error:

@@ -14,14 +14,29 @@ from lora_serve.adapters.sources.base import refuse
 from lora_serve.core.errors import InvalidRequestError
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052
+_METADATA = tuple(  # of clouds whose instances find credentials elsewhere than at a link-local address
+    map(
+        ipaddress.ip_network,
+        (
+            "168.63.129.16",  # Azure, on the internet by its number
+            "100.100.100.200",  # Alibaba
+            "192.0.0.192",  # Oracle, its classic cloud
+            "fd00:c1::a9fe:a9fe",  # Oracle
+            "fd00:ec2::/32",  # Amazon: EC2's metadata, the credentials of EKS
+            "fd20:ce::254",  # Google
+            "fd00:42::42",  # Scaleway
+            "fd00:a9fe:a9fe::1",  # Linode
+        ),
+    )
+)
 _log = logging.getLogger(__name__)
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def connect_outward(host: str, port: int, timeout: float, allow_inner: bool) -> socket.socket:
     """A connection to the host's first address that answers. `allow_inner`: a name may mean private addresses and this
-    machine, but never link-local addresses, where clouds keep their credentials. A host that is written as an address
-    is one that the operator wrote, and is connected to as it is.
+    machine, but never link-local addresses and the others where clouds keep their credentials. A host that is written
+    as an address is one that the operator wrote, and is connected to as it is.
 
     Raises InvalidRequestError if an address may not be connected to, OSError if none answers.
     """
@@ -53,6 +68,8 @@ def _may_be_meant(text: str, host: str, allow_inner: bool) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return plain.is_loopback  # RFC 6761
     if plain.is_link_local or plain.is_multicast or plain.is_unspecified:
+        return False
+    if any(plain in network for network in _METADATA):
         return False
     return allow_inner or plain.is_global
 

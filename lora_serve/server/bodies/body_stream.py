@@ -15,6 +15,7 @@ from lora_serve.adapters.http_content import CONTENT_DIGEST, Decoder, ExpectedDi
 from lora_serve.core.errors import InvalidRequestError
 
 CHUNK_BYTES = 2**18
+_CODED_BYTES = 2**16  # read at once of a coded body: gzip's members without content take the longest to decode
 _MAX_LINE = 2**16
 _MAX_LINES = 2**12  # the multipart reader takes preamble, boundaries and headers in lines, and no part's content
 
@@ -31,6 +32,7 @@ class BodyStream:
         self._source = request.content
         self._digests = _digests_of(request)
         self._decoder = decoder_of(request)
+        self._chunk_bytes = _CODED_BYTES if "Content-Encoding" in request.headers else CHUNK_BYTES
         self._on_bytes = on_bytes
         self._num_sent = self._num_decoded = self._num_lines = 0
         self._pieces: Iterator[bytes] = iter(())
@@ -85,12 +87,14 @@ class BodyStream:
         if piece:
             await asyncio.sleep(0)  # few bytes may decode to many pieces, and nothing was waited for
         while not piece and not self._is_over:
-            chunk = await self._source.read(CHUNK_BYTES)
+            chunk = await self._source.read(self._chunk_bytes)
             self._is_over = not chunk
             self._num_sent += len(chunk)
             self._digests.update(chunk)
             self._pieces = self._decoder.decode(chunk) if chunk else iter(())
             piece = self._next_piece()
+            if not piece and not self._is_over:
+                await asyncio.sleep(0)  # the next chunk may be here already, and be as empty
         self._buffer += piece
         if self._is_over:
             self._digests.check()

@@ -6,6 +6,7 @@ However large a body is, the event loop is never held up by it for long.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -23,31 +24,25 @@ from lora_serve.server.bodies.body_stream import BodyStream, decoder_of
 from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.server.bodies.sliced_json import SlicedObject
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.large_bodies import MAX_SMALL
 from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
 from lora_serve.server.services import SERVICES
 
 M = TypeVar("M", bound=BaseModel)
-_MAX_SMALL = 2**16  # bytes of a body that is parsed on the event loop
 
 
 async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[str, Any]:
     """The body as a JSON object, without fields that are null unless `keep_null`.
 
-    Raises InvalidRequestError, PayloadTooLargeError, SlowRequestError, UnsupportedMediaError; AuthenticationError if
-    the caller's key was revoked while the body came.
+    Raises InvalidRequestError, PayloadTooLargeError, SlowRequestError, UnsupportedMediaError; CapacityError if there is
+    no room for a large one; AuthenticationError if the caller's key was revoked while the body came.
     """
     _check_headers(request)
-    config = request.app[SERVICES].config
-    try:
-        async with asyncio.timeout(config.connections.body):
-            raw = await _read_bytes(request, config.max_body_bytes)
-    except TimeoutError:
-        message = f"The request body did not arrive within {config.connections.body:g} s (--body-timeout)."
-        raise SlowRequestError(message) from None
-    except (web.RequestPayloadError, ValueError) as error:
-        raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
-    request[CONTEXT].enter_again()
-    value = await _parse(request, raw)
+    caller = request[CONTEXT].caller
+    with request.app[SERVICES].large_bodies.room("" if caller is None else caller.tenant) as grow:
+        raw = await _receive(request, grow)
+        request[CONTEXT].enter_again()
+        value = await _parse(request, raw)
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return {name: item for name, item in value.items() if keep_null or item is not None}
@@ -79,7 +74,20 @@ def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits |
         raise InvalidRequestError(f"`{where}`: {message}" if where else message, param=where or None) from None
 
 
-async def _read_bytes(request: web.Request, max_bytes: int) -> bytes:
+async def _receive(request: web.Request, grow: Callable[[int], None]) -> bytes:
+    """All of the body, decoded. `grow`: called with the number of bytes so far. Raises what `read_json` raises."""
+    config = request.app[SERVICES].config
+    try:
+        async with asyncio.timeout(config.connections.body):
+            return await _read_bytes(request, config.max_body_bytes, grow)
+    except TimeoutError:
+        message = f"The request body did not arrive within {config.connections.body:g} s (--body-timeout)."
+        raise SlowRequestError(message) from None
+    except (web.RequestPayloadError, ValueError) as error:
+        raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
+
+
+async def _read_bytes(request: web.Request, max_bytes: int, grow: Callable[[int], None]) -> bytes:
     """All of the body, decoded and held against its digests. Raises PayloadTooLargeError, InvalidRequestError.
 
     aiohttp's own `read` goes on for as long as there are bytes, without a turn for other tasks.
@@ -89,6 +97,7 @@ async def _read_bytes(request: web.Request, max_bytes: int) -> bytes:
     def check(num_bytes: int) -> None:
         if num_bytes > max_bytes:
             raise _too_large(max_bytes)
+        grow(num_bytes)
 
     async for piece in BodyStream(request, check).chunks():
         pieces.append(piece)
@@ -98,10 +107,10 @@ async def _read_bytes(request: web.Request, max_bytes: int) -> bytes:
 
 async def _parse(request: web.Request, raw: bytes) -> Any:
     """The value of a body. A large one is read on a thread, without the fields that no route knows."""
-    if len(raw) <= _MAX_SMALL:
+    if len(raw) <= MAX_SMALL:
         return parse_json(raw)
     reader = SlicedObject(raw, known_names(), TOKEN_ID_NAMES)
-    async with request.app[SERVICES].large_bodies:
+    async with request.app[SERVICES].large_bodies.parsing:
         try:
             return await asyncio.to_thread(reader.read)
         finally:

@@ -13,6 +13,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -283,6 +284,37 @@ def test_pax_headers_of_tiny_records_are_refused_soon(tmp_path: Path) -> None:
 
     in_some_attempt(refuse)
     assert unpacked(one * 2 + tar(FILES), tmp_path) == FILES
+
+
+@pytest.mark.parametrize("content", [b"", b"x"])
+def test_gzip_of_very_many_members_with_hardly_any_content_is_refused_soon(content: bytes, tmp_path: Path) -> None:
+    start = tar({CONFIG: bytes(10**6)})[:512]  # a header, to which the content would belong
+    archive = gzip.compress(start) + gzip.compress(content, mtime=0) * 500_000
+
+    def refuse() -> None:
+        began = time.process_time()
+        with pytest.raises(InvalidAdapterError, match="too many members"):
+            unpacked(archive, tmp_path, limit=10**8)
+        assert time.process_time() - began < 0.5
+
+    in_some_attempt(refuse)
+
+
+@pytest.mark.parametrize("size", [4096, 65280])
+def test_gzip_of_many_members_with_content_is_unpacked(size: int, tmp_path: Path) -> None:
+    """bgzip's members have 65280 bytes; the last one is empty."""
+    files = {CONFIG: FILES[CONFIG], WEIGHTS: Random(1).randbytes(8_000_000)}
+    whole = tar(files)
+    parts = [whole[at : at + size] for at in range(0, len(whole), size)]
+    assert unpacked(b"".join(map(gzip.compress, [*parts, b""])), tmp_path, limit=10**7) == files
+
+
+@pytest.mark.parametrize("size", [1, 40, 70_000])
+def test_zeros_behind_the_members_of_a_gzip_and_between_them_are_passed_over(size: int, tmp_path: Path) -> None:
+    """Tapes and block devices pad with them."""
+    whole = tar(FILES)
+    parts = [gzip.compress(whole[:700]), gzip.compress(whole[700:])]
+    assert unpacked(bytes(size).join([*parts, b""]), tmp_path) == FILES
 
 
 def test_tar_whose_first_name_begins_like_a_zip_is_a_tar(tmp_path: Path) -> None:
