@@ -7,7 +7,6 @@ import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from unittest.mock import Mock
 
 import pytest
 from aiohttp import StreamReader, web
@@ -23,9 +22,7 @@ MEBIBYTES = 8
 def request_of(sent: bytes) -> web.Request:
     """A request whose gzip body has come already, as these bytes."""
     loop = asyncio.get_running_loop()
-    protocol = BaseProtocol(loop)
-    protocol.transport = Mock()
-    content = StreamReader(protocol, 2**16, loop=loop)
+    content = StreamReader(BaseProtocol(loop), len(sent), loop=loop)
     content.feed_data(sent)
     content.feed_eof()
     return make_mocked_request("PUT", "/", headers={"Content-Encoding": "gzip"}, payload=content)
