@@ -115,10 +115,6 @@ class Scheduler:
         """Those that wait, in the order in which they are tried."""
         return self._policy.order(now)
 
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        return tuple(self._by_request)
-
     def fail_all(self, error: LoraServeError) -> list[Event]:
         """Ends every request: the engine stops, or failed in a way that leaves no block to be trusted."""
         self.prefix_cache.clear()
