@@ -107,6 +107,10 @@ class Scheduler:
             self._cold_start.fall_back_if_due(sequence, now)
             self._cold_start.is_cold(sequence, now)
 
+    def adapters_moved(self) -> None:
+        """Notes that a command may have taken adapters away or given them room: requests ask for theirs anew."""
+        self._prefetcher.is_due = True
+
     def by_row(self) -> dict[int, Sequence]:
         """The sequences that run, by the ids of their rows."""
         return {sequence.sequence_id: sequence for sequence in self.running}
