@@ -113,6 +113,7 @@ class InferenceRequest:
     pooling: PoolingParams | None = None
     grammar: TokenGrammar | None = None  # None: any token may come
     answer_id: str = ""  # requests with the same one are choices of one answer: the same adapters answer all of them
+    is_salted: bool = False  # `cache_scope` holds the caller's salt: only requests with the same one find its KV blocks
 
     def on_clock(self, offset: float) -> InferenceRequest:
         """The same request for a machine whose `time.monotonic()` is `offset` seconds ahead of this one's."""

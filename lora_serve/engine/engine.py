@@ -308,6 +308,7 @@ class Engine:
             is_done, outcome = True, refusal
         if is_done:
             self._done.append((message, outcome))
+            self.scheduler.adapters_moved()
         return is_done
 
     def _smoke_test(self, command: SmokeTest) -> SmokeTestResult | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
-from lora_serve.core.errors import InternalError, NotReadyError
+from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError
 from lora_serve.core.message import Call
 from lora_serve.core.messages import (
     Abort,
@@ -17,6 +17,7 @@ from lora_serve.core.messages import (
     Command,
     ErrorEvent,
     Evict,
+    FinishEvent,
     FromLoop,
     GetStats,
     Ping,
@@ -57,6 +58,7 @@ class EngineLoop:
         self._emit = emit
         self._rebuild = rebuild
         self._desired = DesiredState(engine.residency.slots.num_slots)
+        self._open: set[str] = set()  # ids of requests whose ends nobody was given yet
         self._is_stopping = False
 
     def run(self) -> None:
@@ -73,22 +75,6 @@ class EngineLoop:
         self._emit([*self._replies(), *self._engine.scheduler.fail_all(goodbye)])
 
     def _read_mail(self, is_busy: bool) -> list[FromLoop]:
-        try:
-            return self._drain(is_busy)
-        except BaseException:  # SystemExit too: nobody would notice that this thread is gone
-            _log.exception("the mailbox could not be read")
-            return self._recover()
-
-    def _step(self) -> tuple[bool, list[FromLoop]]:
-        """Returns whether anything ran. A bug ends all requests with an error, and the loop goes on."""
-        try:
-            is_busy, events = self._engine.step()
-            return is_busy, [*events, *self._replies()]
-        except BaseException:
-            _log.exception("the step failed")
-            return False, self._recover()
-
-    def _drain(self, is_busy: bool) -> list[FromLoop]:
         """Handle every message there is; with nothing to run, wait for one or for the next deadline."""
         found: list[FromLoop] = []
         try:
@@ -98,7 +84,19 @@ class EngineLoop:
                 found += self._take(self._mailbox.get_nowait())
         except queue.Empty:
             pass
+        except BaseException:  # SystemExit too: nobody would notice that this thread is gone
+            _log.exception("the mailbox could not be read")
+            found += self._recover()
         return found
+
+    def _step(self) -> tuple[bool, list[FromLoop]]:
+        """Returns whether anything ran. A bug ends all requests with an error, and the loop goes on."""
+        try:
+            is_busy, events = self._engine.step()
+            return is_busy, self._noted([*events, *self._replies()])
+        except BaseException:
+            _log.exception("the step failed")
+            return False, self._recover()
 
     def _timeout(self) -> float | None:
         """Seconds until something must happen even without a message."""
@@ -109,25 +107,22 @@ class EngineLoop:
     def _take(self, message: Mail) -> list[FromLoop]:
         """Handle one message; a bug in that ends all requests, and the loop goes on."""
         try:
-            return [*self._handle(message), *self._replies()]
+            return self._noted([*self._handle(message), *self._replies()])
         except BaseException:
             _log.exception("a %s could not be handled", type(message).__name__)
         found = self._recover()
-        error = InternalError(FAILURE)
-        if isinstance(message, Submit) and message.request.request_id not in {
-            event.request_id for event in found if isinstance(event, ErrorEvent)
-        }:
-            found.append(ErrorEvent(message.request.request_id, error))
         if isinstance(message, Call):
-            found.append(Reply(message.call_id, error=error))
+            found.append(Reply(message.call_id, error=InternalError(FAILURE)))
         return found
 
     def _handle(self, message: Mail) -> Sequence[FromLoop]:
         match message:
             case Submit(request):
+                self._open.add(request.request_id)
                 self._desired.use(request.refs)
                 return self._engine.scheduler.add(request)
             case Abort(request_id, is_answered):
+                self._open.discard(request_id)
                 self._engine.scheduler.abort(request_id, is_answered=is_answered)
             case LoadFinished():
                 return self._engine.load_finished(message)
@@ -144,6 +139,13 @@ class EngineLoop:
             case Stop():
                 self._is_stopping = True
         return []
+
+    def _noted(self, messages: list[FromLoop]) -> list[FromLoop]:
+        """The messages, all of which are handed over; the ends among them are no longer waited for."""
+        self._open.difference_update(
+            message.request_id for message in messages if isinstance(message, FinishEvent | ErrorEvent)
+        )
+        return messages
 
     def _replies(self) -> list[Reply]:
         """The replies to commands that are done now, which are part of the desired state from now on."""
@@ -162,13 +164,14 @@ class EngineLoop:
     def _recover(self) -> list[FromLoop]:
         """Every request ends, every command is answered, and the tables are empty.
 
-        Adapters that were to leave are not among those that are fetched again.
+        A request may have left the tables by an end that was lost with the step or the message, so the tables are not
+        asked who is there. Adapters that were to leave are not among those that are fetched again.
         """
         error = InternalError(FAILURE)
         if self._rebuild is None:
-            return [*self._engine.scheduler.fail_all(error)]
+            self._engine.scheduler.fail_all(error)
+            return self._end_all(error)
         old = self._engine
-        request_ids = old.scheduler.request_ids
         leaving = old.end_commands(error, but=(Evict, Unpin))
         replies = self._replies()
         old.clear_slots()
@@ -179,8 +182,12 @@ class EngineLoop:
         replies += self._replies()
         self._repeat(self._desired.residents())
         replies += self._replies()
-        _log.warning("the engine's tables were built anew; %d requests ended", len(request_ids))
-        return [*replies, *(ErrorEvent(request_id, error) for request_id in request_ids)]
+        ends = self._end_all(error)
+        _log.warning("the engine's tables were built anew; %d requests ended", len(ends))
+        return [*replies, *ends]
+
+    def _end_all(self, error: LoraServeError) -> list[FromLoop]:
+        return self._noted([ErrorEvent(request_id, error) for request_id in self._open])
 
     def _repeat(self, commands: Iterable[AdapterCommand]) -> None:
         for command in commands:

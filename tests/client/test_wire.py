@@ -128,6 +128,7 @@ REQUEST = InferenceRequest(
     PoolingParams((0, 1)),
     TokenGrammar('{"grammars": []}', TRAITS.added_tokens),
     "x",
+    True,
 )
 SPEC = ModelSpec(
     "m", "Llama", 9, 99, (1, 2), 3, {"q": LinearShape(2, 3)}, 5, "float32", "cpu", {"e": EmbeddingShape(9, 2)},

@@ -11,10 +11,12 @@ import pytest
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row, RowOutput
-from lora_serve.core.errors import DeviceMemoryError, InternalError
+from lora_serve.core.errors import AdapterUnavailableError, DeviceMemoryError, InternalError, LoraServeError
 from lora_serve.core.messages import (
+    Abort,
     Command,
     ErrorEvent,
+    Event,
     Evict,
     FinishEvent,
     FromLoop,
@@ -28,6 +30,7 @@ from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop, Mail
+from lora_serve.engine.sequence import Sequence
 from tests.engine.world import World, adapter
 
 
@@ -59,10 +62,12 @@ class Bench:
     def load(self, ref: AdapterRef) -> None:
         self.mailbox.put(LoadFinished(ref.digest, ref.digest, None, 0.0))
 
-    def ask(self, name: str, ref: AdapterRef | None = None) -> None:
+    def ask(self, name: str, ref: AdapterRef | None = None, max_tokens: int = 3, deadline: float | None = None) -> None:
         uses = () if ref is None else (AdapterUse(ref),)
-        sampling = SamplingParams(max_tokens=3)
-        self.mailbox.put(Submit(InferenceRequest(name, (1, 2), sampling, uses, arrival_time=time.monotonic())))
+        request = InferenceRequest(
+            name, (1, 2), SamplingParams(max_tokens=max_tokens), uses, arrival_time=time.monotonic(), deadline=deadline
+        )
+        self.mailbox.put(Submit(request))
 
     def order(self, command: Any) -> None:
         self.mailbox.put(Command(7, command))
@@ -75,11 +80,19 @@ class Bench:
     def run(self) -> None:
         """Until all that was asked has ended."""
         for _ in range(50):
-            self.events += self.loop._read_mail(is_busy=True)
-            self.events += self.loop._step()[1]
+            self.turn()
+
+    def turn(self) -> None:
+        self.events += self.loop._read_mail(is_busy=True)
+        self.events += self.loop._step()[1]
 
     def ends(self) -> dict[str, Any]:
         return {e.request_id: e for e in self.events if isinstance(e, FinishEvent | ErrorEvent)}
+
+    def assert_all_failed_once(self, *names: str) -> None:
+        ends = [event for event in self.events if isinstance(event, FinishEvent | ErrorEvent)]
+        assert sorted(end.request_id for end in ends) == sorted(names)
+        assert all(isinstance(end, ErrorEvent) and isinstance(end.error, InternalError) for end in ends)
 
 
 @pytest.mark.parametrize("bug", [ZeroDivisionError("bug"), SystemExit("bug"), KeyboardInterrupt("bug")], ids=repr)
@@ -121,6 +134,107 @@ def test_tables_that_can_no_longer_even_be_emptied_are_left_behind(monkeypatch: 
     assert stats.num_free_blocks == stats.num_blocks
 
 
+@pytest.fixture(params=[True, False], ids=["rebuilt", "same tables"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    bench = Bench()
+    if not request.param:
+        bench.loop._rebuild = None
+    return bench
+
+
+def test_a_row_that_ended_in_the_step_in_which_the_next_row_meets_a_bug_ends_with_an_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = bench.engine.scheduler.outputs
+    sound = outputs.take
+
+    def take(sequence: Sequence, *arguments: Any) -> list[Event]:
+        if sequence.request.request_id == "second" and sequence.num_output == 1:
+            raise ZeroDivisionError("bug")
+        return sound(sequence, *arguments)
+
+    monkeypatch.setattr(outputs, "take", take)
+    bench.ask("first", max_tokens=2)
+    bench.ask("second", max_tokens=9)
+    bench.run()
+    bench.assert_all_failed_once("first", "second")
+
+
+def test_a_request_whose_time_is_over_in_the_step_that_meets_a_bug_ends_with_an_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.ask("late", max_tokens=150, deadline=time.monotonic() + 3600)
+    bench.ask("beside", max_tokens=150)
+    bench.turn()
+    engine = bench.engine
+    monkeypatch.setattr(engine, "_clock", lambda: time.monotonic() + 7200)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.residency, "take_changes", lambda: 1 / 0)
+        bench.turn()
+    bench.assert_all_failed_once("late", "beside")
+
+
+def test_requests_of_an_adapter_that_cannot_be_had_all_end_where_a_bug_comes_between(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.engine.residency._submit = lambda ref: None
+    for name in ("first", "second", "third"):
+        bench.ask(name, adapter("cold"))
+    bench.turn()
+    scheduler = bench.engine.scheduler
+    sound = scheduler._fail
+
+    def fail(sequence: Sequence, error: LoraServeError) -> ErrorEvent:
+        if sequence.request.request_id == "second" and isinstance(error, AdapterUnavailableError):
+            raise ZeroDivisionError("bug")
+        return sound(sequence, error)
+
+    monkeypatch.setattr(scheduler, "_fail", fail)
+    bench.mailbox.put(LoadFinished("sha256:cold", None, AdapterUnavailableError("gone"), 0.0))
+    bench.turn()
+    bench.assert_all_failed_once("first", "second", "third")
+
+
+def test_an_end_is_handed_over_though_the_next_message_meets_a_bug_and_new_tables_fail_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    bench.engine.residency._submit = lambda ref: None
+    bench.ask("refused", adapter("cold"))
+    bench.turn()
+    left = [MemoryError("for a moment")]
+
+    def rebuild() -> Engine:
+        if left:
+            raise left.pop()
+        return bench.rebuild()
+
+    monkeypatch.setattr(bench.loop, "_rebuild", rebuild)
+    monkeypatch.setattr(bench.engine.scheduler, "add", lambda *_: 1 / 0)
+    bench.mailbox.put(LoadFinished("sha256:cold", None, AdapterUnavailableError("gone"), 0.0))
+    bench.ask("next")
+    bench.turn()
+    ends = {name: type(end.error) for name, end in bench.ends().items()}
+    assert ends == {"refused": AdapterUnavailableError, "next": InternalError}
+
+
+def test_whoever_ended_or_left_before_a_bug_is_told_nothing_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.ask("done")
+    bench.run()
+    bench.ask("gone", max_tokens=150)
+    bench.ask("refused", adapter("refused"))
+    bench.engine.residency._submit = lambda ref: None
+    bench.turn()
+    bench.mailbox.put(Abort("gone"))
+    bench.mailbox.put(LoadFinished("sha256:refused", None, AdapterUnavailableError("gone"), 0.0))
+    bench.events += bench.loop._read_mail(is_busy=True)
+    monkeypatch.setattr(bench.engine.scheduler, "schedule", lambda *_: 1 / 0)
+    bench.ask("last")
+    bench.turn()
+    ends = [(end.request_id, type(end)) for end in bench.events if isinstance(end, FinishEvent | ErrorEvent)]
+    assert ends == [("done", FinishEvent), ("refused", ErrorEvent), ("last", ErrorEvent)]
+
+
 def test_slots_are_empty_then_hold_again_what_was_pinned_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(max_loras=3)
     bench.order(Resize(max_loras=2))
@@ -158,8 +272,7 @@ def test_what_was_to_leave_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch)
     bench.ask("s", adapter("kept"))
     bench.events += bench.loop._read_mail(is_busy=True)
     for _ in range(2):  # they run
-        bench.events += bench.loop._read_mail(is_busy=True)
-        bench.events += bench.loop._step()[1]
+        bench.turn()
     bench.order(Evict("sha256:deleted", forget=True))
     bench.events += bench.loop._read_mail(is_busy=True)
     assert bench.outcomes == []  # it waits for the row

@@ -193,7 +193,7 @@ def test_bug_of_the_engine_itself_ends_what_runs_and_the_same_process_goes_on(
     left = [RuntimeError("injected: secret detail")]
 
     def broken(self: Scheduler, *arguments: Any) -> Any:
-        if left and (where == "add" or self.request_ids):  # the loop may look once more when nothing is left to do
+        if left and (where == "add" or self._by_request):  # the loop may look once more when nothing is left to do
             raise left.pop()
         return sound(self, *arguments)
 

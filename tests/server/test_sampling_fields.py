@@ -140,6 +140,7 @@ async def test_salted_prompts_find_only_those_with_the_same_salt(http: aiohttp.C
     assert one == again
     assert len({plain, one, two}) == 3
     assert one.startswith(plain)
+    assert [request.is_salted for request in house.engine.requests] == [False, True, True, True]
 
 
 async def test_token_ids_come_with_the_answer(http: aiohttp.ClientSession, house: Any, ids: Ids) -> None:

@@ -89,7 +89,7 @@ class Loader(Generic[V]):
     ) -> None:
         """`fetch`, `post` and `keep` are called on the loader's threads; `post` must be safe to call from any thread.
 
-        `keep`: called after the post, for work that nobody waits for; it must not raise. `pace` None: no rests.
+        `keep`: called after the post, for work that nobody waits for; what it raises is logged. `pace` None: no rests.
         `on_start`: called first on each thread. `timeout`: seconds after which a load is given up.
         """
         self._fetch = fetch
@@ -141,7 +141,10 @@ class Loader(Generic[V]):
         load.has_begun = True
         loaded = self._load(load)
         if loaded is not None and self._keep is not None:
-            self._keep(load.adapter, loaded.value)
+            try:
+                self._keep(load.adapter, loaded.value)
+            except Exception:  # torch says in a RuntimeError that memory is short
+                _log.exception("adapter %s is not prepared for its next load", load.adapter.label)
         with self._lock:
             if self._hung.get(load.adapter.digest) is load:
                 del self._hung[load.adapter.digest]

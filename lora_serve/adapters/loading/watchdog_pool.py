@@ -139,7 +139,10 @@ class WatchdogPool:
     def _work(self) -> None:
         self._on_start()
         while (call := self._taken()) is not None:
-            call.run()
+            try:
+                call.run()
+            except BaseException:  # without its thread the call would count as hung for ever
+                _log.exception("%s: a call raised an exception", self._name)
             with self._changed:
                 self._changed.notify_all()
                 self._running.discard(call)

@@ -4,11 +4,11 @@ A full block is known by everything that its K and V depend on, as a chain of di
 
     key[i] = H(key[i - 1], token ids of block i, adapters that act in block i),    key[-1] = H_secret(tenant)
 
-With `shares_base` the chain begins at H_secret(""), and the tenant joins it where the first adapter acts. K and V of
-a token depend on all tokens before it and on the adapters that acted on each of them; both are in the chain (vLLM's
-automatic prefix caching, Kwon et al., SOSP 2023, with digests of content in place of names). An activated LoRA
-(Greenewald et al., 2025, arXiv 2504.12397) is left out of blocks that end before it starts: those are the base
-model's.
+With `shares_base` the chain begins at H_secret(""), unless the request has a salt, and the tenant joins it where the
+first adapter acts. K and V of a token depend on all tokens before it and on the adapters that acted on each of them;
+both are in the chain (vLLM's automatic prefix caching, Kwon et al., SOSP 2023, with digests of content in place of
+names). An activated LoRA (Greenewald et al., 2025, arXiv 2504.12397) is left out of blocks that end before it starts:
+those are the base model's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BlockKeys:
     """Makes the keys of blocks, under a secret of this process: a key cannot be guessed from outside.
 
     No two tenants share a key, but for blocks of the base model alone with `shares_base`: then a tenant can tell from
-    the time to first token, and from `cached_tokens`, that another has sent the same beginning lately.
+    the time to first token, and from `cached_tokens`, that another has sent the same beginning lately without a salt.
     """
 
     def __init__(self, block_size: int, *, shares_base: bool = False) -> None:
@@ -36,15 +36,25 @@ class BlockKeys:
         self._block_size = block_size
         self._secret = secrets.token_bytes(_DIGEST_BYTES)
 
-    def extend(self, keys: list[bytes], tenant: str, adapters: tuple[AdapterUse, ...], token_ids: list[int]) -> None:
-        """Appends to a sequence's `keys` those of the full blocks of `token_ids` that it lacks."""
-        size = self._block_size
+    def extend(
+        self,
+        keys: list[bytes],
+        tenant: str,
+        adapters: tuple[AdapterUse, ...],
+        token_ids: list[int],
+        *,
+        is_salted: bool = False,
+    ) -> None:
+        """Appends to a sequence's `keys` those of the full blocks of `token_ids` that it lacks. `is_salted`: nothing is
+        shared beyond `tenant`, which holds the salt.
+        """
+        size, shares_base = self._block_size, self._shares_base and not is_salted
         for index in range(len(keys), len(token_ids) // size):
             start = index * size
             acting = acting_in(adapters, start, start + size)
-            parent = keys[-1] if keys else self._root("" if self._shares_base else tenant)
+            parent = keys[-1] if keys else self._root("" if shares_base else tenant)
             tokens = array("q", token_ids[start : start + size]).tobytes()
-            identity = repr((acting, tenant) if acting and self._shares_base else acting).encode()
+            identity = repr((acting, tenant) if acting and shares_base else acting).encode()
             keys.append(blake2b(parent + tokens + identity, digest_size=_DIGEST_BYTES).digest())
 
     def _root(self, tenant: str) -> bytes:
@@ -129,5 +139,8 @@ class PrefixCache:
 
     def _keys_of(self, sequence: Sequence) -> list[bytes]:
         """The keys of all full blocks of known tokens, each worked out once."""
-        self._keys.extend(sequence.block_keys, sequence.request.scope, sequence.adapters, sequence.token_ids)
+        request = sequence.request
+        self._keys.extend(
+            sequence.block_keys, request.scope, sequence.adapters, sequence.token_ids, is_salted=request.is_salted
+        )
         return sequence.block_keys

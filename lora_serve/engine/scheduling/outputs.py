@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from lora_serve.core.batch import NextToken, Row, RowOutput
-from lora_serve.core.errors import LoraServeError
+from lora_serve.core.errors import InternalError, LoraServeError
 from lora_serve.core.messages import ErrorEvent, Event, FinishEvent
 from lora_serve.engine.batching.batcher import Batcher
 from lora_serve.engine.kv.prefix_cache import PrefixCache
@@ -13,6 +14,8 @@ from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.scheduling.continuation import Ends, continue_with
 from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.sequence import Sequence, pooled_events
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -64,6 +67,9 @@ class Outputs:
             events = continue_with(sequence, token.token_id, token.logprobs, self._ends, now)
         except LoraServeError as error:
             return [ErrorEvent(sequence.request.request_id, error)]
+        except Exception:  # of the row's grammar, say: the rows beside it go on
+            _log.exception("a row's next token could not be taken in")
+            return [ErrorEvent(sequence.request.request_id, InternalError("The answer could not be continued."))]
         if num_forced := sequence.num_new - 1:
             self._policy.served(sequence, 0, num_forced)
             self.num_forced += num_forced

@@ -17,7 +17,7 @@ _MAX_PLACED = 2  # adapters put into free slots before their turn, in one step
 
 @dataclass(slots=True)
 class AdapterPrefetcher:
-    """Prefetches once per change (`is_due`): a request came or went, or an adapter arrived."""
+    """Prefetches once per change (`is_due`): a request came or went, an adapter arrived, or a command was done."""
 
     _policy: Policy
     _cold_start: ColdStart

@@ -107,6 +107,10 @@ class Scheduler:
             self._cold_start.fall_back_if_due(sequence, now)
             self._cold_start.is_cold(sequence, now)
 
+    def adapters_moved(self) -> None:
+        """Notes that a command may have taken adapters away or given them room: requests ask for theirs anew."""
+        self._prefetcher.is_due = True
+
     def by_row(self) -> dict[int, Sequence]:
         """The sequences that run, by the ids of their rows."""
         return {sequence.sequence_id: sequence for sequence in self.running}
@@ -114,10 +118,6 @@ class Scheduler:
     def first_waiting(self, now: float) -> Iterator[Sequence]:
         """Those that wait, in the order in which they are tried."""
         return self._policy.order(now)
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        return tuple(self._by_request)
 
     def fail_all(self, error: LoraServeError) -> list[Event]:
         """Ends every request: the engine stops, or failed in a way that leaves no block to be trusted."""

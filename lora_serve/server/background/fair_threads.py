@@ -8,6 +8,7 @@ tenant that has used up its seconds of a minute comes after all others.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -23,12 +24,15 @@ MAX_WAITING = 64  # calls of one tenant
 RETRY_AFTER = 10.0  # seconds
 T = TypeVar("T")
 _CLOSING = "The server is shutting down."
+_NO_THREAD = "The system gives the server no thread for this at present; try again later."
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
     call: Call[Any]
     future: Future[Any]
+    is_refused: bool = False  # the pool may take it all the same, once it has a thread
 
 
 class FairThreads:
@@ -61,6 +65,7 @@ class FairThreads:
         self._last_turn = 0
         self._running: Counter[str] = Counter()
         self._is_closed = False
+        self._has_thread = False  # it stays
         self._executor = ThreadPoolExecutor(num_threads, name, initializer=on_start)
 
     def check(self, tenant: str) -> None:
@@ -78,7 +83,8 @@ class FairThreads:
 
     async def run(self, call: Call[T], tenant: str = "") -> T:
         """Run `call` on a thread in its turn, unless the caller has left by then. Raises what `call` raises,
-        InternalError if that would end the thread, RateLimitedError, NotReadyError after `close`.
+        InternalError if that would end the thread, RateLimitedError, and NotReadyError after `close`, or if the system
+        gives not even one thread.
         """
         return await asyncio.wrap_future(self.submit(call, tenant))
 
@@ -107,7 +113,10 @@ class FairThreads:
         self._executor.shutdown(wait=wait)
 
     def _start_next(self) -> None:
-        """Start calls while threads are free. Called under the lock."""
+        """Start calls while threads are free. Called under the lock.
+
+        Raises NotReadyError if there is not one thread; then nobody waits but the call that just came.
+        """
         while self._running.total() < self._num_threads and (tenant := self._next()) is not None:
             line = self._lines.pop(tenant)
             waiting = line.popleft()
@@ -116,7 +125,16 @@ class FairThreads:
             self._last_turn = max(self._last_turn, self._turns[tenant])
             self._turns[tenant] += 1
             self._running[tenant] += 1
-            self._executor.submit(self._work, tenant, waiting)
+            try:
+                self._executor.submit(self._work, tenant, waiting)
+                self._has_thread = True
+            except RuntimeError as error:  # the system gives no more threads; the pool keeps the call for those it has
+                _log.warning("no thread for %s: %r", self._calls, error)
+                if not self._has_thread:
+                    waiting.is_refused = True
+                    self._running[tenant] -= 1
+                    self._forget(tenant)
+                    raise NotReadyError(_NO_THREAD, RETRY_AFTER) from None
 
     def _next(self) -> str | None:
         waiting = [tenant for tenant in self._lines if self._running[tenant] < self._each]
@@ -133,6 +151,8 @@ class FairThreads:
                 del self._turns[tenant]
 
     def _work(self, tenant: str, waiting: _Waiting) -> None:
+        if waiting.is_refused:
+            return
         begun, future = self._clock(), waiting.future
         result, error = None, None
         is_wanted = future.set_running_or_notify_cancel()

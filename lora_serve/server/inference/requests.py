@@ -45,7 +45,7 @@ def generation_requests(
     params = _sampling_params(fields, model, limits)
     template = replace(_template(request, model, fields), grammar=grammar)
     if fields.cache_salt is not None:
-        template = replace(template, cache_scope=_salted(template, fields.cache_salt))
+        template = replace(template, cache_scope=_salted(template, fields.cache_salt), is_salted=True)
     made: list[InferenceRequest] = []
     for prompt in prompts:
         room = max_tokens_for(len(prompt), limits, model.spec.max_model_len)

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
@@ -35,6 +36,7 @@ MASK_SECONDS = 0.1  # of the processor for one mask; whatever takes longer would
 _MAX_MASK_THREADS = 8
 _TOO_SLOW = "it takes too long to find the tokens that may come next"
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Key = tuple[str, str, tuple[AddedToken, ...]]  # tenant, digest of the text, tokens beyond the base's
 
@@ -153,7 +155,7 @@ class GrammarConstraints:
         key = (tenant, hashlib.sha256(grammar.text.encode()).hexdigest(), grammar.added_tokens)
         future = self._compiled.get(key)
         if future is None or self._is_spent(future):
-            future = self._compiled[key] = self._compiling.submit(self._compile, grammar)
+            future = self._compiled[key] = _submit(self._compiling, lambda: self._compile(grammar))
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(key)
@@ -168,7 +170,7 @@ class GrammarConstraints:
         """See `Constraints.start`."""
         new = [one for one in waited_for if isinstance(one, GrammarConstraint) and one.begun is None]
         if new:
-            future = self._masking.submit(self._masks, new)
+            future = _submit(self._masking, lambda: self._masks(new))
             for place, one in enumerate(new):
                 one.begun = future, place
 
@@ -236,6 +238,19 @@ class GrammarConstraints:
         self._figures.num_masks += len(constraints)
         self._figures.mask_seconds += seconds
         return [found[place] for place in range(len(constraints))]
+
+
+def _submit(pool: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
+    """Has a thread of the pool run `call`. The future ends with NotReadyError if the system gives no thread for it; if
+    the pool runs it later all the same, that does no harm.
+    """
+    try:
+        return pool.submit(call)
+    except RuntimeError as error:
+        _log.warning("no thread for a grammar: %r", error)
+    refused = Future[T]()
+    refused.set_exception(NotReadyError("There is no thread for structured output at present; try again."))
+    return refused
 
 
 def _timed_mask(matcher: LLMatcher) -> float:

@@ -145,6 +145,21 @@ def test_what_was_posted_is_kept_after_the_post(posted: queue.Queue[LoadFinished
     loader.close()
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't allocate memory"), SystemExit("bug")], ids=repr)
+def test_load_that_cannot_be_kept_costs_no_thread(
+    started: Started, posted: queue.Queue[LoadFinished[str]], error: BaseException
+) -> None:
+    def keep(adapter: AdapterRef, value: str) -> None:
+        raise error
+
+    loader = started(lambda adapter: adapter.digest, num_threads=1, keep=keep)
+    for digest in ("d1", "d2", "d3"):
+        loader.submit(ref(digest))
+        assert posted.get(timeout=5).adapter == digest
+    loader.close()
+    assert not loader.is_busy
+
+
 def test_failed_load_keeps_nothing(posted: queue.Queue[LoadFinished[str]]) -> None:
     kept: list[str] = []
 

@@ -197,6 +197,23 @@ def test_grammar_that_fails_ends_its_row_alone() -> None:
     world.check_nothing_held()
 
 
+@pytest.mark.parametrize("where", ["advance", "forced"])
+def test_grammar_in_which_there_is_a_bug_ends_its_row_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of()
+    world.add("bad", [1], grammar=grammar(FREE, FREE, FREE), max_tokens=9)
+    world.add("good", [2], grammar=grammar(FREE, FREE, FREE), max_tokens=9)
+    world.add("base", [3], max_tokens=9)
+    world.step()
+    monkeypatch.setattr(world.constraints.made["bad"], where, lambda *_: 1 / 0)
+    world.run()
+    error = world.error("bad")
+    assert isinstance(error, InternalError)
+    assert "division" not in str(error)
+    world.check_answers()
+    assert {"good", "base"} == {key for key, end in world.ends.items() if isinstance(end, FinishEvent)}
+    world.check_nothing_held()
+
+
 def test_row_that_runs_again_does_not_advance_twice() -> None:
     """First out of memory in every size but one token, then a neighbour that makes the whole batch fail."""
     world = world_of()
@@ -210,6 +227,7 @@ def test_row_that_runs_again_does_not_advance_twice() -> None:
     world.add("bomb", [667], max_tokens=9)
     world.run()
     world.check_answers()
+    assert {"a", "b", "c"} == {key for key, end in world.ends.items() if isinstance(end, FinishEvent)}
     assert isinstance(world.error("bomb"), InternalError)
     world.check_nothing_held()
 

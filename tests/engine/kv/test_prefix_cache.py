@@ -364,3 +364,22 @@ def test_tenants_share_blocks_of_the_base_model_alone_if_they_are_told_to() -> N
     assert run("h", "another", use("y", start=10)) == 20
     world.check_answers()
     check_tables(world)
+
+
+def test_salt_keeps_prompts_apart_though_tenants_share_blocks_of_the_base_model() -> None:
+    world = World(share_base_prefixes=True)
+
+    def run(request_id: str, tenant: str, salt: str = "") -> int:
+        scope = {"cache_scope": f"{tenant} {salt}", "is_salted": True} if salt else {}
+        world.add(request_id, PROMPT, tenant=tenant, max_tokens=3, **scope)
+        world.runner.tenants[world.scheduler._by_request[request_id].sequence_id] = salt
+        world.run()
+        return cached(world, request_id)
+
+    assert run("a", "one", "pepper") == 0
+    assert run("b", "one", "paprika") == 0
+    assert run("c", "one", "pepper") == 20
+    assert run("d", "another") == 0
+    assert run("e", "one") == 20, "without a salt they share as before"
+    world.check_answers()
+    check_tables(world)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.batch import Batch, NextToken, RowOutput
+from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import ErrorEvent, FinishEvent
 from lora_serve.core.request import AdapterUse, FinishReason
@@ -227,6 +228,7 @@ def test_grammar_keeps_its_answers() -> None:
         world.add("a", [*range(10), 0], max_tokens=20, grammar=grammar(*steps))
         world.run()
         world.check_answers()
+        assert isinstance(world.ends["a"], FinishEvent)
         assert (world.runner.num_accepted > 0) == (speculate == "8")
 
 
@@ -243,6 +245,7 @@ def test_guess_behind_a_token_that_the_grammar_follows_with_forced_ones_is_dropp
     world.add("a", [*range(10), 0], max_tokens=20, grammar=grammar([1, 2], [2], [3], [4, 5], [5], [6, 7], [7]))
     world.run()
     assert 777 not in world.tokens["a"]
+    assert isinstance(world.ends["a"], FinishEvent)
     world.check_answers()
 
 
@@ -252,7 +255,7 @@ def test_grammar_that_fails_at_a_guess_ends_its_row_once() -> None:
     world.add("a", [*range(10), 0], max_tokens=20, grammar=grammar(*steps))
     world.add("b", [*range(10), 0, 1], max_tokens=20)
     world.run()
-    assert isinstance(world.ends["a"], ErrorEvent)
+    assert isinstance(world.error("a"), InvalidRequestError)
     assert world.tokens["b"] == world.expected("b")
     world.check_nothing_held()
 

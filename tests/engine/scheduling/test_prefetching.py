@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.messages import Prefetch
+from lora_serve.core.messages import AdapterCommand, FinishEvent, Prefetch, Resize, SetTenantBudgets, TenantBudget
 from lora_serve.core.request import OnCold
+from tests.engine.fake_constraints import FakeConstraints, grammar
 from tests.engine.world import World, adapter
 
 
@@ -129,3 +132,37 @@ def test_prefetch_to_host_memory_takes_no_slot() -> None:
     assert replies == [None]
     assert "sha256:a" in world.residency.host
     assert not list(world.residency.slots.infos())
+
+
+@pytest.mark.parametrize(
+    ("takes_it_away", "gives_room"),
+    [
+        (Resize(device_bytes=5, host_bytes=5), Resize(device_bytes=1000, host_bytes=1000)),
+        (SetTenantBudgets((TenantBudget("default", at_most=5),)), SetTenantBudgets(())),
+    ],
+    ids=["limits", "budgets"],
+)
+def test_what_a_command_took_from_a_request_that_waits_is_loaded_again_though_nobody_else_comes(
+    takes_it_away: AdapterCommand, gives_room: AdapterCommand
+) -> None:
+    """It waits for its grammar, so that nothing runs; host memory has room for one adapter, which is another's now."""
+    world = World(auto_load=False, constraints=FakeConstraints(), adapter_host_memory=10)
+    world.add("r", [1, 2, 3], adapter("a"), grammar=grammar(range(5), range(5)))
+    world.step()
+    world.finish_load(adapter("a"))
+    world.step()
+    world.command(Prefetch(adapter("b"), to="host"))
+    world.finish_load(adapter("b"))
+    world.step()
+    assert [slot.name for slot in world.engine.stats().slots] == ["a"]
+    world.command(takes_it_away)
+    world.step()
+    assert not world.residency.is_here("sha256:a")
+    world.command(gives_room)
+    world.step()
+    assert names(world) == ["a"]
+    world.finish_load(adapter("a"))
+    world.finish_grammar("r")
+    world.run()
+    assert isinstance(world.ends["r"], FinishEvent)
+    world.check_answers()

@@ -193,3 +193,63 @@ async def test_caller_that_left_while_it_waited_is_passed_over(crowded: Callable
     crowd.saw("a1", "c1")
     crowd.end("c1")
     threads.close()
+
+
+class Supply:
+    """The system's threads, of which it may give no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_used_up = False
+        start = threading.Thread.start
+
+        def start_if_any(thread: threading.Thread) -> None:
+            if self.is_used_up and thread.name.startswith("t_"):
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_if_any)
+
+
+@pytest.fixture
+def supply(monkeypatch: pytest.MonkeyPatch) -> Supply:
+    return Supply(monkeypatch)
+
+
+async def test_call_for_which_there_is_no_thread_is_refused_and_leaves_nothing(supply: Supply) -> None:
+    threads, ran = FairThreads("t", 2), list[str]()
+    supply.is_used_up = True
+    for _ in range(3):
+        with pytest.raises(NotReadyError) as caught:
+            await threads.run(lambda: ran.append("refused"), "a")
+        assert caught.value.retry_after > 0
+        assert not threads.is_busy("a")
+    supply.is_used_up = False
+    assert await asyncio.wait_for(threads.run(lambda: 5, "a"), PATIENCE) == 5
+    assert await asyncio.wait_for(threads.run(lambda: 6, "b"), PATIENCE) == 6
+    threads.close()
+    assert ran == []
+
+
+def test_calls_wait_for_the_threads_there_are_where_the_system_gives_no_more(
+    supply: Supply, crowded: Callable[..., Crowd]
+) -> None:
+    crowd = crowded(3)
+    crowd.send("a1")
+    crowd.saw("a1")
+    supply.is_used_up = True
+    crowd.send("a2", "b1", "c1", "d1")
+    for count, name in enumerate(order := ["a1", "b1", "c1", "d1", "a2"]):
+        crowd.saw(*order[: count + 1])
+        crowd.end(name)
+
+
+def test_call_ends_for_its_caller_though_there_is_no_further_thread_for_the_next_one(
+    supply: Supply, crowded: Callable[..., Crowd]
+) -> None:
+    crowd = crowded(2)
+    crowd.send("a1", "a2")
+    crowd.saw("a1")
+    supply.is_used_up = True
+    crowd.end("a1")
+    crowd.saw("a1", "a2")
+    crowd.end("a2")

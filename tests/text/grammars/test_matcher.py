@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 from llguidance import LLMatcher
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lora_serve.core.adapter import AddedToken
-from lora_serve.core.errors import InternalError, InvalidRequestError
+from lora_serve.core.errors import InternalError, InvalidRequestError, NotReadyError
 from lora_serve.core.request import TokenGrammar
 from lora_serve.engine.warmup import ANY_TEXT
 from lora_serve.text.grammars import matcher
@@ -292,6 +293,37 @@ def test_tokenizer_that_cannot_be_read_ends_its_requests_in_words() -> None:
         assert isinstance(error, InternalError)
         assert "disk" not in str(error)
     bench.constraints.close()
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """The system gives the process no further thread."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        yield
+
+
+def test_grammar_for_which_there_is_no_thread_is_refused_and_compiled_later(bench: Bench) -> None:
+    with no_threads():
+        for _ in range(2):
+            error = bench.ended(regex("ab")).error
+            assert isinstance(error, NotReadyError)
+            assert "thread" in str(error)
+    assert bench.allowed(bench.compiled(regex("ab")))
+
+
+def test_rows_for_whose_masks_there_is_no_thread_are_refused_and_others_have_theirs_later(bench: Bench) -> None:
+    rows = [bench.compiled(regex("[ab]{2}")), bench.compiled(regex("[cd]{2}"))]
+    with no_threads():
+        bench.constraints.start(rows)
+    for row in rows:
+        with pytest.raises(NotReadyError):
+            row.wait()
+    assert bench.allowed(bench.compiled(regex("[ab]{2}")))
 
 
 def test_tokenizer_of_a_kind_that_the_library_does_not_know_is_spelled_out() -> None:
