@@ -30,14 +30,14 @@ class LargeBodies:
 
     @contextmanager
     def room(self, tenant: str) -> Iterator[Callable[[int], None]]:
-        """Room for one body, until the block ends. The function is told how many bytes of the body there are so far; it
+        """Room for one large body, until the block ends. The function is told how many bytes of it there are so far; it
         raises CapacityError if they have no room beside other bodies. A body by itself always has.
         """
         size = 0
 
         def grow(num_bytes: int) -> None:
             nonlocal size
-            if num_bytes > max(size, MAX_SMALL):
+            if num_bytes > size:
                 self._check(self.num_bytes - size, num_bytes, self._max_bytes)
                 self._check(self._held[tenant] - size, num_bytes, self._max_of_tenant)
                 self._held[tenant] += num_bytes - size

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -38,9 +39,8 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     no room for a large one; AuthenticationError if the caller's key was revoked while the body came.
     """
     _check_headers(request)
-    caller = request[CONTEXT].caller
-    with request.app[SERVICES].large_bodies.room("" if caller is None else caller.tenant) as grow:
-        raw = await _receive(request, grow)
+    with ExitStack() as room:  # a large body takes it until it is parsed
+        raw = await _receive(request, room)
         request[CONTEXT].enter_again()
         value = await _parse(request, raw)
     if not isinstance(value, dict):
@@ -74,12 +74,12 @@ def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits |
         raise InvalidRequestError(f"`{where}`: {message}" if where else message, param=where or None) from None
 
 
-async def _receive(request: web.Request, grow: Callable[[int], None]) -> bytes:
-    """All of the body, decoded. `grow`: called with the number of bytes so far. Raises what `read_json` raises."""
+async def _receive(request: web.Request, room: ExitStack) -> bytes:
+    """All of the body, decoded. Raises what `read_json` raises."""
     config = request.app[SERVICES].config
     try:
         async with asyncio.timeout(config.connections.body):
-            return await _read_bytes(request, config.max_body_bytes, grow)
+            return await _read_bytes(request, config.max_body_bytes, room)
     except TimeoutError:
         message = f"The request body did not arrive within {config.connections.body:g} s (--body-timeout)."
         raise SlowRequestError(message) from None
@@ -87,22 +87,32 @@ async def _receive(request: web.Request, grow: Callable[[int], None]) -> bytes:
         raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
 
 
-async def _read_bytes(request: web.Request, max_bytes: int, grow: Callable[[int], None]) -> bytes:
-    """All of the body, decoded and held against its digests. Raises PayloadTooLargeError, InvalidRequestError.
+async def _read_bytes(request: web.Request, max_bytes: int, room: ExitStack) -> bytes:
+    """All of the body, decoded and held against its digests. `room`: where a large body's memory is counted until it is
+    closed. Raises PayloadTooLargeError, InvalidRequestError, CapacityError.
 
     aiohttp's own `read` goes on for as long as there are bytes, without a turn for other tasks.
     """
     pieces = list[bytes]()
+    grow: Callable[[int], None] | None = None
 
     def check(num_bytes: int) -> None:
+        nonlocal grow
         if num_bytes > max_bytes:
             raise _too_large(max_bytes)
-        grow(num_bytes)
+        if num_bytes > MAX_SMALL:
+            grow = grow or room.enter_context(_room_for(request))
+            grow(num_bytes)
 
     async for piece in BodyStream(request, check).chunks():
         pieces.append(piece)
         await asyncio.sleep(0)
     return b"".join(pieces)
+
+
+def _room_for(request: web.Request) -> AbstractContextManager[Callable[[int], None]]:
+    caller = request[CONTEXT].caller
+    return request.app[SERVICES].large_bodies.room("" if caller is None else caller.tenant)
 
 
 async def _parse(request: web.Request, raw: bytes) -> Any:
