@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from lora_serve.commands.flags import count
-from lora_serve.commands.output import plain
+from lora_serve.commands.output import csv_cell, plain
 from lora_serve.commands.verb import Call, Verb, run_alone
 
 PROGRAM = "lora-serve audit"
@@ -75,4 +75,4 @@ def _texts(row: dict[str, Any]) -> list[str]:
 def _write_csv(document: dict[str, Any]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(_texts(row) for row in document["data"])
+    writer.writerows([csv_cell(text) for text in _texts(row)] for row in document["data"])

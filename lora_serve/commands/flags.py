@@ -49,8 +49,8 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
         "the server's admin key (LORA_SERVE_ADMIN_KEY; default: the key file of the server's store)",
         metavar="KEY",
     )
-    add("--store", "the server's store on this machine, which holds the key file (LORA_SERVE_STORE; default, for a "
-        "server on this machine: the one it was started with, else ./adapters_store)", metavar="DIR")  # fmt: skip
+    add("--store", "the server's store on this machine, which holds the key file (default, for a server here: the "
+        "one it was started with, else LORA_SERVE_STORE, else ./adapters_store)", metavar="DIR")  # fmt: skip
     add("--timeout", f"seconds to wait for an answer, and for --wait altogether (default: {DEFAULT_TIMEOUT:g})",
         type=seconds, metavar="SECONDS")  # fmt: skip
     add("--json", "print the server's JSON, one document, and nothing else on standard output", action="store_true")

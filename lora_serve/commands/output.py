@@ -78,6 +78,12 @@ def plain(value: object) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
 
 
+def csv_cell(value: object) -> str:
+    """The value as text of a CSV file: a spreadsheet must not take a name for a formula."""
+    text = plain(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
 def time_text(seconds: int | None) -> str:
     """Unix seconds as a UTC time; `-` for None."""
     return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -21,7 +21,7 @@ HIDDEN = "***"
 _PATTERNS = (
     (re.compile(r"\bls-([A-Za-z0-9_]{12})-[A-Za-z0-9_-]{20,}"), rf"ls-\1-{HIDDEN}"),  # a tenant's key: its id may stay
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",;)]+"), rf"\1 {HIDDEN}"),  # an Authorization header
-    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/@'\"]*:[^\s/'\"]*@"), rf"\1{HIDDEN}@"),  # a password in a URL
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/@:'\"]*:[^\s/'\"]*@"), rf"\1{HIDDEN}@"),  # a password in a URL
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), f"hf_{HIDDEN}"),  # a hub token
 )
 _SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

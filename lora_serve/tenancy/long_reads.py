@@ -18,7 +18,7 @@ class LongReads:
 
     def __init__(self, title: str) -> None:
         """`title`: names the threads."""
-        self._threads = ThreadPoolExecutor(_MAX_READS, title)
+        self._threads = ThreadPoolExecutor(_MAX_READS, f"long-reads-{title}")
 
     async def run(self, read: Callable[[], T]) -> T:
         """Calls `read` once it has a thread. Raises what it raises."""

@@ -24,6 +24,7 @@ POOLS = (
     "blobs",
     "staging",
     "registry",
+    "long-reads",
     "grammar",
     "masks",
     "ThreadPoolExecutor",

@@ -224,6 +224,10 @@ def test_the_default_stores_key_is_not_sent_to_another_machine(tmp_path: Path, m
     assert find_admin_key(None, None, "http://127.0.0.1:8000") == "secret-of-the-store"
     assert find_admin_key(None, None, "http://localhost:8000") == "secret-of-the-store"
     assert find_admin_key(None, None, "https://lora.example.com") is None
+    with monkeypatch.context() as serving:
+        serving.setenv("LORA_SERVE_STORE", "adapters_store")  # of the server here
+        assert find_admin_key(None, None, "https://lora.example.com") is None
+        assert find_admin_key(None, None, "http://127.0.0.1:8000") == "secret-of-the-store"
     assert find_admin_key(None, "adapters_store", "https://lora.example.com") == "secret-of-the-store"
     assert find_admin_key("given-key", None, "http://127.0.0.1:8000") == "given-key"
 

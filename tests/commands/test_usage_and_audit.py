@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from lora_serve.server.services import Services
 from lora_serve.tenancy.audit.journal import AuditJournal
@@ -67,6 +68,16 @@ async def test_audit_is_a_line_per_act_newest_first(run: Run, house: Any) -> Non
     assert [(row["action"], row["subject"]) for row in rows] == [("POST /admin/tenants", "acme")]
     ended = await run("audit", "--limit", "1")
     assert "there are more" in ended.err
+
+
+async def test_what_a_tenant_named_is_no_formula_and_no_escape(run: Run, house: Any) -> None:
+    async with (
+        aiohttp.ClientSession(house.url, headers=ADMIN) as http,
+        http.delete(URL(f"{house.url}/admin/adapters/%3DHYPERLINK(1)%1B%5D0;x", encoded=True)) as response,
+    ):
+        assert response.status == 404
+    (row,) = csv.DictReader(io.StringIO((await run("audit", "--csv")).out))
+    assert row["subject"] == "'=HYPERLINK(1)\\x1b]0;x"
 
 
 @pytest.mark.parametrize("arguments", [("usage", "--by", "colour"), ("usage", "--from", "soon")])

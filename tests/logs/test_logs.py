@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,16 @@ def test_secrets_are_taken_out_of_messages_fields_and_tracebacks(form: str) -> N
     assert "the-admin-key" not in line
     assert "ssword" not in line
     assert "***" in line
+
+
+@pytest.mark.parametrize("start", ["a.a.a.a.a.a.a.a.a.a://", "a://", "bearer ", "ls-", "hf_"])
+@pytest.mark.parametrize("fill", [":", "@:", "a", "a.", "bearer ", "://", " "])
+def test_no_text_takes_long_to_clean(start: str, fill: str) -> None:
+    """As a whole request line comes from anybody, and the event loop writes it to the log."""
+    text = start + fill * (2**17 // len(fill))
+    began = time.thread_time()
+    Redaction().text(text)
+    assert time.thread_time() - began < 1
 
 
 def test_operator_reads_real_paths(tmp_path: Path) -> None:

@@ -56,9 +56,8 @@ def _told_as(slot: LiveSlot, names: Mapping[str, int], scope: str | None) -> Liv
 
 
 def _rows_of(slot: LiveSlot, rows: _Uses, own: _Uses) -> int:
-    """Rows of the slot's adapter, of all tenants if it is the scope's own, and the scope's under other names."""
-    of_all = rows.get((slot.digest, slot.name), (0, 0))[1]
-    return of_all + sum(own[slot.digest, name][1] for name in slot.also)
+    """Rows under the slot's name, as `rows` counts them, and the scope's under other names."""
+    return rows.get((slot.digest, slot.name), (0, 0))[1] + sum(own[slot.digest, name][1] for name in slot.also)
 
 
 class Scene:
@@ -119,11 +118,14 @@ class Scene:
         names: dict[str, dict[str, int]] = {}  # by digest: names and versions that the scope's rows use
         for (digest, name), (version, _) in own.items():
             names.setdefault(digest, {})[name] = version
-        told = (_told_as(slot, names.get(slot.digest, {}), self.scope) for slot in look.slots)
-        shown = [slot for slot in told if slot is not None]
-        if self.scope is None:
-            return shown
-        return [replace(slot, num_rows=_rows_of(slot, rows, own)) for slot in shown]
+        shown = list[LiveSlot]()
+        for slot in look.slots:
+            told = _told_as(slot, names.get(slot.digest, {}), self.scope)
+            if told is not None and self.scope is not None:  # of an adapter that others own, it knows its own rows
+                told = replace(told, num_rows=_rows_of(told, rows if slot.tenant == self.scope else own, own))
+            if told is not None:
+                shown.append(told)
+        return shown
 
     def _show(self, present: Sequence[Look]) -> None:
         self.requests = [request for look in present for request in self._own(look.requests)]

@@ -169,6 +169,19 @@ async def test_rows_of_the_same_bytes_under_a_foreign_name_are_not_told() -> Non
         assert [one["num_rows"] for one in (await next_frame(admin))["slots"]] == [3]
 
 
+async def test_rows_of_others_on_an_adapter_that_is_shared_with_a_tenant_are_not_told() -> None:
+    theirs, ours = request("globex"), request("acme")
+    requests = (theirs, request("globex", 2), replace(ours, adapters=theirs.adapters))
+    slot = LiveSlot(0, "globex/a", "globex", "sha256:globex", 35, 3, False)
+    hub = hub_over(ScriptedEngine(look("acme", requests=requests, slots=(slot,))))
+    async with hub.viewing("acme", 10) as sharer, hub.viewing("globex", 10) as owner:
+        shown = [(await next_frame(viewer))["slots"] for viewer in (sharer, owner)]
+    assert [[(slot["name"], slot["num_rows"]) for slot in slots] for slots in shown] == [
+        [("globex/a", 1)],
+        [("globex/a", 3)],
+    ]
+
+
 async def test_a_slot_that_two_tenants_share_has_the_names_of_both_and_to_each_its_own() -> None:
     """Both registered the same bytes: whoever came first brought them onto the device."""
     theirs, ours = request("globex"), request("acme")

@@ -50,10 +50,15 @@ async def test_tenants_and_keys_are_noted_without_their_secrets(house: House, ad
         assert response.status == 201
     async with admin.post("/admin/tenants/acme/keys", json={"label": "ci"}) as response:
         made = await response.json()
+    async with admin.delete(f"/admin/tenants/acme/keys/{made['secret']}") as response:
+        assert response.status == 404  # in place of its id
+    async with admin.delete(f"/admin/tenants/acme/keys/x?version={made['secret']}") as response:
+        assert response.status == 404
     async with admin.delete(f"/admin/tenants/acme/keys/{made['id']}") as response:
         assert response.status == 200
-    acts = await audit(admin)
-    assert [act["subject"] for act in acts] == [f"acme/{made['id']}", f"acme/{made['id']}", "acme"]
+    acts, hidden = await audit(admin), f"ls-{made['id']}-***"
+    subjects = [f"acme/{made['id']}", f"acme/x@{hidden}", f"acme/{hidden}", f"acme/{made['id']}", "acme"]
+    assert [act["subject"] for act in acts] == subjects
     assert {act["owner"] for act in acts} == {"acme"}
     text = json.dumps(acts) + "".join(line.line for line in house.services.audit._journal.lines())  # type: ignore[union-attr]
     assert made["secret"] not in text
