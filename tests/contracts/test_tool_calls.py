@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -194,6 +195,16 @@ class ToolCallContract(ABC):
             assert accepts(grammar, tokenizer, written), (written, grammar)
             assert not accepts(grammar, tokenizer, self.write([("f", {})]))
             assert not accepts(grammar, tokenizer, f"Well. {written}")
+
+    @pytest.mark.parametrize("word", ["minLength", "maxLength", "minItems", "maxItems"])
+    def test_numbers_cannot_break_out_of_the_grammar(self, word: str) -> None:
+        wild = {"type": ["string", "array"], word: "5}/ #"}
+        tool = Tool("f", parameters={"type": "object", "properties": {"a": wild}, "required": ["a"]})
+        try:
+            text = self.format.grammar([tool], parallel=False, token_ids={})
+        except ValueError:  # answered with 400, as one of a schema that is none
+            return
+        assert "5}/ #" not in re.sub(r"%json .*", "", text)
 
     def test_names_and_schemas_cannot_break_out_of_the_grammar(self) -> None:
         wild = {"type": "object", "properties": {"a": {"const": 'end"\n%json {}'}}, "required": ["a"]}

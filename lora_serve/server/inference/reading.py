@@ -27,7 +27,13 @@ from lora_serve.text.reasoning.parts.between import BetweenMarkers
 from lora_serve.text.tool_calls import tool_call_format
 from lora_serve.text.tool_calls.base import ToolCallFormat
 
-_NO_SCHEMA = (AttributeError, KeyError, TypeError, ValueError)  # of parameters in which a value has the wrong type
+_NO_SCHEMA = (
+    AttributeError,
+    KeyError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)  # of parameters in which a value has the wrong type
 TAIL = 64  # tokens of the prompt's end in which reasoning may have begun
 
 

@@ -42,6 +42,7 @@ class TranslatedBody(AnswerBody):
     stop_reason: int | str | None = None
     ending: ClassVar[bytes] = b""
     _held: str = ""  # white space that is shown only if a text follows, not a call
+    _held_logprobs: list[Any] = field(default_factory=list)  # of tokens whose text has not come yet
     _is_open: bool = False  # the last item may grow
 
     @abstractmethod
@@ -89,7 +90,7 @@ class TranslatedBody(AnswerBody):
     def forget(self, number: int) -> None:
         self.chat.forget(number)
         self.items, self.finish_reason, self.stop_reason = [], None, None
-        self._held, self._is_open = "", False
+        self._held, self._held_logprobs, self._is_open = "", [], False
 
     def is_complete(self, number: int) -> bool:
         return self.chat.is_complete(number)
@@ -108,7 +109,7 @@ class TranslatedBody(AnswerBody):
 
     def last_chunks(self) -> Iterator[Event]:
         if self._held and not any(item.kind == "call" for item in self.items):
-            yield from self._grow("text", self._held, [])
+            yield from self._grow("text", self._held, self._held_logprobs)
         yield from self._close()
         yield from self.ended()
 
@@ -116,13 +117,16 @@ class TranslatedBody(AnswerBody):
         delta = choice["delta"]
         if text := delta.get("reasoning_content"):
             yield from self._grow("reasoning", text, [])
-        logprobs = list((choice["logprobs"] or {}).get("content") or ())
+        logprobs = [*self._held_logprobs, *((choice["logprobs"] or {}).get("content") or ())]
         if (text := delta.get("content") or "") or (logprobs and self._grows("text")):
+            self._held_logprobs = []
             yield from self._text(text, logprobs)
+        else:
+            self._held_logprobs = logprobs
         for call in delta.get("tool_calls") or ():
             function = call["function"]
             if "id" in call:
-                self._held = ""
+                self._held, self._held_logprobs = "", []
                 yield from self._open(Item("call", len(self.items), function["name"], call["id"]))
             if function.get("arguments"):
                 yield from self._grow("call", function["arguments"], [])

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from lora_serve.core.config import GrammarConfig
+from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 from lora_serve.text.grammars.faults import grammar_fault, refused, regex_fault, schema_fault
@@ -17,8 +22,15 @@ def checked_text(constraint: Constraint, compiler: GrammarCompiler, config: Gram
     if not error:
         return text
     if constraint.kind is ConstraintKind.JSON:
-        schema = json_schema_of(constraint, config)
-        place = faulty_place(schema, error, lambda part: compiler.fault(schema_grammar(part, constraint.style)))
+
+        def fault(part: Mapping[str, Any]) -> str:
+            try:  # by itself its references mean something else, and may cost too much
+                alone = json_schema_of(replace(constraint, source=part), config)
+            except InvalidRequestError:
+                return ""
+            return compiler.fault(schema_grammar(alone, constraint.style))
+
+        place = faulty_place(json_schema_of(constraint, config), error, fault)
         raise refused(constraint.param, schema_fault(error), place)
     describe = regex_fault if constraint.kind is ConstraintKind.REGEX else grammar_fault
     raise refused(constraint.param, describe(error))

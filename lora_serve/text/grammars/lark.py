@@ -11,7 +11,7 @@ from lora_serve.text.grammars.faults import refused
 
 MAX_RULES = 500  # the compiler follows rules by recursion: a stack of 8 MB overflows at some 3000 in a chain
 # A string or a regex that does not end is one all the same, so that each character is looked at once.
-_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|/(?:\\.|[^/\\])+/?|(?P<json>%json)\b|(?P<name><[^<>\s]+>)')
+_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"?|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/?|(?P<json>%json)\b|(?P<name><[^<>\s]+>)')
 _BLANKS = re.compile(r"\s*")
 
 

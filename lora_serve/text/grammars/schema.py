@@ -151,7 +151,10 @@ class SchemaWriter:
             raise refused(self._param, "JSON inside a string (contentMediaType) is not supported", str(place))
         _add_patterns(made, patterns)
         if made.get("type") != "integer":
-            _close_bounds(made)
+            try:
+                _close_bounds(made)
+            except OverflowError:
+                raise refused(self._param, "a bound is beyond the largest number there is", str(place)) from None
 
 
 def _close_bounds(made: dict[str, Any]) -> None:

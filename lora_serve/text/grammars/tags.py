@@ -18,14 +18,21 @@ MAX_TAGS = 256
 MAX_DEPTH = 20  # of formats inside one another
 _TEXT = r"/(.|\n)*/"
 _SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")
+_INSIDE_SLASHES = re.compile(r"(?:\\.|[^\\/])+", re.DOTALL)  # what a regex of Lark may hold
 
 
 class TagWriter:
-    """Writes one structural tag. `schema`: writes a JSON schema. `special_ids`: of special tokens, by their text."""
+    """Writes one structural tag. `schema`: writes a JSON schema. `special_ids`: of special tokens, by their text.
+    `max_regex`: characters of all regexes together, of which the time to compile them goes with the square.
+    """
 
-    def __init__(self, param: str, schema: Callable[[Any], str], special_ids: Mapping[str, int]) -> None:
+    def __init__(
+        self, param: str, schema: Callable[[Any], str], special_ids: Mapping[str, int], max_regex: int
+    ) -> None:
         self._param = param
         self._schema = schema
+        self._max_regex = max_regex
+        self._squared_regexes = 0
         self._special_ids = special_ids
         names = sorted(filter(None, special_ids), key=len, reverse=True)
         self._specials = re.compile(f"({'|'.join(map(re.escape, names))})" if names else r"(?!)()")
@@ -87,7 +94,13 @@ class TagWriter:
         pattern = value.get("pattern")
         if not isinstance(pattern, str) or not pattern or value.get("excludes"):
             raise self._wrong("expected a pattern, without excludes", place)
-        return "/" + _SLASH.sub(r"\1\\/", pattern).replace("\n", "\\n") + "/"
+        self._squared_regexes += len(pattern) ** 2
+        if self._squared_regexes > self._max_regex**2:
+            raise self._wrong(f"regexes of more than {self._max_regex} characters (--max-regex-size)", place)
+        inside = _SLASH.sub(r"\1\\/", pattern).replace("\n", "\\n")
+        if not _INSIDE_SLASHES.fullmatch(inside):  # it would end elsewhere, and the grammar go on with what follows
+            raise self._wrong("the pattern ends within an escape", place)
+        return f"/{inside}/"
 
     def _any_text(self, value: Mapping[str, Any], place: str, depth: int) -> str:
         if value.get("excludes"):

@@ -29,6 +29,7 @@ _FIXED: Mapping[str, Any] = MappingProxyType(
     {"lenient": False, "coerce_one_of": False, "json_allowed_escapes": _ESCAPES}
 )
 _ANY_OBJECT = {"type": "object"}
+_MAX_REGEX = "--max-regex-size"
 
 
 def grammar_text(constraint: Constraint, config: GrammarConfig, special_ids: Mapping[str, int]) -> str:
@@ -36,6 +37,9 @@ def grammar_text(constraint: Constraint, config: GrammarConfig, special_ids: Map
 
     Raises InvalidRequestError.
     """
+    check_size(
+        len((constraint.style.whitespace_pattern or "").encode()), constraint.param, config.max_regex, _MAX_REGEX
+    )
     match constraint.kind:
         case ConstraintKind.JSON:
             return schema_grammar(json_schema_of(constraint, config), constraint.style)
@@ -175,9 +179,9 @@ def _structural_tag(constraint: Constraint, config: GrammarConfig, special_ids: 
     if depth_of(source, MAX_DEPTH) > MAX_DEPTH:
         raise refused(param, f"nested more than {MAX_DEPTH} deep.")
     style = constraint.style
-    return TagWriter(param, lambda value: styled(_own_schema(value, param, style, config), style), special_ids).write(
-        source
-    )
+    return TagWriter(
+        param, lambda value: styled(_own_schema(value, param, style, config), style), special_ids, config.max_regex
+    ).write(source)
 
 
 def read_schema(source: Any, param: str, max_bytes: int) -> dict[str, Any]:
@@ -205,7 +209,7 @@ def check_size(num_bytes: int, param: str, max_bytes: int, flag: str = "--max-gr
 def _text_of(constraint: Constraint, max_bytes: int) -> str:
     if not isinstance(constraint.source, str):
         raise refused(constraint.param, "expected a string.")
-    check_size(len(constraint.source.encode()), constraint.param, max_bytes, "--max-regex-size")
+    check_size(len(constraint.source.encode()), constraint.param, max_bytes, _MAX_REGEX)
     return constraint.source
 
 

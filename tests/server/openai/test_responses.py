@@ -119,15 +119,16 @@ async def test_input_in_full_is_the_same_chat(
     assert prompts()[-1] == await chat_prompt(http, messages, prompts)
 
 
-async def test_logprobs_are_included(openai: AsyncOpenAI, house: Any, ids: Ids) -> None:
-    says(house, ids, "ab")
+@pytest.mark.parametrize("text", ["ab", "\N{GRINNING FACE}b"])  # its first character takes several tokens
+async def test_logprobs_are_included(openai: AsyncOpenAI, house: Any, ids: Ids, text: str) -> None:
+    says(house, ids, text)
     asked: Any = {"model": BASE, "input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     answer = await openai.responses.create(**asked)
     (content,) = answer.output[0].content  # type: ignore[union-attr]
-    assert [len(entry.top_logprobs) for entry in content.logprobs] == [2] * len(ids("ab"))  # type: ignore[union-attr]
+    assert [len(entry.top_logprobs) for entry in content.logprobs] == [2] * len(ids(text))  # type: ignore[union-attr]
     events = [event async for event in await openai.responses.create(**asked, stream=True)]
     deltas = [event for event in events if event.type == "response.output_text.delta"]
-    assert sum(len(event.logprobs) for event in deltas) == len(ids("ab"))
+    assert sum(len(event.logprobs) for event in deltas) == len(ids(text))
 
 
 async def test_sampling_fields_reach_the_engine(http: aiohttp.ClientSession, house: Any) -> None:

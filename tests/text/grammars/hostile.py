@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from lora_serve.text.grammars.constraint import ConstraintKind
 
 JSON, REGEX, GRAMMAR = ConstraintKind.JSON, ConstraintKind.REGEX, ConstraintKind.GRAMMAR
+TAG = ConstraintKind.STRUCTURAL_TAG
 
 
 def chain(length: int, link: Callable[[dict[str, str]], dict[str, Any]]) -> dict[str, Any]:
@@ -27,6 +29,13 @@ def deep(ref: dict[str, str]) -> dict[str, Any]:
     return made
 
 
+def regexes(*patterns: str) -> dict[str, Any]:
+    """A structural tag of regexes, one behind the other."""
+    elements = [{"type": "regex", "pattern": pattern} for pattern in patterns]
+    return {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+
+
+ALONE = chain(1500, lambda ref: {"items": ref})  # as a part, its references mean the definitions around it
 CIRCLES = {f"d{i}": inside({"$ref": f"#/$defs/d{(i * 7) % 90}"}) for i in range(90)}
 HOSTILE: dict[str, tuple[ConstraintKind, Any]] = {
     "chain of references": (JSON, chain(2000, lambda ref: ref)),
@@ -38,6 +47,13 @@ HOSTILE: dict[str, tuple[ConstraintKind, Any]] = {
     "many patterns of names": (JSON, {"patternProperties": {f"^{i}x": {} for i in range(500)}}),
     "long pattern": (JSON, {"type": "string", "pattern": "a?" * 15_000 + "a" * 15_000}),
     "long patterns": (JSON, {"anyOf": [{"type": "string", "pattern": "(.*)*" * 2000 + str(i)} for i in range(20)]}),
+    "part that is a chain by itself": (
+        JSON, {"$defs": {"p": ALONE, **{name: {} for name in ALONE["$defs"]}}, "contains": {}}
+    ),
+    "bound beyond all numbers": (JSON, {"type": "number", "exclusiveMinimum": 10**400}),
+    "schema behind a regex of a tag": (TAG, regexes("a\\", f" %json {json.dumps(chain(500, inside))} #")),
+    "long regex of a tag": (TAG, regexes("a?" * 15_000)),
+    "long regexes of a tag": (TAG, regexes(*["a?" * 2000] * 200)),
     "long regex": (REGEX, "a?" * 15_000 + "a" * 15_000),
     "chain of rules": (GRAMMAR, "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(2000)) + '\na2000: "x"'),
     "chain of GBNF rules": (GRAMMAR, "root ::= a0\n" + "\n".join(f"a{i} ::= a{i + 1}" for i in range(900))),

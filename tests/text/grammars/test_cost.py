@@ -12,7 +12,7 @@ from lora_serve.core.config import GrammarConfig
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.grammars.checking import checked_own_text, checked_text
 from lora_serve.text.grammars.compiling import GrammarCompiler
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
+from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.grammars.translation import json_schema_of
 from tests.attempts import in_some_attempt
 from tests.text.grammars.hostile import CIRCLES, GRAMMAR, HOSTILE, JSON, REGEX, chain, inside
@@ -34,6 +34,14 @@ def test_hostile_ones_are_refused_soon(name: str) -> None:
 
     raised = in_some_attempt(refuse)
     assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("kind", [JSON, ConstraintKind.JSON_OBJECT])
+def test_long_pattern_of_blanks_is_refused(kind: ConstraintKind) -> None:
+    source = True if kind is ConstraintKind.JSON_OBJECT else {}
+    style = JsonStyle(whitespace_pattern=" ?" * 20_000)
+    with pytest.raises(InvalidRequestError, match="max-regex-size"):
+        checked_text(Constraint(kind, source, "field", style), COMPILER, CONFIG)
 
 
 @pytest.mark.parametrize(

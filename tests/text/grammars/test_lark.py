@@ -19,6 +19,7 @@ COMPILER = GrammarCompiler({300: "<|tool|>", 301: "<b>"}, 302, CONFIG)
         ("start: <|tool|>", "start: <[300]>"),
         ('start: <|tool|>{2} "<|tool|>" <b>', 'start: <[300]>{2} "<|tool|>" <[301]>'),
         ('start: "\\"<b>" /<b>\\/<b>/ <b> // <b>', 'start: "\\"<b>" /<b>\\/<b>/ <[301]> // <b>'),
+        ('start: a # "a <b> /\na: <b> "x"', 'start: a # "a <b> /\na: <[301]> "x"'),
         ("start: a <[300]>\na: /(?s:.<b>\n<b>)/ <b>", "start: a <[300]>\na: /(?s:.<b>\n<b>)/ <[301]>"),
     ],
 )

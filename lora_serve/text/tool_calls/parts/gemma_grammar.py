@@ -81,7 +81,8 @@ class GemmaRules:
 
     def _text(self, schema: Mapping[str, Any]) -> str:
         """The inside of a string. The letter with which the marker begins is left out, so that it cannot be spelled."""
-        least, most = int(schema.get("minLength", 0)), schema.get("maxLength", "")
+        least, longest = int(schema.get("minLength", 0)), schema.get("maxLength")
+        most = "" if longest is None else int(longest)
         return f"/[^<]{{{least},{most}}}/"
 
     def _array(self, schema: Mapping[str, Any]) -> str:
