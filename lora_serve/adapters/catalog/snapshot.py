@@ -43,9 +43,7 @@ class Snapshot:
 
     def aliases_of(self, name: str) -> dict[str, str]:
         """The aliases that lead to an id, with their targets, sorted by name."""
-        return {
-            alias: self.aliases[alias] for alias in sorted(self.aliases) if split_name(self.aliases[alias])[0] == name
-        }
+        return dict(sorted(pair for pair in self.aliases.items() if split_name(pair[1])[0] == name))
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -43,7 +43,7 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
         lambda: directory.create_tenant(fields.name, quota, fields.may_use_base, fields.offload),
         f"making the tenant {fields.name}",
     )
-    return web.json_response(_card(services, tenant), status=201)
+    return web.json_response(_card(tenant, _counts(services)), status=201)
 
 
 async def list_tenants(request: web.Request) -> web.StreamResponse:
@@ -56,8 +56,8 @@ async def list_tenants(request: web.Request) -> web.StreamResponse:
     limit, after = query.limit, query.after or ""
     tenants = services.keys.directory.snapshot.tenants
     names = sorted(name for name in tenants if name > after and caller.scope in (None, name))
-    adapters = _num_adapters(services)
-    page = [_card(services, tenants[name], adapters) for name in names[:limit]]
+    counts = _counts(services)
+    page = [_card(tenants[name], counts) for name in names[:limit]]
     last = page[-1]["name"] if page else None
     return web.json_response({"object": "list", "data": page, "has_more": len(names) > limit, "last_id": last})
 
@@ -65,7 +65,8 @@ async def list_tenants(request: web.Request) -> web.StreamResponse:
 async def get_tenant(request: web.Request) -> web.StreamResponse:
     """Show a tenant."""
     services = request.app[SERVICES]
-    return web.json_response(_card(services, services.keys.directory.snapshot.tenant(tenant_in(request))))
+    tenant = services.keys.directory.snapshot.tenant(tenant_in(request))
+    return web.json_response(_card(tenant, _counts(services)))
 
 
 async def change_tenant(request: web.Request) -> web.StreamResponse:
@@ -83,7 +84,7 @@ async def change_tenant(request: web.Request) -> web.StreamResponse:
 
     directory = services.keys.directory
     tenant = await services.edit(lambda: directory.change_tenant(name, change), f"changing the tenant {name}")
-    return web.json_response(_card(services, tenant))
+    return web.json_response(_card(tenant, _counts(services)))
 
 
 async def delete_tenant(request: web.Request) -> web.StreamResponse:
@@ -120,9 +121,21 @@ def tenant_in(request: web.Request) -> str:
     return name
 
 
-def _card(services: Services, tenant: Tenant, adapters: Counter[str] | None = None) -> dict[str, Any]:
-    keys = services.keys.directory.snapshot.keys_of(tenant.name)
-    now = services.keys.directory.clock()
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """By tenant, counted once for any number of cards."""
+
+    keys: Counter[str]  # that open something
+    adapters: Counter[str]
+
+
+def _counts(services: Services) -> _Counts:
+    directory, now = services.keys.directory, services.keys.directory.clock()
+    keys = Counter(key.tenant for key in directory.snapshot.keys.values() if key.is_valid(now))
+    return _Counts(keys, Counter(entry.tenant for entry in services.catalog.snapshot.entries.values()))
+
+
+def _card(tenant: Tenant, counts: _Counts) -> dict[str, Any]:
     return {
         "name": tenant.name,
         "object": "tenant",
@@ -130,13 +143,9 @@ def _card(services: Services, tenant: Tenant, adapters: Counter[str] | None = No
         "offload": tenant.offload,
         "quota": limits_of(tenant.quota),
         "created": int(tenant.created),
-        "num_keys": sum(key.is_valid(now) for key in keys),
-        "num_adapters": (_num_adapters(services) if adapters is None else adapters)[tenant.name],
+        "num_keys": counts.keys[tenant.name],
+        "num_adapters": counts.adapters[tenant.name],
     }
-
-
-def _num_adapters(services: Services) -> Counter[str]:
-    return Counter(entry.tenant for entry in services.catalog.snapshot.entries.values())
 
 
 async def delete_all_of(services: Services, tenant: str) -> tuple[str, ...]:
