@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from lora_serve.core.errors import NotReadyError
+
 _MAX_READS = 2  # at a time; the processor's time that they take is the event loop's, too
 T = TypeVar("T")
 
@@ -21,8 +23,14 @@ class LongReads:
         self._threads = ThreadPoolExecutor(_MAX_READS, f"long-reads-{title}")
 
     async def run(self, read: Callable[[], T]) -> T:
-        """Calls `read` once it has a thread. Raises what it raises."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+        """Calls `read` once it has a thread. Raises what it raises, and NotReadyError if the system gives no thread, or
+        after `close`.
+        """
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._threads, read)
+        except RuntimeError:
+            raise NotReadyError("There is no thread to read this with at present; try again.", retry_after=1) from None
+        return await future
 
     def close(self) -> None:
         """Begins no further read; returns at once."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 import time
@@ -17,8 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_serve.core.config import GrammarConfig
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.extensions import names_in
+from lora_serve.text.grammars.checking import checked_own_text
+from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.tool_calls import tool_call_format
 from lora_serve.text.tool_calls.base import CallArguments, Tool, ToolCallFormat
 from tests.attempts import in_some_attempt
@@ -52,6 +56,15 @@ SOME: Calls = [
 ]
 CUTS = st.lists(st.integers(0, 10**6), max_size=12)
 PIECES = ["{", "}", "[", "]", '"', "'", "\\", ":", ",", " ", "\n", "name", "arguments", "a=1", "(", ")", ";", "x", "<"]
+
+
+def nested(depth: int, width: int) -> dict[str, Any]:
+    """An object of so many members, of which the last is such an object."""
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        members: dict[str, Any] = {f"a{number}": {"const": 1} for number in range(width)}
+        schema = {"type": "object", "properties": {**members, "z": schema}, "required": list(members)}
+    return schema
 
 
 class ToolCallContract(ABC):
@@ -205,6 +218,23 @@ class ToolCallContract(ABC):
         except ValueError:  # answered with 400, as one of a schema that is none
             return
         assert "5}/ #" not in re.sub(r"%json .*", "", text)
+
+    @pytest.mark.parametrize("kind", ["members", "references"])
+    def test_more_members_than_the_compiler_can_follow_are_refused(self, kind: str) -> None:
+        names = [f"a{number}" for number in range(3000)]
+        chain: dict[str, Any] = {name: {"$ref": f"#/$defs/{after}"} for name, after in itertools.pairwise(names)}
+        parameters: dict[str, Any] = {
+            "members": {"properties": {name: {"const": 1} for name in names}, "required": names},
+            "references": {"properties": {"a": {"$ref": "#/$defs/a0"}}, "$defs": {**chain, names[-1]: {}}},
+        }[kind]
+        tool, config = Tool("f", parameters={"type": "object", **parameters}), GrammarConfig()
+
+        def compiled() -> str:
+            text = self.format.grammar([tool], parallel=False, token_ids={})
+            return checked_own_text(text, "tools", GrammarCompiler({}, 300, config), config)
+
+        with pytest.raises((InvalidRequestError, RecursionError)):  # both are 400
+            compiled()
 
     def test_names_and_schemas_cannot_break_out_of_the_grammar(self) -> None:
         wild = {"type": "object", "properties": {"a": {"const": 'end"\n%json {}'}}, "required": ["a"]}
@@ -368,6 +398,11 @@ class TestGemma4(ToolCallContract):
         tool = Tool("f", parameters={**tree, "$defs": {"tree": tree}})
         for text in walks(self.format, [tool], byte_tokenizer(self.format.markers), 20, parallel=False):
             jsonschema.validate(json.loads(self.read(*text).calls[0].arguments), dict(tool.parameters))
+
+    def test_more_names_than_the_compiler_can_follow_are_refused(self) -> None:
+        for parameters in ({"required": [f"a{number}" for number in range(3000)]}, nested(20, 60)):
+            with pytest.raises(InvalidRequestError, match="members"):
+                self.format.grammar([Tool("f", parameters=parameters)], parallel=False, token_ids={})
 
     def test_schema_that_cannot_be_forced_is_refused_in_words(self) -> None:
         for schema, word in (({"type": "string", "pattern": "x"}, "pattern"), ({"allOf": [{}]}, "allOf")):

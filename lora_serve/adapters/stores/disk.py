@@ -92,8 +92,13 @@ class DiskStore:
         is_replaced = False
         with _readable_errors():
             if blob.exists():
-                if is_sound(blob, digest):
-                    return blob
+                try:
+                    if _is_intact(blob, digest):
+                        return blob
+                except OSError as error:
+                    _log.warning("blob %s cannot be read: %r", blob.name, error)
+                    if self._is_cache:  # it may be whole, and is at hand elsewhere
+                        return None
                 is_replaced, records = True, read_records(blob) | records  # other ids name the same content
                 self._table.left(digest, EvictionReason.CORRUPT)
             if not self._table.admit(digest, content_bytes(folder), load_seconds):
@@ -240,6 +245,8 @@ class DiskStore:
             flush(scratch)
             make_private(self._blobs)
             if is_replaced:
+                if is_sound(blob, "sha256:" + blob.name):  # another thread was first
+                    return
                 self._set_aside(blob)
             self._rename(scratch, blob)
 

@@ -31,6 +31,7 @@ _NO_SCHEMA = (
     AttributeError,
     KeyError,
     OverflowError,
+    RecursionError,
     TypeError,
     ValueError,
 )  # of parameters in which a value has the wrong type

@@ -117,12 +117,12 @@ class TranslatedBody(AnswerBody):
         delta = choice["delta"]
         if text := delta.get("reasoning_content"):
             yield from self._grow("reasoning", text, [])
-        logprobs = [*self._held_logprobs, *((choice["logprobs"] or {}).get("content") or ())]
+        logprobs = list((choice["logprobs"] or {}).get("content") or ())
         if (text := delta.get("content") or "") or (logprobs and self._grows("text")):
-            self._held_logprobs = []
+            logprobs, self._held_logprobs = self._held_logprobs + logprobs, []
             yield from self._text(text, logprobs)
-        else:
-            self._held_logprobs = logprobs
+        elif "content" in delta:  # those of reasoning, markers and calls are shown nowhere
+            self._held_logprobs += logprobs
         for call in delta.get("tool_calls") or ():
             function = call["function"]
             if "id" in call:

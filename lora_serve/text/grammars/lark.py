@@ -10,6 +10,8 @@ from typing import Any
 from lora_serve.text.grammars.faults import refused
 
 MAX_RULES = 500  # the compiler follows rules by recursion: a stack of 8 MB overflows at some 3000 in a chain
+MAX_GROUPS = 1000  # in all rules: they count as much, where a chain leads through them
+_GROUP = re.compile(r"[(\[]")
 # A string or a regex that does not end is one all the same, so that each character is looked at once.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"?|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/?|(?P<json>%json)\b|(?P<name><[^<>\s]+>)')
 _BLANKS = re.compile(r"\s*")
@@ -62,3 +64,5 @@ def _check_outside(text: str, param: str, max_rules: int) -> None:
         raise refused(param, "`%json` stands in a text, a regex or a comment")
     if text.count(":") > max_rules:
         raise refused(param, f"more than {max_rules} rules")
+    if len(_GROUP.findall(_TOKEN.sub("", text))) > MAX_GROUPS:
+        raise refused(param, f"more than {MAX_GROUPS} groups in brackets")

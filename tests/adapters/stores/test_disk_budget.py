@@ -13,7 +13,7 @@ import pytest
 
 from lora_serve.adapters.checkpoint import digest as digest_module
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest
-from lora_serve.adapters.stores import disk
+from lora_serve.adapters.stores import disk, files
 from lora_serve.adapters.stores.disk import MAX_QUARANTINED, DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.errors import AdapterUnavailableError, PayloadTooLargeError
@@ -376,14 +376,12 @@ def test_far_copy_that_cannot_be_read_here_stays(tmp_path: Path, far: DiskStore,
 
 
 def test_near_copy_that_cannot_be_read_is_passed_over_and_stays(
-    tmp_path: Path, far: DiskStore, digests: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, far: DiskStore, digests: list[str]
 ) -> None:
     store = TieredStore(cache(tmp_path), far)
     store.put(digests[0], tmp_path / "made" / "0")
-    with unreadable(tmp_path / "near" / "blobs", errno.EIO), monkeypatch.context() as full:
-        full.setattr(disk, "link_or_copy", _no_room)
-        with store.opened(digests[0]) as blob:
-            assert blob.tier == "redis"
+    with unreadable(tmp_path / "near" / "blobs", errno.EIO), store.opened(digests[0]) as blob:
+        assert blob.tier == "redis"
     far.delete(digests[0])
     read(store, digests[0])
     assert not (tmp_path / "near" / "quarantine").exists()
@@ -410,6 +408,30 @@ def test_blob_that_cannot_be_read_is_there_until_it_is_replaced(
         assert adapter_digest(blob) == digests[0]
         assert not os.path.samestat((blob / WEIGHTS_NAME).stat(), before)
     assert store.tiers()["disk"].num_bytes == used_bytes(tmp_path) == SIZE
+
+
+def test_two_that_replace_a_broken_blob_set_no_sound_one_aside(
+    tmp_path: Path, digests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DiskStore(tmp_path / "near")
+    store.put(digests[0], tmp_path / "made" / "0")
+    spoil(store, digests[0])
+    make(tmp_path / "again", 0)
+    make(tmp_path / "meanwhile", 0)
+
+    def link(source: Path, target: Path) -> None:
+        with monkeypatch.context() as other:
+            other.setattr(disk, "link_or_copy", files.link_or_copy)
+            store.put(digests[0], tmp_path / "meanwhile")
+        files.link_or_copy(source, target)
+
+    with monkeypatch.context() as one:
+        one.setattr(disk, "link_or_copy", link)
+        store.put(digests[0], tmp_path / "again")
+    assert len(list((tmp_path / "near" / "quarantine").iterdir())) == 1
+    with store.open(digests[0]) as blob:
+        assert adapter_digest(blob) == digests[0]
+        assert os.path.samefile(blob / WEIGHTS_NAME, tmp_path / "meanwhile" / WEIGHTS_NAME)
 
 
 def _no_room(source: Path, target: Path) -> None:

@@ -52,6 +52,9 @@ HOSTILE: dict[str, tuple[ConstraintKind, Any]] = {
     ),
     "bound beyond all numbers": (JSON, {"type": "number", "exclusiveMinimum": 10**400}),
     "schema behind a regex of a tag": (TAG, regexes("a\\", f" %json {json.dumps(chain(500, inside))} #")),
+    "chain of rules in groups": (
+        GRAMMAR, "start: r0\n" + "".join(f'r{i}: {"(" * 20}"a" r{i + 1}{")?" * 20}\n' for i in range(250)) + 'r250: "x"'
+    ),
     "long regex of a tag": (TAG, regexes("a?" * 15_000)),
     "long regexes of a tag": (TAG, regexes(*["a?" * 2000] * 200)),
     "long regex": (REGEX, "a?" * 15_000 + "a" * 15_000),

@@ -14,6 +14,7 @@ from lora_serve.text.tool_calls.parts.members import members_of, sequence
 
 _KEY = re.compile(r"[^\s:,{}\[\]<]+")
 _UNTOLD = ("allOf", "not", "if", "pattern", "contains", "uniqueItems", "prefixItems")
+_MAX_RULES = 2000  # of one tool, for values in one another: with three times as many the compiler's stack overflows
 _ANY = {"type": ["string", "number", "boolean", "null"]}
 
 
@@ -28,15 +29,18 @@ class GemmaRules:
         self._num_rules = 0
         self._tool: Tool = Tool("")
         self._of_refs: dict[str, str] = {}
+        self._first_rule = 0  # of the tool's
 
     def call(self, tool: Tool) -> str:
         """The rule of `call:name{...}` of a tool."""
-        self._tool, self._of_refs = tool, {}
+        self._tool, self._of_refs, self._first_rule = tool, {}, len(self.rules)
         return self._rule(f"{quoted(f'call:{tool.name}')} {self._object(tool.parameters)}")
 
     def _rule(self, body: str) -> str:
         name = self._new_name()
         self.rules.append(f"{name}: {body}")
+        if len(self.rules) - self._first_rule > _MAX_RULES:
+            raise self._refused("so many members")
         return name
 
     def _new_name(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
 
+MAX_MEMBERS = 1000  # the compiler follows their rules by recursion: a stack of 8 MB overflows at some 2500
 _JOINING = (
     *("$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependencies", "dependentRequired"),
     *("dependentSchemas", "maxProperties", "minProperties", "patternProperties", "propertyNames"),
@@ -27,8 +28,13 @@ def members_of(schema: Mapping[str, Any], place: str) -> dict[str, tuple[Any, bo
             param="tools",
         )
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
-    members = {str(name): (member, name in required) for name, member in properties.items()}
-    return members | {str(name): ({}, True) for name in required if name not in properties}
+    needed = frozenset(map(str, required))
+    members = {str(name): (member, str(name) in needed) for name, member in properties.items()}
+    members |= {str(name): ({}, True) for name in required if name not in properties}
+    if len(members) > MAX_MEMBERS:
+        message = f"{place}: this model's tool-call format cannot force more than {MAX_MEMBERS} members"
+        raise InvalidRequestError(f"{message}; use tool_choice auto", param="tools")
+    return members
 
 
 def sequence(rule: str, pairs: Sequence[tuple[str, bool]], comma: str) -> list[str]:
