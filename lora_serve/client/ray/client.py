@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as changed
 
-from lora_serve.client.ray.attached import AttachedReplicas, LinkUsers
+from lora_serve.client.ray.attached import PREPARE_SECONDS, AttachedReplicas, LinkUsers
 from lora_serve.client.ray.figures import FleetFigures
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.client.ray.transport import Transport
@@ -168,11 +168,14 @@ class RayEngineClient:
         if isinstance(command, Unpin | Evict):  # even if no replica does it: a new one must not bring it back
             self._desired.note(command)
         await self._first_of(_ANY)
-        done = await asyncio.gather(*(link.adapters(command) for link in self._fleet.links), return_exceptions=True)
-        for error in done:  # a replica that was lost meanwhile need not know
-            if isinstance(error, BaseException) and not isinstance(error, EngineLostError | NotReadyError):
-                raise error
-        self._desired.note(command)
+        asked: set[ReplicaLink] = set()
+        while left := self._fleet.told - asked:  # others may come while these are at work
+            asked |= left
+            done = await asyncio.gather(*(self._done_by(link, command) for link in left), return_exceptions=True)
+            for error in done:  # a replica that was lost meanwhile need not know
+                if isinstance(error, BaseException) and not isinstance(error, EngineLostError | NotReadyError):
+                    raise error
+        self._desired.note(command)  # in one turn with the last look: who comes now is told of it
         return None
 
     async def stats(self) -> EngineStats:
@@ -204,6 +207,13 @@ class RayEngineClient:
         await self._transport.close()
 
     # ----------------------------------------------------------------------------------------------------------
+
+    async def _done_by(self, link: ReplicaLink, command: AdapterCommand) -> None:
+        """A replica that takes no requests yet may refuse it as it may refuse those that it is prepared with."""
+        if self._fleet.link(link.replica) is link:
+            await link.adapters(command)
+        else:
+            await link.bring_to((command,), PREPARE_SECONDS)
 
     def _view_of(self, request: InferenceRequest) -> RoutedRequest:
         num_output = 0 if request.pooling is not None else request.sampling.max_tokens

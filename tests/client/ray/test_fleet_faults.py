@@ -8,15 +8,24 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.client.ray import attached, figures, link
 from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
 from lora_serve.client.wire import body_of
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import QueueLimits
-from lora_serve.core.errors import EngineLostError, NotReadyError, QueueFullError
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    EngineLostError,
+    LoraServeError,
+    NotReadyError,
+    QueueFullError,
+)
 from lora_serve.core.messages import (
     Evict,
     FinishEvent,
@@ -395,6 +404,76 @@ async def test_commands_reach_every_replica() -> None:
         await client.adapters(Pin(adapter("p")))
         await asyncio.sleep(0.15)
         assert [replica.report.device for replica in client.links] == [(adapter("p").digest,)] * 3
+
+
+async def slots_of(client: RayEngineClient) -> dict[str, list[tuple[str, bool]]]:
+    """The adapters on each replica's device, and whether they are pinned."""
+    told = [(one.replica, (await one.stats()).slots) for one in client.links]
+    return {replica: [(slot.digest, slot.pinned) for slot in slots] for replica, slots in told}
+
+
+def finish_load(replica: FakeReplica, ref: AdapterRef, error: LoraServeError | None = None) -> None:
+    replica.served.mailbox.put(LoadFinished(ref.digest, None if error else ref.digest, error, 0.0))
+
+
+async def test_replica_that_comes_while_an_adapter_is_pinned_has_it_too() -> None:
+    slow = adapter("slow")
+    async with started("a") as (fleet, client):
+        pinning = asyncio.create_task(client.adapters(Pin(slow)))
+        await until(lambda: fleet.replicas["a"].num_frames > 0)
+        fleet.add("b", listed=False).served.makes_slow_ones_wait = False
+        fleet.list("b")
+        await until(lambda: client.replicas == ["a", "b"])
+        finish_load(fleet.replicas["a"], slow)
+        await pinning
+        assert await slots_of(client) == {"a": [(slow.digest, True)], "b": [(slow.digest, True)]}
+
+
+@asynccontextmanager
+async def prepared() -> AsyncIterator[tuple[FakeFleet, RayEngineClient]]:
+    """The replica "b" gets no requests until the load of its pinned adapter is finished."""
+    async with started("a") as (fleet, client):
+        fleet.replicas["a"].served.makes_slow_ones_wait = False
+        await client.adapters(Pin(adapter("slow")))
+        late = fleet.add("b")
+        await until(lambda: late.num_frames > 0)
+        assert client.replicas == ["a"]
+        yield fleet, client
+
+
+async def test_commands_reach_a_replica_that_is_being_prepared() -> None:
+    slow = adapter("slow")
+    async with prepared() as (fleet, client):
+
+        async def command() -> None:
+            for one in (Resize(max_loras=2), Unpin(slow.digest), Evict(slow.digest), Pin(adapter("p"))):
+                await client.adapters(one)
+
+        commanding = asyncio.create_task(command())
+        await asyncio.sleep(0.1)
+        finish_load(fleet.replicas["b"], slow)
+        await commanding
+        await until(lambda: client.replicas == ["a", "b"])
+        pinned = {replica: [one for one, pin in slots if pin] for replica, slots in (await slots_of(client)).items()}
+        assert pinned == {"a": [adapter("p").digest], "b": [adapter("p").digest]}
+        assert [(await one.stats()).max_loras for one in client.links] == [2, 2]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_command_succeeds_though_a_replica_that_is_being_prepared_refuses_it_or_dies(is_lost: bool) -> None:
+    other = replace(adapter("slow"), digest="sha256:other")
+    async with prepared() as (fleet, client):
+        late = fleet.replicas["b"]
+        before = late.num_frames
+        pinning = asyncio.create_task(client.adapters(Pin(other)))
+        await until(lambda: late.num_frames > before)
+        if is_lost:
+            fleet.unlist("b")
+            fleet.kill("b")
+        else:
+            finish_load(late, other, AdapterUnavailableError("its store is not there"))
+        await pinning
+        assert (other.digest, True) in (await slots_of(client))["a"]
 
 
 @pytest.mark.parametrize("facts", [{"version": "0.0.1"}])
