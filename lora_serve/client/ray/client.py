@@ -122,9 +122,11 @@ class RayEngineClient:
 
     async def infer(self, request: InferenceRequest) -> AsyncGenerator[Event, None]:
         """See `EngineClient.infer`. A request whose replica was lost runs on another one, under another id: the lost
-        one may still be at work on it. If some of it was given, a LostEvent comes first.
+        one may still be at work on it. If some of it was given, a LostEvent comes first. Tries that replicas refuse
+        follow each other for as long as a request waits while there is none.
         """
         attempt, is_answered, sent = 0, False, request
+        refused_until: float | None = None  # of time.monotonic(), from the first refusal on
         with self.gate.entered((request,)), ExitStack() as done:
             done.callback(self._running.pop, request.request_id, None)
             while True:
@@ -150,8 +152,11 @@ class RayEngineClient:
                 if is_answered:
                     yield LostEvent(request.request_id, lost)
                 if is_answered or isinstance(lost, EngineLostError):
-                    attempt, is_answered = attempt + 1, False
+                    attempt, is_answered, refused_until = attempt + 1, False, None
                 else:  # refused before it was computed
+                    refused_until = refused_until or time.monotonic() + self._wait
+                    if time.monotonic() >= refused_until:
+                        raise lost
                     await asyncio.sleep(REFUSED_PAUSE)
                 sent = replace(request, request_id=f"{request.request_id}~{attempt}") if attempt else request
 

@@ -27,6 +27,7 @@ from lora_serve.core.errors import (
     QueueFullError,
 )
 from lora_serve.core.messages import (
+    ErrorEvent,
     Evict,
     FinishEvent,
     LostEvent,
@@ -38,6 +39,7 @@ from lora_serve.core.messages import (
     Submit,
     TenantBudget,
     Timings,
+    ToEngine,
     TokenEvent,
     Tune,
     Unpin,
@@ -249,6 +251,27 @@ async def test_wait_for_a_replica_has_an_end() -> None:
         fleet.unlist("a")
         with pytest.raises(NotReadyError, match="No engine"):
             await tokens_of(client, request("r"))
+
+
+async def test_tries_of_a_request_that_every_replica_refuses_have_an_end() -> None:
+    async with started("a", wait=0.3) as (fleet, client):
+        gateways = fleet.replicas["a"].engine._gateways
+        plain, num_tries = gateways._take, 0
+
+        def refuse(message: ToEngine) -> None:
+            nonlocal num_tries
+            if isinstance(message, Submit):
+                num_tries += 1
+                gateways.send([ErrorEvent(message.request.request_id, NotReadyError("It ends."))])
+            else:
+                plain(message)
+
+        gateways._take = refuse
+        async with asyncio.timeout(5):
+            with pytest.raises(NotReadyError, match="It ends"):
+                await tokens_of(client, request("r"))
+        assert num_tries > 1
+    assert client.gate.num_requests == 0
 
 
 async def test_replica_that_is_taken_away_finishes_its_requests_and_gets_no_new_ones() -> None:
