@@ -103,9 +103,10 @@ class ReplicaEngine:
 
     def greeting(self) -> Greeting:
         """The first message to a gateway."""
-        age = time.monotonic() - self._started_at
+        now = time.monotonic()
+        age = now - self._started_at
         return Greeting(
-            self._name, machine_id(), files_id(), self._node, age, __version__, self._settings, self._roots_key
+            self._name, machine_id(), files_id(), self._node, age, __version__, self._settings, self._roots_key, now
         )
 
     def take(self, gateway: str, frame: bytes) -> None:

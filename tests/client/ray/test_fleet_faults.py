@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from lora_serve.core.errors import (
     LoraServeError,
     NotReadyError,
     QueueFullError,
+    RequestTimeoutError,
 )
 from lora_serve.core.messages import (
     ErrorEvent,
@@ -553,6 +555,27 @@ async def test_deadline_holds_on_a_replica_with_another_clock() -> None:
         await client.start()
         assert abs(client.links[0].clock_offset) < 0.5
         assert len(await tokens_of(client, request("r"))) == 4
+
+
+@pytest.mark.parametrize("ahead", [1e6, -1e6])
+async def test_deadline_holds_before_the_first_report_of_a_replica_with_another_clock(
+    ahead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here() -> float:
+        return time.monotonic() - ahead
+
+    async with started() as (fleet, client):
+        far = fleet.add("far", listed=False, machine="another")
+        far.engine._reporting.cancel()
+        monkeypatch.setattr(link, "SILENT_TICKS", 10_000)
+        monkeypatch.setattr(link, "time", SimpleNamespace(monotonic=here))
+        fleet.list("far")
+        await client.start()
+        asked = replace(request("r"), arrival_time=here(), deadline=here() + PATIENCE)
+        assert len(await tokens_of(client, asked)) == 4
+        late = replace(request("s", adapter("slow")), arrival_time=here(), deadline=here() + 0.1)
+        with pytest.raises(RequestTimeoutError):
+            await tokens_of(client, late)
 
 
 class ScriptedFleet(FakeFleet):
