@@ -52,7 +52,7 @@ from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, Way, fleet_clien
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
 from tests.engine_host.engine_clients import request
-from tests.engine_host.fake_engine import SLOW
+from tests.engine_host.fake_engine import SLOW, UNSPEAKABLE
 
 PATIENCE = 20.0
 
@@ -233,6 +233,14 @@ async def test_request_that_ends_every_replica_is_not_asked_for_ever() -> None:
             await until(lambda victim=victim: not victim.engine.num_requests)  # type: ignore[misc]
         with pytest.raises(EngineLostError):
             await task
+
+
+async def test_request_whose_answer_cannot_be_told_ends() -> None:
+    async with started("a") as (fleet, client):
+        with pytest.raises(EngineLostError):
+            await tokens_of(client, request("r", prompt=[UNSPEAKABLE]))
+        assert await tokens_of(client, request("s", prompt=[5])) == expected([5], 4)
+        assert fleet.replicas["a"].engine.num_requests == 0
 
 
 async def test_request_waits_while_there_is_no_replica() -> None:
