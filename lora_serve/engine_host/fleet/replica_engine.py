@@ -128,6 +128,11 @@ class ReplicaEngine:
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     @property
+    def is_reporting(self) -> bool:
+        """False once an error has ended the reports, without which gateways take the replica for lost."""
+        return not self._reporting.done()
+
+    @property
     def load(self) -> dict[str, float]:
         """See `autoscaling.load`."""
         report = self._last_report
