@@ -219,6 +219,7 @@ class Greeting(Message, frozen=True):
     version: str  # of this program
     settings: str  # a digest of what it was configured with
     roots_key: bytes  # see `routing/prefix_roots.py`
+    now: float = 0.0  # its time.monotonic(); another version, which is told by `version`, may not say it
 
 
 class Reported(Message, frozen=True):

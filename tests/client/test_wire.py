@@ -171,7 +171,7 @@ TO_ENGINE: tuple[ToEngine, ...] = (
 )  # fmt: skip
 FROM_ENGINE: tuple[FromEngine, ...] = (
     Ready(SPEC),
-    Greeting("r", "machine", "files", "node", 1.5, "1.0", "settings", b"\x00\xff"),
+    Greeting("r", "machine", "files", "node", 1.5, "1.0", "settings", b"\x00\xff", 2.5),
     Reported(ReplicaReport("a1", 2.5, ("sha256:a",), ("sha256:b",), prefix_roots=(2**63,)), 2),
     StartedEvent("r"),
     PromptEvent("r", Timings(1.0, 2.0, 3.0), (None, LOGPROBS), 4, fell_back=True),

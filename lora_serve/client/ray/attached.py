@@ -54,6 +54,7 @@ class AttachedReplicas:
         self._names = gateway_names(uuid.uuid4().hex)
         self._listed: frozenset[str] = frozenset()
         self._links: dict[str, ReplicaLink] = {}  # by replica: those that get requests
+        self._told: set[ReplicaLink] = set()  # those, and others that are brought to the desired state
         self._open: dict[str, ReplicaLink] = {}  # those, and others that are greeted or left
         self._gone: list[tuple[str, bool]] = []
         self._failures: dict[str, str] = {}  # by replica: why it was not reached, the last time
@@ -71,6 +72,13 @@ class AttachedReplicas:
         """The replica, if it takes requests."""
         link = self._links.get(replica)
         return link if link is not None and link.is_open else None
+
+    @property
+    def told(self) -> set[ReplicaLink]:
+        """The replicas that were told the desired state, some of which may take no requests yet: what is noted later
+        has to be sent to each.
+        """
+        return {link for link in self._told if link.is_open}
 
     @property
     def open_links(self) -> list[ReplicaLink]:
@@ -145,6 +153,7 @@ class AttachedReplicas:
             self._tell_failure(link.replica, str(error))
             return None
         finally:
+            self._told.discard(link)
             self._leave(link)
             await link.close()
             if self._users.ended is not None:
@@ -166,6 +175,7 @@ class AttachedReplicas:
             )
             return False
         self.refused.pop(link.replica, None)
+        self._told.add(link)  # in one turn with the look at the desired state: later commands go to it, too
         await link.bring_to((*self._desired.limits(), *self._desired.residents()), PREPARE_SECONDS)
         if not link.is_open or link.replica not in self._listed:
             return False

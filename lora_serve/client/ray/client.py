@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as changed
 
-from lora_serve.client.ray.attached import AttachedReplicas, LinkUsers
+from lora_serve.client.ray.attached import PREPARE_SECONDS, AttachedReplicas, LinkUsers
 from lora_serve.client.ray.figures import FleetFigures
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.client.ray.transport import Transport
@@ -122,9 +122,11 @@ class RayEngineClient:
 
     async def infer(self, request: InferenceRequest) -> AsyncGenerator[Event, None]:
         """See `EngineClient.infer`. A request whose replica was lost runs on another one, under another id: the lost
-        one may still be at work on it. If some of it was given, a LostEvent comes first.
+        one may still be at work on it. If some of it was given, a LostEvent comes first. Tries that replicas refuse
+        follow each other for as long as a request waits while there is none.
         """
         attempt, is_answered, sent = 0, False, request
+        refused_until: float | None = None  # of time.monotonic(), from the first refusal on
         with self.gate.entered((request,)), ExitStack() as done:
             done.callback(self._running.pop, request.request_id, None)
             while True:
@@ -150,8 +152,11 @@ class RayEngineClient:
                 if is_answered:
                     yield LostEvent(request.request_id, lost)
                 if is_answered or isinstance(lost, EngineLostError):
-                    attempt, is_answered = attempt + 1, False
+                    attempt, is_answered, refused_until = attempt + 1, False, None
                 else:  # refused before it was computed
+                    refused_until = refused_until or time.monotonic() + self._wait
+                    if time.monotonic() >= refused_until:
+                        raise lost
                     await asyncio.sleep(REFUSED_PAUSE)
                 sent = replace(request, request_id=f"{request.request_id}~{attempt}") if attempt else request
 
@@ -168,11 +173,14 @@ class RayEngineClient:
         if isinstance(command, Unpin | Evict):  # even if no replica does it: a new one must not bring it back
             self._desired.note(command)
         await self._first_of(_ANY)
-        done = await asyncio.gather(*(link.adapters(command) for link in self._fleet.links), return_exceptions=True)
-        for error in done:  # a replica that was lost meanwhile need not know
-            if isinstance(error, BaseException) and not isinstance(error, EngineLostError | NotReadyError):
-                raise error
-        self._desired.note(command)
+        asked: set[ReplicaLink] = set()
+        while left := self._fleet.told - asked:  # others may come while these are at work
+            asked |= left
+            done = await asyncio.gather(*(self._done_by(link, command) for link in left), return_exceptions=True)
+            for error in done:  # a replica that was lost meanwhile need not know
+                if isinstance(error, BaseException) and not isinstance(error, EngineLostError | NotReadyError):
+                    raise error
+        self._desired.note(command)  # in one turn with the last look: who comes now is told of it
         return None
 
     async def stats(self) -> EngineStats:
@@ -204,6 +212,13 @@ class RayEngineClient:
         await self._transport.close()
 
     # ----------------------------------------------------------------------------------------------------------
+
+    async def _done_by(self, link: ReplicaLink, command: AdapterCommand) -> None:
+        """A replica that takes no requests yet may refuse it as it may refuse those that it is prepared with."""
+        if self._fleet.link(link.replica) is link:
+            await link.adapters(command)
+        else:
+            await link.bring_to((command,), PREPARE_SECONDS)
 
     def _view_of(self, request: InferenceRequest) -> RoutedRequest:
         num_output = 0 if request.pooling is not None else request.sampling.max_tokens

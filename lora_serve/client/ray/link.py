@@ -75,7 +75,6 @@ class ReplicaLink(MessageClient):
         self._outbox: list[ToEngine] = []
         self._has_mail = asyncio.Event()
         self._silent = 0  # ticks
-        self._has_clock = False  # whether an offset was measured
         self._is_closing = False
 
     @property
@@ -221,6 +220,8 @@ class ReplicaLink(MessageClient):
                 self._note(message)
             elif isinstance(message, Greeting):
                 self.greeting, self.greeted_at = message, time.monotonic()
+                if message.machine != machine_id():
+                    self.clock_offset = message.now - self.greeted_at
             elif isinstance(message, Ready):
                 self.spec = message.spec
                 self._greeted.set()
@@ -230,9 +231,7 @@ class ReplicaLink(MessageClient):
     def _note(self, message: Reported) -> None:
         """A message takes its time, so the largest difference of the clocks is the closest to the truth."""
         if self.greeting is not None and self.greeting.machine != machine_id():
-            offset = message.report.made_at - time.monotonic()
-            self.clock_offset = max(offset, self.clock_offset) if self._has_clock else offset
-            self._has_clock = True
+            self.clock_offset = max(self.clock_offset, message.report.made_at - time.monotonic())
         self.report, self.num_servers = message.report, message.num_servers
         self._others(self, message)
 

@@ -46,9 +46,16 @@ class _Outbox:
         self.silent = 0  # reports since the gateway was heard
 
     def flush(self) -> None:
+        """Messages of which no frame can be made end the connection: who waits for one of them is told at once."""
         if self.messages and self.way.has_room:
             messages, self.messages = self.messages, []
-            self.way.send(body_of(messages))
+            try:
+                body = body_of(messages)
+            except Exception:
+                _log.exception("a gateway is left: it cannot be told what is for it")
+                self.way.close()
+            else:
+                self.way.send(body)
 
 
 class Gateways:

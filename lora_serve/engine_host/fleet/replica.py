@@ -64,6 +64,8 @@ class EngineReplica:
         """Ray Serve asks every few seconds, and replaces a replica that fails. Raises RuntimeError."""
         if self._step_timeout and self._engine.seconds_without_progress > self._step_timeout:
             raise RuntimeError(f"the engine made no progress for {self._step_timeout:g} s")
+        if not self._engine.is_reporting:
+            raise RuntimeError("the replica's reports to the servers have ended")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """The figures that `autoscaling.replicas_wanted` decides by."""

@@ -127,13 +127,14 @@ class ReplicaBlobs:
     # ----------------------------------------------------------------------------------------------------------
 
     def _of_any(self, open_at: Callable[[str], AbstractContextManager[T]], stack: ExitStack) -> T:
-        """What the first gateway gives that has it. Raises the last one's AdapterUnavailableError."""
-        error = AdapterUnavailableError("No server is there that has the adapter's files; try again.")
+        """What the first gateway gives that has it. Raises the last one's AdapterUnavailableError or OSError."""
+        words = "No server is there that has the adapter's files; try again."
+        error: AdapterUnavailableError | OSError = AdapterUnavailableError(words)
         for gateway in self.gateways.attached:
             try:
                 return stack.enter_context(open_at(gateway))
-            except AdapterUnavailableError as refused:
-                error = refused
+            except (AdapterUnavailableError, OSError) as failed:
+                error = failed
         raise error
 
     @contextmanager

@@ -103,9 +103,10 @@ class ReplicaEngine:
 
     def greeting(self) -> Greeting:
         """The first message to a gateway."""
-        age = time.monotonic() - self._started_at
+        now = time.monotonic()
+        age = now - self._started_at
         return Greeting(
-            self._name, machine_id(), files_id(), self._node, age, __version__, self._settings, self._roots_key
+            self._name, machine_id(), files_id(), self._node, age, __version__, self._settings, self._roots_key, now
         )
 
     def take(self, gateway: str, frame: bytes) -> None:
@@ -125,6 +126,11 @@ class ReplicaEngine:
     def seconds_without_progress(self) -> float:
         """The age of the oldest question that waits for the end of a step."""
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    @property
+    def is_reporting(self) -> bool:
+        """False once an error has ended the reports, without which gateways take the replica for lost."""
+        return not self._reporting.done()
 
     @property
     def load(self) -> dict[str, float]:

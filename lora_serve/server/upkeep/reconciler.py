@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.errors import LoraServeError
+from lora_serve.core.errors import LoraServeError, NotReadyError
 from lora_serve.core.messages import AdapterCommand, Evict, Pin, Unpin
 from lora_serve.server.background.tasks import running
 from lora_serve.server.services import Services
@@ -66,7 +66,10 @@ class Reconciler:
             await self._pins_changed.wait()
             self._pins_changed.clear()
             while (command := self._next_pin()) is not None:
-                await self._try(command)
+                error = await self._try(command)
+                if isinstance(command, Pin) and isinstance(error, NotReadyError):  # no engine has seen it
+                    self._pinned.discard(command.adapter.digest)
+                    await asyncio.sleep(RETRY)
 
     async def _keep_collecting(self) -> None:
         while True:
@@ -75,7 +78,9 @@ class Reconciler:
                 await asyncio.to_thread(self._services.registry.retry_pending)
 
     def _next_pin(self) -> AdapterCommand | None:
-        """None: nothing is left to do. A command that fails is not tried again: one bad adapter holds up no other."""
+        """None: nothing is left to do. A command that fails in an engine is not tried again: one bad adapter holds up
+        no other.
+        """
         wanted = pinned_refs(self._services.catalog.snapshot)
         for digest in self._pinned - wanted.keys():
             self._pinned.remove(digest)
@@ -103,12 +108,15 @@ class Reconciler:
             await asyncio.sleep(GRACE)
         await asyncio.to_thread(services.registry.collect, digest)
 
-    async def _try(self, command: AdapterCommand, seconds: float | None = TIMEOUT) -> None:
+    async def _try(self, command: AdapterCommand, seconds: float | None = TIMEOUT) -> Exception | None:
+        """The error that the command failed with."""
         try:
             async with asyncio.timeout(seconds):
                 await self._services.client.adapters(command)
         except (LoraServeError, TimeoutError) as error:
             logger.warning("%s: %s", type(command).__name__, error)
+            return error
+        return None
 
 
 def pinned_refs(snapshot: Snapshot) -> dict[str, AdapterRef]:

@@ -23,7 +23,7 @@ from llguidance import LLExecutor, LLMatcher
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.batch import AllowedTokens
 from lora_serve.core.config import GrammarConfig
-from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError, NotReadyError
+from lora_serve.core.errors import CapacityError, InternalError, InvalidRequestError, LoraServeError, NotReadyError
 from lora_serve.core.request import TokenGrammar
 from lora_serve.core.stats import ConstraintStats
 from lora_serve.engine.constraints.base import GrammarCompiled
@@ -241,7 +241,7 @@ class GrammarConstraints:
 
 
 def _submit(pool: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
-    """Has a thread of the pool run `call`. The future ends with NotReadyError if the system gives no thread for it; if
+    """Has a thread of the pool run `call`. The future ends with CapacityError if the system gives no thread for it; if
     the pool runs it later all the same, that does no harm.
     """
     try:
@@ -249,7 +249,7 @@ def _submit(pool: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
     except RuntimeError as error:
         _log.warning("no thread for a grammar: %r", error)
     refused = Future[T]()
-    refused.set_exception(NotReadyError("There is no thread for structured output at present; try again."))
+    refused.set_exception(CapacityError("There is no thread for structured output at present; try again."))
     return refused
 
 

@@ -8,16 +8,28 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.client.ray import attached, figures, link
 from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
 from lora_serve.client.wire import body_of
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import QueueLimits
-from lora_serve.core.errors import EngineLostError, NotReadyError, QueueFullError
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    EngineLostError,
+    LoraServeError,
+    NotReadyError,
+    QueueFullError,
+    RequestTimeoutError,
+)
 from lora_serve.core.messages import (
+    ErrorEvent,
     Evict,
     FinishEvent,
     LostEvent,
@@ -29,6 +41,7 @@ from lora_serve.core.messages import (
     Submit,
     TenantBudget,
     Timings,
+    ToEngine,
     TokenEvent,
     Tune,
     Unpin,
@@ -39,7 +52,7 @@ from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, Way, fleet_clien
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
 from tests.engine_host.engine_clients import request
-from tests.engine_host.fake_engine import SLOW
+from tests.engine_host.fake_engine import SLOW, UNSPEAKABLE
 
 PATIENCE = 20.0
 
@@ -222,6 +235,14 @@ async def test_request_that_ends_every_replica_is_not_asked_for_ever() -> None:
             await task
 
 
+async def test_request_whose_answer_cannot_be_told_ends() -> None:
+    async with started("a") as (fleet, client):
+        with pytest.raises(EngineLostError):
+            await tokens_of(client, request("r", prompt=[UNSPEAKABLE]))
+        assert await tokens_of(client, request("s", prompt=[5])) == expected([5], 4)
+        assert fleet.replicas["a"].engine.num_requests == 0
+
+
 async def test_request_waits_while_there_is_no_replica() -> None:
     async with started("a") as (fleet, client):
         fleet.kill("a")
@@ -240,6 +261,27 @@ async def test_wait_for_a_replica_has_an_end() -> None:
         fleet.unlist("a")
         with pytest.raises(NotReadyError, match="No engine"):
             await tokens_of(client, request("r"))
+
+
+async def test_tries_of_a_request_that_every_replica_refuses_have_an_end() -> None:
+    async with started("a", wait=0.3) as (fleet, client):
+        gateways = fleet.replicas["a"].engine._gateways
+        plain, num_tries = gateways._take, 0
+
+        def refuse(message: ToEngine) -> None:
+            nonlocal num_tries
+            if isinstance(message, Submit):
+                num_tries += 1
+                gateways.send([ErrorEvent(message.request.request_id, NotReadyError("It ends."))])
+            else:
+                plain(message)
+
+        gateways._take = refuse
+        async with asyncio.timeout(5):
+            with pytest.raises(NotReadyError, match="It ends"):
+                await tokens_of(client, request("r"))
+        assert num_tries > 1
+    assert client.gate.num_requests == 0
 
 
 async def test_replica_that_is_taken_away_finishes_its_requests_and_gets_no_new_ones() -> None:
@@ -397,6 +439,76 @@ async def test_commands_reach_every_replica() -> None:
         assert [replica.report.device for replica in client.links] == [(adapter("p").digest,)] * 3
 
 
+async def slots_of(client: RayEngineClient) -> dict[str, list[tuple[str, bool]]]:
+    """The adapters on each replica's device, and whether they are pinned."""
+    told = [(one.replica, (await one.stats()).slots) for one in client.links]
+    return {replica: [(slot.digest, slot.pinned) for slot in slots] for replica, slots in told}
+
+
+def finish_load(replica: FakeReplica, ref: AdapterRef, error: LoraServeError | None = None) -> None:
+    replica.served.mailbox.put(LoadFinished(ref.digest, None if error else ref.digest, error, 0.0))
+
+
+async def test_replica_that_comes_while_an_adapter_is_pinned_has_it_too() -> None:
+    slow = adapter("slow")
+    async with started("a") as (fleet, client):
+        pinning = asyncio.create_task(client.adapters(Pin(slow)))
+        await until(lambda: fleet.replicas["a"].num_frames > 0)
+        fleet.add("b", listed=False).served.makes_slow_ones_wait = False
+        fleet.list("b")
+        await until(lambda: client.replicas == ["a", "b"])
+        finish_load(fleet.replicas["a"], slow)
+        await pinning
+        assert await slots_of(client) == {"a": [(slow.digest, True)], "b": [(slow.digest, True)]}
+
+
+@asynccontextmanager
+async def prepared() -> AsyncIterator[tuple[FakeFleet, RayEngineClient]]:
+    """The replica "b" gets no requests until the load of its pinned adapter is finished."""
+    async with started("a") as (fleet, client):
+        fleet.replicas["a"].served.makes_slow_ones_wait = False
+        await client.adapters(Pin(adapter("slow")))
+        late = fleet.add("b")
+        await until(lambda: late.num_frames > 0)
+        assert client.replicas == ["a"]
+        yield fleet, client
+
+
+async def test_commands_reach_a_replica_that_is_being_prepared() -> None:
+    slow = adapter("slow")
+    async with prepared() as (fleet, client):
+
+        async def command() -> None:
+            for one in (Resize(max_loras=2), Unpin(slow.digest), Evict(slow.digest), Pin(adapter("p"))):
+                await client.adapters(one)
+
+        commanding = asyncio.create_task(command())
+        await asyncio.sleep(0.1)
+        finish_load(fleet.replicas["b"], slow)
+        await commanding
+        await until(lambda: client.replicas == ["a", "b"])
+        pinned = {replica: [one for one, pin in slots if pin] for replica, slots in (await slots_of(client)).items()}
+        assert pinned == {"a": [adapter("p").digest], "b": [adapter("p").digest]}
+        assert [(await one.stats()).max_loras for one in client.links] == [2, 2]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_command_succeeds_though_a_replica_that_is_being_prepared_refuses_it_or_dies(is_lost: bool) -> None:
+    other = replace(adapter("slow"), digest="sha256:other")
+    async with prepared() as (fleet, client):
+        late = fleet.replicas["b"]
+        before = late.num_frames
+        pinning = asyncio.create_task(client.adapters(Pin(other)))
+        await until(lambda: late.num_frames > before)
+        if is_lost:
+            fleet.unlist("b")
+            fleet.kill("b")
+        else:
+            finish_load(late, other, AdapterUnavailableError("its store is not there"))
+        await pinning
+        assert (other.digest, True) in (await slots_of(client))["a"]
+
+
 @pytest.mark.parametrize("facts", [{"version": "0.0.1"}])
 async def test_unlike_replica_gets_no_requests_and_is_named(facts: dict[str, Any]) -> None:
     async with started("a") as (fleet, client):
@@ -451,6 +563,27 @@ async def test_deadline_holds_on_a_replica_with_another_clock() -> None:
         await client.start()
         assert abs(client.links[0].clock_offset) < 0.5
         assert len(await tokens_of(client, request("r"))) == 4
+
+
+@pytest.mark.parametrize("ahead", [1e6, -1e6])
+async def test_deadline_holds_before_the_first_report_of_a_replica_with_another_clock(
+    ahead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here() -> float:
+        return time.monotonic() - ahead
+
+    async with started() as (fleet, client):
+        far = fleet.add("far", listed=False, machine="another")
+        far.engine._reporting.cancel()
+        monkeypatch.setattr(link, "SILENT_TICKS", 10_000)
+        monkeypatch.setattr(link, "time", SimpleNamespace(monotonic=here))
+        fleet.list("far")
+        await client.start()
+        asked = replace(request("r"), arrival_time=here(), deadline=here() + PATIENCE)
+        assert len(await tokens_of(client, asked)) == 4
+        late = replace(request("s", adapter("slow")), arrival_time=here(), deadline=here() + 0.1)
+        with pytest.raises(RequestTimeoutError):
+            await tokens_of(client, late)
 
 
 class ScriptedFleet(FakeFleet):

@@ -200,6 +200,27 @@ async def test_what_one_server_lacks_another_gives(tmp_path: Path, digest: str) 
             await asyncio.to_thread(world.read, "sha256:" + 64 * "0")
 
 
+@pytest.mark.parametrize("place", [elsewhere, world_of])
+async def test_server_whose_disk_fails_is_replaced_by_another(
+    tmp_path: Path, digest: str, monkeypatch: pytest.MonkeyPatch, place: Callable[..., Any]
+) -> None:
+    @contextmanager
+    def broken(digest: str) -> Iterator[Path]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        yield
+
+    async with place(tmp_path, "one", "other") as world:
+        one, other = world.gateways
+        monkeypatch.setattr(one.store, "open", broken)
+        other.store.put(digest, tmp_path / "adapter")
+        assert (await asyncio.to_thread(world.read, digest))[0] == WEIGHTS
+        assert any(isinstance(message, OpenBlob) for message in one.asked)
+        await other.close()
+        if place is world_of:  # which keeps no copy of its own
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                await asyncio.to_thread(world.read, digest)
+
+
 @pytest.mark.parametrize("others", [(), ("other",)])
 async def test_server_that_leaves_in_the_middle_is_replaced_by_another(
     tmp_path: Path, digest: str, others: tuple[str, ...]

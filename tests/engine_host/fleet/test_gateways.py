@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,18 @@ async def test_steps_that_wait_are_one_frame() -> None:
     replica.gateways.flush("g")
     assert from_engine(await way.frames.get()) == [TokenEvent("a", 7, None), TokenEvent("a", 8, None)]
     replica.gateways.flush("unknown")
+
+
+async def test_messages_that_cannot_be_told_end_the_connection_of_their_gateway_alone() -> None:
+    replica = Replica()
+    first, second = await replica.attach("g"), await replica.attach("h")
+    for gateway, name in (("g", "a"), ("g", "b"), ("h", "c")):
+        replica.gateways.take(gateway, body_of([Submit(request(name))]))
+    replica.gateways.send([TokenEvent("a", 2**70, None), *(FinishEvent(name, FinishReason.STOP) for name in "bc")])
+    async with asyncio.timeout(5):
+        await first.is_closed.wait()
+        assert from_engine(await second.frames.get()) == [FinishEvent("c", FinishReason.STOP)]
+    assert not second.is_closed.is_set()
 
 
 async def test_calls_of_two_gateways_with_one_id_are_told_apart() -> None:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lora_serve.core.adapter import AddedToken
-from lora_serve.core.errors import InternalError, InvalidRequestError, NotReadyError
+from lora_serve.core.errors import CapacityError, InternalError, InvalidRequestError, NotReadyError
 from lora_serve.core.request import TokenGrammar
 from lora_serve.engine.warmup import ANY_TEXT
 from lora_serve.text.grammars import matcher
@@ -311,7 +311,8 @@ def test_grammar_for_which_there_is_no_thread_is_refused_and_compiled_later(benc
     with no_threads():
         for _ in range(2):
             error = bench.ended(regex("ab")).error
-            assert isinstance(error, NotReadyError)
+            assert isinstance(error, CapacityError)
+            assert not isinstance(error, NotReadyError), "the engine does not end"
             assert "thread" in str(error)
     assert bench.allowed(bench.compiled(regex("ab")))
 
@@ -321,8 +322,9 @@ def test_rows_for_whose_masks_there_is_no_thread_are_refused_and_others_have_the
     with no_threads():
         bench.constraints.start(rows)
     for row in rows:
-        with pytest.raises(NotReadyError):
+        with pytest.raises(CapacityError) as refused:
             row.wait()
+        assert not isinstance(refused.value, NotReadyError)
     assert bench.allowed(bench.compiled(regex("[ab]{2}")))
 
 
