@@ -16,6 +16,7 @@ import os
 import resource
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
@@ -118,6 +119,7 @@ async def run_server(
     ):
         opening = open_accounting(config, settings.accounting_slice(), monitor, storage.catalog.replica)
         async with opening as accounting, AsyncExitStack() as stack:
+            began = time.monotonic()
             opened = stack.enter_async_context(module.open_host(settings, storage, load_text))
             if (host := await _unless_stopped(opened, stop)) is None:
                 drained(0)
@@ -128,6 +130,7 @@ async def run_server(
             model, serving = await asyncio.gather(
                 _unless_stopped(load_patiently(host, restarts), stop), asyncio.to_thread(_import_serving)
             )
+            load_seconds = time.monotonic() - began
             gc.freeze()
             if model is None:
                 drained(0)
@@ -146,7 +149,9 @@ async def run_server(
                 use_one_core=module.use_one_core,
                 monitor=monitor,
             )
-            code: int = await serving.run(services, settings, host, restarts, listener, stop, tls, drained, log)
+            code: int = await serving.run(
+                services, settings, host, restarts, load_seconds, listener, stop, tls, drained, log
+            )
             return code
 
 

@@ -14,7 +14,7 @@ from lora_serve.app.shutdown import drain, give_up
 from lora_serve.app.warm_up import Preparation
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts.base import EngineHost
-from lora_serve.engine_host.supervisor import Restarts, Supervisor
+from lora_serve.engine_host.supervisor import Restarts, Supervisor, load_timeout
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.operation.metrics import names_note
 from lora_serve.server.services import Services
@@ -30,13 +30,14 @@ async def run(
     settings: Settings,
     host: EngineHost,
     restarts: Restarts,
+    load_seconds: float,
     listener: socket.socket,
     stop: asyncio.Event,
     tls: ServerTls | None,
     drained: Callable[[int], None],
     log: LogFigures | None,
 ) -> int:
-    """Serves until the server is told to stop; returns the exit code.
+    """Serves until the server is told to stop; returns the exit code. `load_seconds`: that the model took to load.
 
     An engine that cannot be started again ends the process here, with GAVE_UP.
     """
@@ -47,7 +48,8 @@ async def run(
         services.metrics.engine_restarts.inc()
         services.history.lost(reason)
 
-    supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout, lost)
+    lifecycle, step_timeout = services.lifecycle, settings.engine_step_timeout
+    supervisor = Supervisor(host, lifecycle, restarts, step_timeout, lost, load_timeout(load_seconds))
     preparation = Preparation(services, settings, host.is_warm)
 
     def ready() -> None:

@@ -75,6 +75,11 @@ class EngineProcess:
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def is_killed(self) -> bool:
+        """True from `kill` on: nothing that it is sent will be answered."""
+        return bool(self._reason)
+
     async def ready(self, receive: Callable[[list[FromEngine]], None]) -> ModelSpec:
         """The engine's model, once it is loaded; from then on `receive` gets every message, on the event loop.
 

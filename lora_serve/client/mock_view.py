@@ -93,7 +93,7 @@ def _shown(request: InferenceRequest, num_output: int, state: str, reason: str |
         len(request.prompt_token_ids),
         num_output,
         0,
-        time.time(),
+        request.arrival_time + time.time() - time.monotonic(),
         2.0 if num_output else None,
         reason,
     )

@@ -18,6 +18,7 @@ from lora_serve.engine.queue_gate import QueueGate
 _log = logging.getLogger(__name__)
 RETRY_AFTER = 5.0  # seconds
 STOP_SECONDS = 10.0  # that the child may take to end
+KILL_SECONDS = 1.0  # within which a child that is killed is gone, as a rule
 RELOAD_SECONDS = 30.0  # that a new engine's readiness waits for the adapters of the last one
 
 
@@ -100,10 +101,11 @@ class ProcessEngineClient(MessageClient):
         return "it is not there" if process is None else await asyncio.shield(process.lost)
 
     def kill(self, reason: str) -> None:
-        """End the child at once, without a message."""
+        """End the child at once, without a message. If that takes a while, whoever waits for it is told meanwhile."""
         process = self._process or self._starting
         if process is not None:
             process.kill(reason)
+            asyncio.get_running_loop().call_later(KILL_SECONDS, self._tell_meanwhile, process)
 
     async def stop(self) -> None:
         """See `EngineClient.stop`."""
@@ -118,13 +120,15 @@ class ProcessEngineClient(MessageClient):
     async def _loaded(self) -> tuple[EngineProcess, ModelSpec]:
         try:
             await self.spawn()
-            process, self._starting = self._starting, None
+            process = self._starting
             assert process is not None
             return process, await self._ready(process)
         except (ModelError, ConfigError, OSError) as error:
             if self._spec is None and not isinstance(error, OSError):
                 raise
             raise EngineLostError(f"The engine cannot be started at present: {error}") from error
+        finally:
+            self._starting = None
 
     async def _ready(self, process: EngineProcess) -> ModelSpec:
         """The child's model; a child that nobody waits for any more is ended."""
@@ -143,7 +147,7 @@ class ProcessEngineClient(MessageClient):
 
     def _send(self, message: ToEngine) -> None:
         process = self._process
-        if process is None:
+        if process is None or process.is_killed:
             words = "The server is shutting down." if self._is_stopping else "The engine is being started."
             raise NotReadyError(words, RETRY_AFTER)
         if isinstance(message, Submit):
@@ -166,6 +170,14 @@ class ProcessEngineClient(MessageClient):
         if not self._is_stopping:
             _log.error(
                 "the engine's process %d is lost: %s; %d requests ended", process.pid, process.lost.result(), num_lost
+            )
+
+    def _tell_meanwhile(self, process: EngineProcess) -> None:
+        """Whoever waits for a child that was killed is told, though it is not gone."""
+        if self._process is process:
+            num_lost = self._fail_all(self._lost_error)
+            _log.error(
+                "the engine's process %d was killed and is still there; %d requests ended", process.pid, num_lost
             )
 
     def _lost_error(self) -> LoraServeError:

@@ -73,6 +73,7 @@ class LiveLoad(msgspec.Struct, frozen=True):
 
     digest: str
     tenant: str  # its owner
+    name: str = ""
 
 
 class LiveMove(msgspec.Struct, frozen=True):

@@ -53,7 +53,7 @@ def look_at(
         moves=recorder.moves(since),
         queue=_queue(scheduler),
         max_loras=residency.slots.num_slots,
-        loads=tuple(LiveLoad(ref.digest, ref.tenant) for ref in residency.loading),
+        loads=tuple(LiveLoad(ref.digest, ref.tenant, ref.name) for ref in residency.loading),
         num_blocks=blocks.num_blocks,
         num_free_blocks=blocks.num_free,
         num_known_blocks=blocks.num_known,

@@ -18,6 +18,9 @@ from lora_serve.server.lifecycle import Lifecycle
 _log = logging.getLogger(__name__)
 WINDOW = 600.0  # seconds
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds; the first restart comes at once, each further one twice as late
+END_SECONDS = 30.0  # within which a killed engine is gone, unless it never will be
+LEAST_LOAD_SECONDS = 600.0  # that any load may take; beyond that, LOAD_FACTOR times as long as the first one took
+LOAD_FACTOR = 10
 _GRACE = 1.0  # seconds in which the end of an engine shows after a failure that it caused
 _TICK = 1.0  # seconds
 _MAX_PAUSE = 5.0  # seconds between a reply to a ping and the next ping
@@ -43,6 +46,10 @@ class Restarts:
         return 0.0 if number == 1 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (number - 2))
 
 
+class _CannotEndError(Exception):
+    """A killed engine that stays."""
+
+
 @dataclass(frozen=True)
 class Supervisor:
     """Starts, watches and restarts one engine, on the event loop."""
@@ -52,6 +59,7 @@ class Supervisor:
     _restarts: Restarts
     _step_timeout: float  # seconds without progress after which the engine counts as hung; 0: any number
     _note: Callable[[str], None] = lambda reason: None  # called at each restart
+    _load_timeout: float | None = None  # seconds after which the start of an engine counts as hung
 
     async def run(
         self, start: Callable[[], Awaitable[None]], prepare: Callable[[], Awaitable[None]], ready: Callable[[], None]
@@ -61,7 +69,10 @@ class Supervisor:
         Raises the errors of `start` and `prepare`, unless the engine's end was the cause.
         """
         while True:
-            reason = await self._life(start, prepare, ready)
+            try:
+                reason = await self._life(start, prepare, ready)
+            except _CannotEndError as error:
+                return str(error)
             self._lifecycle.restarting()
             delay = self._restarts.next_delay() if self._host.can_restart else None
             if delay is None:
@@ -74,7 +85,7 @@ class Supervisor:
         self, start: Callable[[], Awaitable[None]], prepare: Callable[[], Awaitable[None]], ready: Callable[[], None]
     ) -> str:
         try:
-            await start()
+            await self._started(start)
         except EngineLostError as error:
             return str(error)
         lost: asyncio.Task[str] = _task(self._host.lost())
@@ -88,6 +99,20 @@ class Supervisor:
         finally:
             await _cancelled(lost, hung, work)
 
+    async def _started(self, start: Callable[[], Awaitable[None]]) -> None:
+        """Raises EngineLostError if the engine was lost, or ended because it took too long."""
+        starting = asyncio.ensure_future(start())
+        try:
+            await asyncio.wait({starting}, timeout=self._load_timeout)
+            if not starting.done():
+                reason = f"it was not loaded within {self._load_timeout:g} s"
+                await self._kill(reason, starting)
+                starting.exception()  # no news
+                raise EngineLostError(reason)
+            starting.result()
+        finally:
+            starting.cancel()
+
     async def _end(self, lost: asyncio.Task[str], hung: asyncio.Task[None], work: asyncio.Task[None]) -> str:
         """One of `hung` and `work` is over before the engine was lost; if they failed, it may be about to be."""
         ended = hung if hung.done() else work
@@ -97,11 +122,19 @@ class Supervisor:
                 ended.result()
             return lost.result()
         reason = f"it made no progress for {self._step_timeout:g} s"
-        _log.error("the engine hangs: %s", reason)
-        self._host.kill(reason)
-        if self._host.can_restart:
-            await lost
+        await self._kill(reason, lost)
         return reason
+
+    async def _kill(self, reason: str, gone: asyncio.Future[Any]) -> None:
+        """Ends an engine that hangs, so that `gone` is done. Raises _CannotEndError."""
+        _log.error("the engine hangs: %s", reason)
+        self._lifecycle.restarting()
+        self._host.kill(reason)
+        if not self._host.can_restart:
+            return
+        await asyncio.wait({gone}, timeout=END_SECONDS)
+        if not gone.done():
+            raise _CannotEndError(f"{reason}, and was still there {END_SECONDS:g} s after it was killed")
 
     async def _prepared(self, prepare: Callable[[], Awaitable[None]], ready: Callable[[], None]) -> None:
         """Goes on for ever."""
@@ -121,6 +154,11 @@ async def load_patiently(host: EngineHost, restarts: Restarts) -> LoadedEngine:
                 raise ModelError(f"The engine cannot be started: {error}") from None
             _log.warning("%s It is started again in %.1f s.", error, delay)
             await asyncio.sleep(delay)
+
+
+def load_timeout(first_load: float) -> float:
+    """The seconds that a later load may take, if the first one took `first_load`."""
+    return max(LEAST_LOAD_SECONDS, LOAD_FACTOR * first_load)
 
 
 async def until_hung(ping: Callable[[], Awaitable[None]], timeout: float) -> None:

@@ -218,6 +218,42 @@ async def test_a_hung_engine_does_not_answer_a_ping_and_can_be_killed(client: Pr
     await client.ping()
 
 
+async def test_whoever_waits_for_an_engine_that_is_killed_is_told_though_its_end_takes_a_while(
+    client: ProcessEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = await running(client)
+    assert client._process is not None
+    child = client._process._child
+    with monkeypatch.context() as patched:
+        patched.setattr(child, "kill", lambda: None)  # it waits for a device
+        client.kill("it hangs")
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(EngineLostError, match="being restarted"):
+                await row
+        assert is_alive(child.pid)
+        with pytest.raises(NotReadyError, match="being started"):
+            await client.stats()
+    child.kill()
+    await client.lost()
+    await client.start()
+    assert await tokens_of(client, request("s", max_tokens=1)) == [next_token(None, [1, 2])]
+
+
+async def test_an_engine_that_is_being_loaded_again_can_be_killed(client: ProcessEngineClient) -> None:
+    client.kill("a test")
+    await client.lost()
+    starting = asyncio.create_task(client.start())
+    async with asyncio.timeout(PATIENCE):
+        while client.pid is None:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it is waited for
+        client.kill("it is not loaded")
+        with pytest.raises(EngineLostError, match="it is not loaded"):
+            await starting
+    await client.start()
+    await client.ping()
+
+
 async def test_a_refused_model_is_the_callers_error() -> None:
     async with process_client(model=fake_engine.REFUSED) as client:
         with pytest.raises(ModelError, match="a picture"):

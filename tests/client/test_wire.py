@@ -149,7 +149,7 @@ LOOK = Look(
     {"acme": LiveCount(2, 1)},
     (LiveSlot(1, "acme/a", "acme", "sha256:a", 2**40, 1, True),),
     4,
-    (LiveLoad("sha256:b", "acme"),),
+    (LiveLoad("sha256:b", "acme", "acme/b"),),
     num_blocks=9,
     settings=LiveSettings(
         LiveLimits(8, 64, 0.5, "no target"),

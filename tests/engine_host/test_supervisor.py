@@ -10,7 +10,15 @@ import pytest
 
 from lora_serve.core.errors import ConfigError, EngineLostError, ModelError
 from lora_serve.engine_host import supervisor as module
-from lora_serve.engine_host.supervisor import LONGEST_DELAY, WINDOW, Restarts, Supervisor, load_patiently, until_hung
+from lora_serve.engine_host.supervisor import (
+    LONGEST_DELAY,
+    WINDOW,
+    Restarts,
+    Supervisor,
+    load_patiently,
+    load_timeout,
+    until_hung,
+)
 from lora_serve.server.lifecycle import Lifecycle, ServerState
 
 PATIENCE = 60.0
@@ -24,6 +32,8 @@ class FakeHost:
         self.is_warm = False
         self.killed: list[str] = []
         self.answers = True
+        self.ends = True  # once it is killed
+        self.loading: asyncio.Event | None = None  # nothing is loaded before it is set
         self.load_errors: list[Exception] = []
         self._lost = asyncio.get_running_loop().create_future()
 
@@ -44,7 +54,7 @@ class FakeHost:
 
     def kill(self, reason: str) -> None:
         self.killed.append(reason)
-        if self.can_restart:
+        if self.can_restart and self.ends:
             self.die(reason)
 
     def die(self, reason: str) -> None:
@@ -53,17 +63,26 @@ class FakeHost:
     async def start(self) -> None:
         if self._lost.done():
             self._lost = asyncio.get_running_loop().create_future()
+        if self.loading is not None:
+            loaded = asyncio.ensure_future(self.loading.wait())
+            await asyncio.wait([loaded, self._lost], return_when=asyncio.FIRST_COMPLETED)
+            if self._lost.done():
+                raise EngineLostError(self._lost.result())
 
 
 class Story:
     """A supervisor at work, and what happened."""
 
-    def __init__(self, host: FakeHost, limit: int = 3, step_timeout: float = 0) -> None:
+    def __init__(
+        self, host: FakeHost, limit: int = 3, step_timeout: float = 0, load_timeout: float | None = None
+    ) -> None:
         self.host, self.lifecycle = host, Lifecycle()
         self.seen: list[str] = []
         self.noted: list[str] = []
         self.on_prepare: list[Callable[[], None]] = []
-        self.supervisor = Supervisor(host, self.lifecycle, Restarts(limit), step_timeout, self.noted.append)
+        self.supervisor = Supervisor(
+            host, self.lifecycle, Restarts(limit), step_timeout, self.noted.append, load_timeout
+        )
         self.task = asyncio.ensure_future(self.supervisor.run(self._start, self._prepare, self._ready))
 
     async def _start(self) -> None:
@@ -162,6 +181,63 @@ async def test_a_hung_thread_cannot_be_killed_and_is_lost_for_good() -> None:
     story.host.answers = False
     async with asyncio.timeout(PATIENCE):
         assert "no progress" in await story.task
+
+
+async def test_nothing_is_let_in_while_a_hung_engine_is_ended() -> None:
+    story = Story(FakeHost(), step_timeout=0.05)
+    story.host.ends = False  # its end takes a while
+    await story.until("ready")
+    story.host.answers = False
+    async with asyncio.timeout(PATIENCE):
+        while not story.host.killed:
+            await asyncio.sleep(0)
+    assert story.lifecycle.state is ServerState.STARTING
+    assert story.lifecycle.reason == "The engine is being restarted."
+    story.task.cancel()
+
+
+async def test_a_hung_engine_that_cannot_be_ended_is_lost_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "END_SECONDS", 0.05)
+    story = Story(FakeHost(), step_timeout=0.05)
+    story.host.ends = False
+    await story.until("ready")
+    story.host.answers = False
+    async with asyncio.timeout(PATIENCE):
+        assert "was still there 0.05 s after it was killed" in await story.task
+    assert story.seen.count("start") == 1
+
+
+async def test_an_engine_that_hangs_while_it_is_loaded_again_is_ended_and_another_one_started() -> None:
+    story = Story(FakeHost(), load_timeout=0.05)
+    await story.until("ready")
+    story.host.loading = asyncio.Event()
+    story.host.die("a test")
+    async with asyncio.timeout(PATIENCE):
+        while not story.host.killed:
+            await asyncio.sleep(0)
+    assert story.host.killed == ["it was not loaded within 0.05 s"]
+    story.host.loading.set()
+    await story.until("start", "start", "prepare", "ready")
+    assert story.noted == ["a test", "it was not loaded within 0.05 s"]
+    story.task.cancel()
+
+
+async def test_an_engine_that_is_never_loaded_again_and_cannot_be_ended_is_lost_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "END_SECONDS", 0.05)
+    story = Story(FakeHost(), load_timeout=0.05)
+    story.host.ends = False
+    await story.until("ready")
+    story.host.loading = asyncio.Event()
+    story.host.die("a test")
+    async with asyncio.timeout(PATIENCE):
+        assert "it was not loaded within 0.05 s, and was still there" in await story.task
+
+
+def test_a_later_load_may_take_ten_times_as_long_as_the_first_one_and_ten_minutes_in_any_case() -> None:
+    assert load_timeout(3.0) == 600
+    assert load_timeout(600.0) == 6000
 
 
 async def test_a_draining_server_stays_one() -> None:

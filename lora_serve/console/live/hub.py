@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lora_serve.client.base import EngineClient
 from lora_serve.console.live.channel import Channel, Viewer
 from lora_serve.console.live.overall import overall_of, tiers_of
-from lora_serve.console.live.scene import Scene
+from lora_serve.console.live.scene import Owns, Scene
 from lora_serve.core.errors import CapacityError, EngineLostError, LoraServeError
 from lora_serve.core.live import LiveSettings, LiveTier, Look
 
@@ -36,6 +36,7 @@ class Watched:
     store_tiers: Callable[[], Awaitable[Mapping[str, LiveTier]]]
     num_restarts: Callable[[], int]
     ending: Callable[[], str | None]  # why all streams end now, if they do
+    owns: Owns
 
 
 class Hub:
@@ -44,8 +45,8 @@ class Hub:
     def __init__(self, watched: Watched) -> None:
         self.started = round(time.time(), 3)
         self._watched = watched
-        self._channels: dict[tuple[str | None, int], Channel] = {}
-        self._scenes: dict[str | None, Scene] = {}
+        self._channels: dict[tuple[str | None, float, int], Channel] = {}  # by scope, `since` and rate
+        self._scenes: dict[tuple[str | None, float], Scene] = {}
         self._present: dict[str, tuple[Look, float]] = {}  # the last look at each engine, and when that was
         self._marks: dict[str, int] = {}  # by engine: what was seen of it
         self._settings: dict[str, LiveSettings] = {}
@@ -56,8 +57,9 @@ class Hub:
         self._tasks: list[asyncio.Task[None]] = []
 
     @asynccontextmanager
-    async def viewing(self, scope: str | None, rate: int) -> AsyncIterator[Viewer]:
-        """A viewer of what `scope` may see (None: all), `rate` times a second, as long as the block lasts.
+    async def viewing(self, scope: str | None, rate: int, since: float = 0.0) -> AsyncIterator[Viewer]:
+        """A viewer of what `scope` may see (None: all), `rate` times a second, as long as the block lasts. `since`: see
+        `Scene`.
 
         Raises CapacityError if there are too many, and what a client raises that has no engine.
         """
@@ -67,7 +69,7 @@ class Hub:
             if not self._tasks or not self._settings:
                 await self._look_first()
             viewer = Viewer()
-            channel = self._channel(scope, rate)
+            channel = self._channel(scope, since, rate)
             channel.join(viewer)
             self._begin()
             try:
@@ -107,9 +109,9 @@ class Hub:
         if found >= most:
             raise CapacityError(f"{most} live views are open, which is the most; close one.", retry_after=5.0)
 
-    def _channel(self, scope: str | None, rate: int) -> Channel:
-        scene = self._scenes.setdefault(scope, Scene(scope))
-        return self._channels.setdefault((scope, rate), Channel(scene, rate))
+    def _channel(self, scope: str | None, since: float, rate: int) -> Channel:
+        scene = self._scenes.setdefault((scope, since), Scene(scope, since, self._watched.owns))
+        return self._channels.setdefault((scope, since, rate), Channel(scene, rate))
 
     def _begin(self) -> None:
         if not self._tasks:
@@ -120,8 +122,8 @@ class Hub:
 
     def _drop_unwatched(self) -> None:
         self._channels = {key: channel for key, channel in self._channels.items() if channel.viewers}
-        watched = {scope for scope, _ in self._channels}
-        self._scenes = {scope: scene for scope, scene in self._scenes.items() if scope in watched}
+        watched = {(scope, since) for scope, since, _ in self._channels}
+        self._scenes = {key: scene for key, scene in self._scenes.items() if key in watched}
 
     def _rest(self) -> None:
         for task in self._tasks:
@@ -166,7 +168,7 @@ class Hub:
         async with self._looking:
             now = asyncio.get_running_loop().time()
             in_full = now - self._full_at >= _FULL_SECONDS or not self._settings
-            scopes = [scope for scope in self._scenes if scope is not None]
+            scopes = list(dict.fromkeys(scope for scope, _ in self._scenes if scope is not None))
             looks = await self._watched.client.watch(self._marks, scopes, in_full=in_full)
             self._take(looks, now)
             if in_full and self._settings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -16,12 +16,19 @@ from lora_serve.core.live import LiveCount, LiveMove, LiveRequest, LiveSlot, Liv
 _MAX_KNOWN = 4096  # requests
 
 
-class _Owned(Protocol):
+class _OfAdapter(Protocol):
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
     @property
     def tenant(self) -> str: ...
 
 
-T = TypeVar("T", bound=_Owned)
+T = TypeVar("T", bound=_OfAdapter)
+Owns = Callable[[str, float, str, str], bool]  # whether a tenant, made then, has an adapter of this name and digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +51,9 @@ def _rows_by_use(running: Iterable[LiveRequest]) -> _Uses:
     return found
 
 
-def _told_as(slot: LiveSlot, names: Mapping[str, int], scope: str | None) -> LiveSlot | None:
+def _told_as(slot: LiveSlot, names: Mapping[str, int], scope: str | None, *, is_owner: bool) -> LiveSlot | None:
     """The slot under its own name, if the scope may know that, else under the first that its rows use."""
-    if scope in (None, slot.tenant):
+    if scope is None or is_owner:
         others = tuple(sorted(names.keys() - {slot.name}))
         return replace(slot, also=others) if others else slot
     if not names:
@@ -61,10 +68,15 @@ def _rows_of(slot: LiveSlot, rows: _Uses, own: _Uses) -> int:
 
 
 class Scene:
-    """The part of the engine that one scope sees, and figures that are kept from look to look."""
+    """The part of the engine that one scope sees, and figures that are kept from look to look.
 
-    def __init__(self, scope: str | None) -> None:
+    `since`: when the scope's tenant was made, in Unix seconds. A tenant of the same name before it is another one.
+    """
+
+    def __init__(self, scope: str | None, since: float, owns: Owns) -> None:
         self.scope = scope
+        self._since = since
+        self._owns = owns
         self.requests: Sequence[LiveRequest] = ()
         self.queue: Mapping[str, LiveCount] = {}
         self.slots: Sequence[LiveSlot] = ()
@@ -81,8 +93,8 @@ class Scene:
         moves: list[LiveMove] = []
         for look in news:
             steps += self._steps_of(look)
-            ended += self._own(look.ended)
-            moves += self._own(look.moves)
+            ended += self._own_requests(look.ended)
+            moves += self._own_adapters(look.moves)
         self._show(present)
         self._count_first_tokens((*self.requests, *ended))
         for step in steps:
@@ -100,45 +112,66 @@ class Scene:
             times.fade(now)
         return Latency(self._first_tokens.percentiles(), self._gaps.percentiles())
 
-    def _own(self, items: Sequence[T]) -> Sequence[T]:
-        return items if self.scope is None else [item for item in items if item.tenant == self.scope]
+    def _own_requests(self, requests: Sequence[LiveRequest]) -> Sequence[LiveRequest]:
+        if self.scope is None:
+            return requests
+        return [one for one in requests if one.tenant == self.scope and one.arrived >= self._since]
+
+    def _own_adapters(self, items: Sequence[T]) -> Sequence[T]:
+        return items if self.scope is None else [item for item in items if self._is_owner(item)]
+
+    def _is_owner(self, item: _OfAdapter) -> bool:
+        scope = self.scope
+        return scope is not None and item.tenant == scope and self._owns(scope, self._since, item.name, item.digest)
 
     def _steps_of(self, look: Look) -> Iterable[LiveStep]:
         """The steps with the scope's own rows alone."""
         if self.scope is None:
             return look.steps
-        own = {request.id for request in (*look.requests, *look.ended) if request.tenant == self.scope}
+        own = {request.id for request in self._own_requests((*look.requests, *look.ended))}
         rows = [(step, tuple(row for row in step.rows if row[0] in own)) for step in look.steps]
         return [replace(step, rows=kept) for step, kept in rows if kept]
 
     def _slots_of(self, look: Look) -> Iterable[LiveSlot]:
         """The slots that the scope owns or uses, under names that it knows: adapters of the same bytes share one."""
         running = [request for request in look.requests if request.state == "running"]
-        rows, own = _rows_by_use(running), _rows_by_use(self._own(running))
+        mine = self._own_requests(running)
+        own = _rows_by_use(mine)
+        rows = _rows_by_use([*mine, *(request for request in running if request.tenant != self.scope)])
         names: dict[str, dict[str, int]] = {}  # by digest: names and versions that the scope's rows use
         for (digest, name), (version, _) in own.items():
             names.setdefault(digest, {})[name] = version
         shown = list[LiveSlot]()
         for slot in look.slots:
-            told = _told_as(slot, names.get(slot.digest, {}), self.scope)
+            is_owner = self._is_owner(slot)
+            told = _told_as(slot, names.get(slot.digest, {}), self.scope, is_owner=is_owner)
             if told is not None and self.scope is not None:  # of an adapter that others own, it knows its own rows
-                told = replace(told, num_rows=_rows_of(told, rows if slot.tenant == self.scope else own, own))
+                told = replace(told, num_rows=_rows_of(told, rows if is_owner else own, own))
             if told is not None:
                 shown.append(told)
         return shown
 
     def _show(self, present: Sequence[Look]) -> None:
-        self.requests = [request for look in present for request in self._own(look.requests)]
+        self.requests = [request for look in present for request in self._own_requests(look.requests)]
         self.slots = [slot for look in present for slot in self._slots_of(look)]
-        self.loading = list(dict.fromkeys(load.digest for look in present for load in self._own(look.loads)))
+        self.loading = list(dict.fromkeys(load.digest for look in present for load in self._own_adapters(look.loads)))
         waiting: Counter[str] = Counter()
         running: Counter[str] = Counter()
         for look in present:
-            for tenant, count in look.queue.items():
-                if self.scope in (None, tenant):
-                    waiting[tenant] += count.waiting
-                    running[tenant] += count.running
+            for tenant, count in self._queue_of(look).items():
+                waiting[tenant] += count.waiting
+                running[tenant] += count.running
         self.queue = {tenant: LiveCount(waiting[tenant], running[tenant]) for tenant in waiting}
+
+    def _queue_of(self, look: Look) -> Mapping[str, LiveCount]:
+        scope = self.scope
+        if scope is None:
+            return look.queue
+        own = self._own_requests(look.requests)
+        if len(own) == sum(request.tenant == scope for request in look.requests):
+            return {scope: look.queue[scope]} if scope in look.queue else {}
+        num_running = sum(request.state == "running" for request in own)  # the former tenant's are in look.queue
+        return {scope: LiveCount(len(own) - num_running, num_running)} if own else {}
 
     def _count_first_tokens(self, requests: Iterable[LiveRequest]) -> None:
         for request in requests:

@@ -80,7 +80,7 @@ async def list_registrations(request: web.Request) -> web.StreamResponse:
             "total_bytes": progress.total_bytes,
             "started": progress.started,
         }
-        for progress in services.registering.seen_by(caller.scope)
+        for progress in services.registering.seen_by(caller.scope, caller.since)
     ]
     return web.json_response({"object": "list", "data": rows})
 

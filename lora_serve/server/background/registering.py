@@ -60,6 +60,8 @@ class Registering:
             if not self._all[progress]:
                 del self._all[progress]
 
-    def seen_by(self, scope: str | None) -> list[Progress]:
-        """Those that a tenant began (None: all), the oldest first."""
-        return [progress for progress in self._all if scope in (None, progress.scope)]
+    def seen_by(self, scope: str | None, since: float = 0.0) -> list[Progress]:
+        """Those that a tenant began (None: all), the oldest first. `since`: when the tenant was made, in Unix seconds;
+        what began before was begun by another one of that name.
+        """
+        return [one for one in self._all if scope is None or (one.scope == scope and one.started >= since)]

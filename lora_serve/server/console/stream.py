@@ -45,7 +45,12 @@ def live_hub(services: Services) -> Hub:
             return SHUTTING_DOWN
         return lifecycle.reason if lifecycle.state is ServerState.FAILED else None
 
-    return Hub(Watched(services.client, store_tiers, lambda: services.metrics.num_engine_restarts, ending))
+    def owns(tenant: str, since: float, name: str, digest: str) -> bool:
+        entry = services.catalog.snapshot.entries.get(name)
+        is_known = entry is not None and entry.tenant == tenant and digest in entry.digests
+        return is_known or any(one.id == name for one in services.registering.seen_by(tenant, since))
+
+    return Hub(Watched(services.client, store_tiers, lambda: services.metrics.num_engine_restarts, ending, owns))
 
 
 async def stream_engine(request: web.Request) -> web.StreamResponse:
@@ -56,11 +61,12 @@ async def stream_engine(request: web.Request) -> web.StreamResponse:
     requests and adapters alone.
     """
     hub, context = request.app[LIVE], request[CONTEXT]
-    scope, rate = context.known_caller.scope, check_query(StreamQuery, request).rate
+    caller, rate = context.known_caller, check_query(StreamQuery, request).rate
+    scope = caller.scope
     response = web.StreamResponse(headers=HEADERS)
     if request.method == hdrs.METH_HEAD:
         return response
-    async with hub.viewing(scope, rate) as viewer:
+    async with hub.viewing(scope, rate, caller.since) as viewer:
         await response.prepare(request)
         _limit_unsent(request)
         await response.write(event(_hello(request.app[SERVICES], hub, scope, rate)))

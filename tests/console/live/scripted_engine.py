@@ -59,7 +59,7 @@ def look(*tenants: str, mark: int = 1, **fields: Any) -> Look:
             LiveSlot(index, f"{tenant}/a", tenant, f"sha256:{tenant}", 35, 1, False)
             for index, tenant in enumerate(tenants)
         ),
-        "loads": tuple(LiveLoad(f"sha256:{tenant}-b", tenant) for tenant in tenants),
+        "loads": tuple(LiveLoad(f"sha256:{tenant}-b", tenant, f"{tenant}/b") for tenant in tenants),
         "moves": tuple(LiveMove(f"sha256:{tenant}", f"{tenant}/a", tenant, "disk", "host", 1.5) for tenant in tenants),
         "settings": SETTINGS,
         "max_loras": 4,
@@ -95,7 +95,13 @@ def hub_over(engine: ScriptedEngine, **fields: Any) -> Hub:
     async def store_tiers() -> Mapping[str, LiveTier]:
         return {"disk": DISK}
 
-    parts = {"store_tiers": store_tiers, "num_restarts": lambda: 0, "ending": lambda: None, **fields}
+    parts = {
+        "store_tiers": store_tiers,
+        "num_restarts": lambda: 0,
+        "ending": lambda: None,
+        "owns": lambda *_: True,
+        **fields,
+    }
     return Hub(Watched(engine, **parts))  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from lora_serve.console.live import hub as hub_module
 from lora_serve.console.live.channel import MAX_STEPS, Viewer
 from lora_serve.console.live.hub import MAX_OF_TENANT, MAX_OF_TENANTS, MAX_VIEWERS
 from lora_serve.core.errors import CapacityError, EngineLostError, NotReadyError
-from lora_serve.core.live import LiveSlot
+from lora_serve.core.live import LiveCount, LiveSlot
 from tests.console.live.scripted_engine import (
     ScriptedEngine,
     hub_over,
@@ -200,6 +200,40 @@ async def test_a_slot_that_two_tenants_share_has_the_names_of_both_and_to_each_i
         [("globex/a", 2, [], 2, True, "globex")],
         [("globex/a", 2, ["acme/b"], 3, True, "globex"), ("acme/a", 4, [], 1, False, "acme")],
     ]
+
+
+async def test_a_tenant_made_again_is_shown_nothing_of_the_one_before() -> None:
+    """The former's request still runs, and another one has just ended; they arrived at 1000."""
+    ended = request("acme", 2, "finished", first_token_ms=5.0, reason="stop")
+    engine = ScriptedEngine(look("acme", ended=(ended,)))
+    hub = hub_over(engine, owns=lambda tenant, since, name, digest: since < 2000)
+    async with hub.viewing("acme", 10, 500.0) as former, hub.viewing("acme", 10, 2000.0) as viewer:
+        engine.steps = [step(1, "acme")]
+        frame = await next_frame(viewer)
+        assert [frame[part] for part in ("requests", "steps", "slots", "moves", "loading")] == [[]] * 5
+        assert (frame["queue"], frame["num_running"], frame["num_waiting"]) == ({}, 0, 0)
+        assert frame["tokens_per_second"] == {"prompt": 0, "output": 0}
+        assert frame["latency"]["first_token_ms"] == {"p50": None, "p95": None}
+        frame = await next_frame(former)
+        assert all(frame[part] for part in ("requests", "steps", "slots", "moves", "loading", "queue"))
+    assert {asked[1] for asked in engine.asked} <= {(), ("acme",)}
+
+
+async def test_a_tenant_made_again_is_shown_its_own_requests_beside_those_of_the_one_before() -> None:
+    """Both use the same bytes: those in the slot bear the former's name, and the new tenant has another for them."""
+    old = request("acme")
+    use = replace(old.adapters[0], name="acme/new", version=2)
+    new = [
+        replace(request("acme", number, state), adapters=(use,), arrived=3000.0)
+        for number, state in ((2, "running"), (3, "waiting"))
+    ]
+    engine = ScriptedEngine(look("acme", requests=(old, *new), queue={"acme": LiveCount(1, 2)}))
+    hub = hub_over(engine, owns=lambda tenant, since, name, digest: name == "acme/new")
+    async with hub.viewing("acme", 10, 2000.0) as viewer:
+        frame = await next_frame(viewer)
+    assert [one["id"] for one in frame["requests"]] == ["acme-r2", "acme-r3"]
+    assert frame["queue"] == {"acme": {"waiting": 1, "running": 1}}
+    assert [(slot["name"], slot["version"], slot["num_rows"]) for slot in frame["slots"]] == [("acme/new", 2, 1)]
 
 
 async def test_whoever_sees_all_is_shown_all() -> None:

@@ -186,3 +186,19 @@ async def test_tenant_is_listed_its_own_figures_and_no_foreign_name(tenancy: Ten
     for search in ("secret", "theirs"):
         reply = await tenancy.call("acme+", "GET", f"/admin/adapters?fields=summary&search={search}")
         assert (reply.data["data"], reply.data["total"]) == ([], 0)
+
+
+async def test_tenant_made_again_is_not_shown_what_the_one_before_is_still_registering(
+    tenancy: Tenancy, house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(house, monkeypatch)
+    form = form_of(house.make_adapter("a"))
+    sent = asyncio.create_task(tenancy.call("acme+", "PUT", "/admin/adapters/secret-project", data=form))
+    await reached(tenancy, "examining")
+    assert (await tenancy.call("admin", "DELETE", "/admin/tenants/acme")).status == 200
+    await tenancy.tenant("acme")
+    assert await under_way(tenancy) == []
+    assert len(await under_way(tenancy, "admin")) == 1
+    for gate in steps.gates.values():
+        gate.set()
+    assert (await sent).status == 401

@@ -152,6 +152,32 @@ async def test_a_tenants_own_admin_reads_nothing_of_others(house: House, tenancy
     assert {"tiers", "blocks", "limits", "preemptions", "restarts"}.isdisjoint(frames[-1])
 
 
+async def test_a_tenant_made_again_is_shown_nothing_of_the_one_before(house: House, tenancy: Tenancy) -> None:
+    """Its requests still run, on an adapter that is gone from the catalog and not yet from the engine."""
+    house.engine.script = lambda request: MockReply(delay=0.1)
+    async with watching(house, ADMIN_KEY) as whole:
+        asked = asyncio.create_task(tenancy.ask("acme", "acme/a", max_tokens=100, ignore_eos=True))
+        await whole.next()
+        while not (await whole.frame())["requests"]:
+            pass
+        await asyncio.to_thread(house.services.keys.directory.delete_tenant, "acme")
+        await asyncio.to_thread(house.services.catalog.remove_tenant, "acme")
+        await tenancy.tenant("acme")
+        await house.register("acme/b", seed=11, tenant="acme")
+        async with watching(house, tenancy.secrets["acme+"]) as scoped:
+            await scoped.next()
+            answer = asyncio.create_task(tenancy.ask("acme", "acme/b", max_tokens=3, ignore_eos=True))
+            frames = [await scoped.frame()]
+            while not (answer.done() and any(frame["requests"] for frame in frames)):
+                frames.append(await scoped.frame())
+            assert not asked.done()
+            own = f"{(await answer).headers['X-Request-Id']}-0"
+            assert {one["id"] for frame in frames for one in frame["requests"]} == {own}
+            assert b"acme/a" not in scoped.raw
+            assert any(slot["name"] == "acme/b" for frame in frames for slot in frame["slots"])
+    asked.cancel()
+
+
 @pytest.mark.parametrize(("key", "status"), [(None, 401), ("nonsense", 401), ("acme", 403), ("acme+", 200)])
 async def test_roles(tenancy: Tenancy, key: str | None, status: int) -> None:
     headers = {} if key is None else {"Authorization": f"Bearer {tenancy.secrets.get(key, key)}"}
