@@ -14,12 +14,14 @@ from urllib.parse import unquote, urlsplit
 
 from structlog.typing import EventDict
 
+from lora_serve.tenancy.directory.keys import IN_TEXT
+
 if TYPE_CHECKING:
     from lora_serve.core.settings import Settings
 
 HIDDEN = "***"
 _PATTERNS = (
-    (re.compile(r"\bls-([A-Za-z0-9_]{12})-[A-Za-z0-9_-]{20,}"), rf"ls-\1-{HIDDEN}"),  # a tenant's key: its id may stay
+    (IN_TEXT, rf"ls-\1-{HIDDEN}"),  # a tenant's key: its id may stay
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",;)]+"), rf"\1 {HIDDEN}"),  # an Authorization header
     (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/@:'\"]*:[^\s/'\"]*@"), rf"\1{HIDDEN}@"),  # a password in a URL
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), f"hf_{HIDDEN}"),  # a hub token

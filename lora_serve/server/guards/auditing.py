@@ -18,17 +18,16 @@ from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import split_name
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import Caller
-from lora_serve.logs.redaction import Redaction
 from lora_serve.server.answers.errors import CLIENT_LEFT, wire_error
 from lora_serve.server.context import AuditNote, RequestContext
 from lora_serve.server.route import Route
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.audit.journal import Act
+from lora_serve.tenancy.directory.keys import without_secrets
 
 logger = logging.getLogger(__name__)
 
 _MAX_SUBJECT = 300
-_REDACTION = Redaction()
 _UNAVAILABLE = 503
 
 
@@ -78,7 +77,7 @@ def act_of(route: Route, request: web.Request, caller: Caller, note: AuditNote, 
     subject = note.subject
     if version := request.query.get("version", ""):
         subject += f"@{version}"
-    subject = _REDACTION.text(subject)  # somebody may have put a whole key where its id belongs
+    subject = without_secrets(subject)  # somebody may have put a whole key where its id belongs
     return Act(
         key=caller.key_id,
         tenant=caller.tenant,

@@ -14,6 +14,7 @@ WRONG = "The API key is not valid."
 REVOKED = "The API key was revoked."
 EXPIRED = "The API key has expired."
 ID_LENGTH = 12
+IN_TEXT = re.compile(rf"\bls-([A-Za-z0-9_]{{{ID_LENGTH}}})-[A-Za-z0-9_-]{{20,}}")  # a secret, whole or nearly
 _ALPHABET = string.ascii_lowercase + string.digits
 _SECRET = re.compile(rf"ls-([a-z0-9]{{{ID_LENGTH}}})-[A-Za-z0-9_-]{{43}}\Z")
 _NOBODY = hashlib.sha256(b"").hexdigest()  # what is compared where there is no key: it is no secret's
@@ -34,6 +35,11 @@ def id_in(secret: str) -> str | None:
     """The id in a secret; None if the text has not the form of a secret."""
     match = _SECRET.match(secret)
     return match[1] if match else None
+
+
+def without_secrets(text: str) -> str:
+    """The text with the ids of its secrets in their place."""
+    return IN_TEXT.sub(r"ls-\1-***", text)
 
 
 def opens(key: ApiKey | None, secret: str) -> bool:
