@@ -25,6 +25,7 @@ NAMES = {
     ConstraintKind.JSON: "guided_json",
     ConstraintKind.REGEX: "guided_regex",
     ConstraintKind.GRAMMAR: "guided_grammar",
+    ConstraintKind.STRUCTURAL_TAG: "structural_tag",
 }
 SECONDS = 2.0
 LARGE: dict[str, dict[str, Any]] = {
