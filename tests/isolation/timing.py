@@ -42,10 +42,14 @@ def auc(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
 
 
 def taken_in_turns(
-    acts: Mapping[str, Callable[[], object]], num_rounds: int, before: Callable[[], object] = lambda: None
+    acts: Mapping[str, Callable[[], object]],
+    num_rounds: int,
+    before: Callable[[], object] = lambda: None,
+    prepare: Callable[[str], object] = lambda name: None,
 ) -> dict[str, NDArray[np.int64]]:
     """Nanoseconds of the processor for each act, one of each a round, in an order of chance. A stranger who measures
-    sees these and the waits of the machine, which only hide them.
+    sees these and the waits of the machine, which only hide them. `before`: called at the begin of each round,
+    `prepare` before each act with its name.
     """
     rng, names = random.Random(0), list(acts)
     times: dict[str, list[int]] = {name: [] for name in names}
@@ -55,6 +59,7 @@ def taken_in_turns(
             rng.shuffle(names)
             for name in names:
                 act = acts[name]
+                prepare(name)
                 began = time.thread_time_ns()
                 act()
                 times[name].append(time.thread_time_ns() - began)
