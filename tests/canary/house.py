@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import http.client
+import itertools
 import json
 import logging
 import sys
@@ -39,6 +40,7 @@ from tests.canary.questions import BASE, TENANTS, World
 
 T = TypeVar("T")
 KEY = "admin-key-of-the-tests"
+COLLECTED_EVERY = 16  # houses
 ADMIN = {"Authorization": f"Bearer {KEY}"}
 CAUGHT: tuple[tuple[Any, str, str], ...] = (  # what the wiring calls, and our name for what it gets
     (thread, "build_parts", "parts"),
@@ -50,6 +52,16 @@ CAUGHT: tuple[tuple[Any, str, str], ...] = (  # what the wiring calls, and our n
 INSIDE = "the engine is looked into, or broken from inside"  # `engines("thread", alone=INSIDE)`
 LOGGERS = ("lora_serve", "asyncio", "aiohttp")
 _BUILDING: ContextVar[House] = ContextVar("_BUILDING")  # whose wiring runs: there may be two at a time
+
+
+_ENDED = itertools.count(1)
+
+
+def _collect_what_starts_froze() -> None:
+    """Much of it is garbage by now. The suite's own objects stay frozen: each collection over them takes seconds."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 class House:
@@ -150,7 +162,8 @@ class House:
                 yield
             finally:
                 sys.setswitchinterval(interval)
-                gc.unfreeze()
+                if next(_ENDED) % COLLECTED_EVERY == 0:
+                    _collect_what_starts_froze()
 
     def _take_stop(self, stop: asyncio.Event, *_: object) -> None:
         self._stop = stop
