@@ -39,18 +39,21 @@ def ray_cluster(folder: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def own_token(folder: Path) -> Iterator[None]:
-    """Ray's nodes and servers that are started within the block have a token in common, and ask each other for it."""
+    """Ray's nodes and servers that are started within the block have a token in common, and ask each other for it. They
+    get no other variable of Ray's: one that a cluster of this process left would keep hosts from joining.
+    """
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     token.chmod(0o600)
     variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("RAY_")}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, text in before.items():
-            os.environ.pop(name) if text is None else os.environ.__setitem__(name, text)
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @contextmanager
