@@ -45,6 +45,8 @@ def test_engine_that_dies_at_any_touch_of_the_store_leaves_it_whole(
             _make_cold(server.url, store)
             points.kill_in(kill_in)
             _ask_until_all_are_right(server.url, canaries)
+            # What was prepared is written behind the answer.
+            eventually(lambda: points.has_killed or _is_prepared(server.url, store), "nothing is prepared")
             if not points.has_killed:
                 break
             num_kills += 1
@@ -60,9 +62,17 @@ def test_engine_that_dies_at_any_touch_of_the_store_leaves_it_whole(
 def _make_cold(url: str, store: Path) -> None:
     """No engine has the adapter, and nothing of what was prepared of it is there."""
     eventually(lambda: _evicted(url, NAME), "it cannot be evicted")
-    digest = call(f"{url}/admin/adapters/{NAME}", headers=ADMIN).json["digest"]
-    for path in (store / "blobs" / digest.removeprefix("sha256:")).glob("prepared-*"):
+    for path in _prepared(url, store):
         path.unlink()
+
+
+def _is_prepared(url: str, store: Path) -> bool:
+    return bool(_prepared(url, store))
+
+
+def _prepared(url: str, store: Path) -> list[Path]:
+    digest = call(f"{url}/admin/adapters/{NAME}", headers=ADMIN).json["digest"]
+    return list((store / "blobs" / digest.removeprefix("sha256:")).glob("prepared-*"))
 
 
 def _evicted(url: str, name: str) -> bool:
