@@ -52,9 +52,7 @@ CAUGHT: tuple[tuple[Any, str, str], ...] = (  # what the wiring calls, and our n
 INSIDE = "the engine is looked into, or broken from inside"  # `engines("thread", alone=INSIDE)`
 LOGGERS = ("lora_serve", "asyncio", "aiohttp")
 _BUILDING: ContextVar[House] = ContextVar("_BUILDING")  # whose wiring runs: there may be two at a time
-
-
-_ENDED = itertools.count(1)
+_ENDED = itertools.count(1)  # houses
 
 
 def _collect_what_starts_froze() -> None:
