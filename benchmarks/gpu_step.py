@@ -1,4 +1,4 @@
-"""The decode step on a GPU beside its floor. Not run on a GPU yet.
+"""The decode step on a GPU beside its floor.
 
     python -m benchmarks.gpu_step [--shape 8b] [--rank 16] [--context 512] [--out FILE.json]
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import gc
 import itertools
 import json
 import random
@@ -19,6 +20,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,8 @@ def main() -> int:
         print("gpu_step: torch sees no CUDA device here", file=sys.stderr)
         return 3
     bandwidth = copy_bandwidth()
-    found: dict[str, Any] = {"machine": machine(), "arguments": vars(arguments) | {"out": str(arguments.out)}}
+    shape = {name: value for name, value in vars(arguments).items() if name != "out"}
+    found: dict[str, Any] = {"machine": machine(), "command": "scripts/gpu_check", "arguments": shape}
     found["copy_gb_per_s"] = round(bandwidth / 1e9, 1)
     tables: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "steps": lambda: step_table(arguments, bandwidth, torch.device("cuda"), graphs=True),
@@ -57,6 +60,8 @@ def main() -> int:
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():  # written after each: what a later one does to the device costs none before
+        gc.collect()  # the model of the table before: its parts refer to each other
+        torch.cuda.empty_cache()
         found[name] = table()
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0
@@ -181,7 +186,8 @@ def copy_bandwidth() -> float:
 
 def machine() -> dict[str, str]:
     packages = {name: version(name) for name in ("torch", "transformers", "triton")}
-    return {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda), **packages}
+    today = datetime.now(UTC).date().isoformat()
+    return {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda), **packages, "date": today}
 
 
 if __name__ == "__main__":

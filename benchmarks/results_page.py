@@ -69,13 +69,14 @@ def page() -> str:
 
 
 def processors() -> Iterator[tuple[str, str | None]]:
-    """Every JSON file's name, with its `machine.cpu`; None: it names none."""
+    """Every JSON file's name, with its `machine.gpu` or `machine.cpu`; None: it names none."""
     for file in sorted(RESULTS.glob("*.json")):
-        yield file.name, _machine(json.loads(file.read_text())).get("cpu")
+        found = _machine(json.loads(file.read_text()))
+        yield file.name, found.get("gpu") or found.get("cpu")
 
 
 def _row(file: Path) -> list[str]:
-    """Its processor, its day, with the commit where it was noted, and its command."""
+    """Its processor or GPU, its day, with the commit where it was noted, and its command."""
     document = json.loads(file.read_text())
     if file.name in COUNTS:
         return ["any: checks, counts or made-up time", _day(file), f"`{COUNTS[file.name]}`"]
@@ -83,7 +84,7 @@ def _row(file: Path) -> list[str]:
     kernels = f", kernels `{found['kernels']}`" if "kernels" in found else ""
     commit = f", commit {found['commit']}" if found.get("commit") else ""
     made = f"{document.get('date') or found.get('date') or _day(file)}{commit}"
-    return [f"{processor(document)}{kernels}", made, f"`{_command(file, document)}`"]
+    return [f"{found.get('gpu') or processor(document)}{kernels}", made, f"`{_command(file, document)}`"]
 
 
 def _machine(document: Any) -> dict[str, Any]:

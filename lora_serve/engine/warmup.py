@@ -20,7 +20,7 @@ _NEW_TOKENS = 2  # the prompt's own, and one of a step that decodes
 _ROW_TOKENS = 2  # of prompts that only fill rows: the shortest that do not decode at once
 _SHORTEST_PADDED = 16
 # Kernels for CPUs work tile by tile, and nothing is compiled or captured there: more only takes longer.
-_AUTO_CHUNK_ON_CPU = 40  # a long segment of an adapter
+_AUTO_CHUNK_ON_CPU = 40  # two pieces of an adapter's segment
 _AUTO_ROWS_ON_CPU = 16
 _WAYS_OF_SAMPLING = (
     SamplingParams(temperature=0.0),

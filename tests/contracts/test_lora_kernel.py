@@ -30,10 +30,10 @@ POPULARITIES = {
     "uniform": [(1, slot % len(RANKS)) for slot in range(16)],
     "skewed": [(1, slot) for slot in (0, 0, 0, 0, 1, 0, 0, 2, 0, 4)],
     "with base rows": [(1, 1), (1, BASE_SLOT), (1, 3), (1, BASE_SLOT)],
-    "prefill": [(1, 0), (1, BASE_SLOT), (7, 1), (40, 4), (5, BASE_SLOT), (33, 2)],
+    "prefill": [(1, 0), (1, BASE_SLOT), (7, 1), (72, 4), (5, BASE_SLOT), (65, 2)],
     "untargeted": [(1, EMPTY), (6, EMPTY), (1, 0)],
     "nothing": [(4, BASE_SLOT)],
-    "scaled": [(1, 1, 0.5), (1, 1, -2.0), (1, 0, 1.0), (40, 4, 0.25), (3, 4, 3.0), (1, BASE_SLOT)],
+    "scaled": [(1, 1, 0.5), (1, 1, -2.0), (1, 0, 1.0), (72, 4, 0.25), (3, 4, 3.0), (1, BASE_SLOT)],
 }
 
 
@@ -168,12 +168,12 @@ def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
     slots = filled_slots(shape, (4,))
     delta = LinearDelta(None, None, 0.0, torch.rand(40) + 0.5, torch.randn(40))
     slots.load(SlotRef(1, 1, "bias"), HostAdapter("bias", "bias", 0, {MODULE: delta}))
-    x, y = torch.randn(45, 24), torch.randn(45, 40)
-    rows = [(1, 1), (1, 0), (40, 1), (3, BASE_SLOT)]
+    x, y = torch.randn(77, 24), torch.randn(77, 40)
+    rows = [(1, 1), (1, 0), (72, 1), (3, BASE_SLOT)]
     wanted = expected(y, x, slots, rows)
     create_kernel(name, slots).add(y, x, slots.module_index[MODULE], tokens_of(rows))
     assert torch.allclose(y.double(), wanted, atol=1e-4)
     slots.clear(1)
     again = y.clone()
-    create_kernel(name, slots).add(y, x, slots.module_index[MODULE], tokens_of([(1, 1), (44, BASE_SLOT)]))
+    create_kernel(name, slots).add(y, x, slots.module_index[MODULE], tokens_of([(1, 1), (76, BASE_SLOT)]))
     assert torch.equal(y, again)

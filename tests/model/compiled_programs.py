@@ -28,8 +28,8 @@ ALIGNED = ("x_stride", "y_stride", "h_stride", "in_features", "out_features", "w
 DECODE = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "CHUNK": 256, "BLOCK_G": 16, "BLOCK_D": 128, "BLOCK_N": 64}
 TILES = {"HALF": tl.bfloat16, "BLOCK_M": 64, "BLOCK_R": 16, "ALIGNED": True}
 PROGRAMS: list[tuple[Any, dict[str, Any]]] = [
-    (lora.shrink_rows, {"BLOCK_R": 4, "BLOCK_K": 1024, "ALIGNED": True}),
-    (lora.expand_rows, {"BLOCK_R": 16, "BLOCK_N": 256, "ALIGNED": True}),
+    (lora.shrink_rows, {"BLOCK_R": 16, "BLOCK_K": 1024, "ALIGNED": True}),
+    (lora.expand_rows, {"MAX_PARTS": 4, "BLOCK_R": 16, "BLOCK_N": 256, "ALIGNED": True}),
     (lora.shrink_tiles, {**TILES, "BLOCK_K": 64}),
     (lora.expand_tiles, {**TILES, "BLOCK_N": 128}),
     (attention.decode_chunks, {**DECODE, "HAS_SOFTCAP": True, "HALF": tl.bfloat16}),

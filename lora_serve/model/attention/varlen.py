@@ -2,7 +2,7 @@
 
 Decode rows and rows of several tokens are one call each. What a call does not support here goes elsewhere: decode rows
 to `paged_decode`, soft caps and unsupported types or sizes to `sdpa`. torch 2.11 has no block tables; there K and V of
-rows with a context are gathered first. Not run on a GPU yet.
+rows with a context are gathered first. No GPU has run the calls with block tables yet.
 """
 
 from __future__ import annotations

@@ -108,8 +108,7 @@ def _row(delta: LinearDelta) -> tuple[int, int, int, int, int, float, int]:
 def in_arena(adapter: HostAdapter, linears: Iterable[str], *, pin: bool) -> HostAdapter:
     """The adapter with its linear layers' tensors in one arena. `pin`: in memory that a GPU reads by itself.
 
-    `linears`: every linear layer of the base, as in ModelSpec. One piece fills huge pages. Pinning was not run on a
-    GPU yet.
+    `linears`: every linear layer of the base, as in ModelSpec. One piece fills huge pages.
     """
     places = list(_tensors(adapter.deltas.values()))
     offsets, num_bytes = laid_out(places)

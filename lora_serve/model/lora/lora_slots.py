@@ -25,7 +25,7 @@ class CopyStream:
     """The CUDA stream on which adapters are copied beside the computation; the computation waits for a copy's event.
 
     A copy comes after all computation that was enqueued before it: memory of a slot that was cleared may be given out
-    again for the copy while a kernel that still reads it is under way. Not run on a GPU yet: the tests use a stream of
+    again for the copy while a kernel that still reads it is under way. Tests without a GPU use a stream of
     their own in its place.
     """
 

@@ -3,7 +3,7 @@
 A decode step is hundreds of short programs, and a host takes longer to launch them than a GPU to run them. Sizes are
 rounded up to powers of two, so that a few graphs serve every step; rows without a sequence fill the rest. A graph reads
 buffers, the KV pool and the slots' records: a row's adapter is a number in a buffer, and a slot's new owner is found
-through its record, so neither asks for a new capture. CUDA only, and not run on a GPU yet.
+through its record, so neither asks for a new capture. CUDA only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MIN_WIDTH = 8  # blocks
 class CudaGraph:
     """A forward pass recorded once and replayed with new values in the memory that it reads, which must not move.
 
-    Not run on a GPU yet: tests on the CPU record torch's operations in its place.
+    Tests on the CPU record torch's operations in its place.
     """
 
     def __init__(self, pool: Any) -> None:

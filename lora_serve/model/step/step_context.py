@@ -19,7 +19,7 @@ from lora_serve.core.batch import BASE_SLOT, RowAdapter
 from lora_serve.model.step.vocabularies import OutputWidths, StepVocabularies
 from lora_serve.model.system.transfer import to_device
 
-SHORT_SEGMENT = 32  # tokens; longer ones are tiles. As measured on a CPU: not tuned on a GPU yet
+SHORT_SEGMENT = 64  # tokens; longer ones are tiles, which at 64 took two to four times the rows' time on an H200
 TILE_TOKENS = 64  # of one matrix product of a long segment
 PIECE = 32  # the most tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
 _SHORT_PIECE = 12  # where longer ones would leave threads without any
@@ -39,7 +39,7 @@ class DeviceTokens:
     scales: Tensor  # [num_tokens] float32
     tiles: Tensor  # [num_tiles, 3] integers
     tile_scales: Tensor  # [num_tiles] float32
-    has_short: bool
+    num_short: int  # no token behind these is in a short segment
 
     @staticmethod
     def of(num_tokens: int, segments: Sequence[tuple[int, int, int, float]], device: torch.device) -> DeviceTokens:
@@ -64,14 +64,14 @@ class DeviceTokens:
             parts[1].view(torch.float32),
             parts[2].view(-1, 3),
             parts[3].view(torch.float32),
-            has_short=bool((slots >= 0).any()),
+            max((end for start, end, *_ in segments if end - start <= SHORT_SEGMENT), default=0),
         )
 
     @staticmethod
     def of_rows(slots: Tensor, scales: Tensor) -> DeviceTokens:
         """One token per row, from buffers that stay in place: `slots` [rows] integers, `scales` [rows] float32."""
         no_tiles = torch.zeros(0, 3, dtype=torch.int32, device=slots.device)
-        return DeviceTokens(slots, scales, no_tiles, scales[:0], has_short=True)
+        return DeviceTokens(slots, scales, no_tiles, scales[:0], len(slots))
 
 
 @dataclass(frozen=True, slots=True)

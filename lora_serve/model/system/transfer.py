@@ -1,7 +1,7 @@
 """Between host and device without making the host wait more often than it must.
 
 A copy from pageable memory makes the calling thread wait for all that the device was given before; one from pinned
-memory only joins its queue. On the CPU these are plain tensors. Not run on a GPU yet.
+memory only joins its queue. On the CPU these are plain tensors.
 """
 
 from __future__ import annotations

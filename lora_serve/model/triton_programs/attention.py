@@ -1,4 +1,4 @@
-"""Decode attention that reads K and V where they lie in the paged cache. Not run on a GPU yet.
+"""Decode attention that reads K and V where they lie in the paged cache.
 
 Flash-Decoding (Dao et al., 2023) over a block table: for row i with query heads of one KV head, the keys are cut into
 chunks of CHUNK, each program keeps the running maximum m, sum l and weighted values of its chunk,

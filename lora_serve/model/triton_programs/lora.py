@@ -1,4 +1,4 @@
-"""The programs of the Triton kernel. Not run on a GPU yet: tested in Triton's interpreter.
+"""The programs of the Triton kernel.
 
 For every token i with a slot s, in a layer m (Punica, arXiv 2310.18547: BGMV for single tokens, SGMV for segments):
 
@@ -7,8 +7,9 @@ For every token i with a slot s, in a layer m (Punica, arXiv 2310.18547: BGMV fo
 
 Each slot has its true rank: programs beyond it leave at once. Weights are reached through the records of
 `SlotRecords` (a, b, gain, shift as addresses, then rank, scale and whether a and b are bfloat16), so a slot's new owner
-needs no new launch. Every sum has one order, whatever else is in the batch: no atomics, no split over the inner
-dimension. A token is only ever multiplied with its own slot's weights, so one that is not a number stays alone.
+needs no new launch. Every sum has one order, whatever else is in the batch: no atomics, and where a token's inputs are
+cut into parts, their number follows from the layer alone and expand adds them up in their order. A token is only ever
+multiplied with its own slot's weights, so one that is not a number stays alone.
 """
 
 from __future__ import annotations
@@ -50,54 +51,54 @@ def _vector(address, columns, mask):
 
 
 @triton.jit
-def _shrunk_row(
-    x, a, r, rank, in_features, dtype: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr
-):
-    total = tl.zeros([BLOCK_R, BLOCK_K], dtype=tl.float32)
-    for start in range(0, in_features, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        inside = k < in_features
-        inputs = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
-        weights = tl.load(
-            _matrix(a, r, k, in_features, dtype, ALIGNED), mask=(r < rank)[:, None] & inside[None, :], other=0.0
-        )
-        total += weights.to(tl.float32) * inputs[None, :]
-    return tl.sum(total, axis=1)
+def _shrunk_part(x, a, r, k, rank, in_features, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    inside = k < in_features
+    inputs = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
+    weights = tl.load(
+        _matrix(a, r, k, in_features, dtype, ALIGNED), mask=(r < rank)[:, None] & inside[None, :], other=0.0
+    )
+    return tl.sum(weights.to(tl.float32) * inputs[None, :], axis=1)
 
 
 @triton.jit
 def shrink_rows(
-    x, x_stride, slots, table, h, h_stride, in_features, module, num_modules,
+    x, x_stride, slots, table, h, width, in_features, module, num_modules,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """One program per token and BLOCK_R ranks: x [num_tokens, in] -> h [num_tokens, h_stride] float32."""
+    """Grid (tokens, parts of BLOCK_K inputs, pieces of BLOCK_R ranks): x [num_tokens, in] -> h [num_tokens, parts,
+    width] float32. Each program loads all its weights at once: one row alone, too, keeps the memory busy.
+    """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     if slot >= 0:
         record = _record(table, slot, module, num_modules)
         a = tl.load(record)
         rank = tl.load(record + 4).to(tl.int32)
-        first = tl.program_id(1) * BLOCK_R
+        first = tl.program_id(2) * BLOCK_R
         if (a != 0) & (first < rank):
             r = first + tl.arange(0, BLOCK_R)
+            k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
             row = x + token * x_stride
             if tl.load(record + 6) != 0:
-                total = _shrunk_row(row, a, r, rank, in_features, tl.bfloat16, BLOCK_R, BLOCK_K, ALIGNED)
+                total = _shrunk_part(row, a, r, k, rank, in_features, tl.bfloat16, ALIGNED)
             else:
-                total = _shrunk_row(row, a, r, rank, in_features, tl.float32, BLOCK_R, BLOCK_K, ALIGNED)
-            tl.store(h + token * h_stride + r, total, mask=r < rank)
+                total = _shrunk_part(row, a, r, k, rank, in_features, tl.float32, ALIGNED)
+            place = token * tl.num_programs(1) + tl.program_id(1)
+            tl.store(h + place * width + r, total, mask=r < rank)
 
 
 @triton.jit
 def _expanded_row(
-    h, b, n, rank, out_features,
-    dtype: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+    h, parts, width, b, n, rank, out_features,
+    dtype: tl.constexpr, MAX_PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     total = tl.zeros([BLOCK_N], dtype=tl.float32)
+    part = tl.arange(0, MAX_PARTS)
     for start in range(0, rank, BLOCK_R):
         r = start + tl.arange(0, BLOCK_R)
         inside = r < rank
-        inputs = tl.load(h + r, mask=inside, other=0.0)
+        mask = (part < parts)[:, None] & inside[None, :]
+        inputs = tl.sum(tl.load(h + part[:, None] * width + r[None, :], mask=mask, other=0.0), axis=0)
         weights = tl.load(
             _matrix(b, r, n, out_features, dtype, ALIGNED),
             mask=inside[:, None] & (n < out_features)[None, :],
@@ -109,10 +110,10 @@ def _expanded_row(
 
 @triton.jit
 def expand_rows(
-    y, y_stride, slots, scales, table, h, h_stride, out_features, module, num_modules,
-    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+    y, y_stride, slots, scales, table, h, parts, width, out_features, module, num_modules,
+    MAX_PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """One program per token and BLOCK_N outputs: y [num_tokens, out] in place."""
+    """Grid (tokens, pieces of BLOCK_N outputs): y [num_tokens, out] in place; h [num_tokens, parts, width]."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     if slot >= 0:
@@ -132,11 +133,15 @@ def expand_rows(
                 delta += _vector(shift, n, inside)
             if b != 0:
                 rank = tl.load(record + 4).to(tl.int32)
-                row = h + token * h_stride
+                row = h + token * parts * width
                 if tl.load(record + 6) != 0:
-                    total = _expanded_row(row, b, n, rank, out_features, tl.bfloat16, BLOCK_R, BLOCK_N, ALIGNED)
+                    total = _expanded_row(
+                        row, parts, width, b, n, rank, out_features, tl.bfloat16, MAX_PARTS, BLOCK_R, BLOCK_N, ALIGNED
+                    )
                 else:
-                    total = _expanded_row(row, b, n, rank, out_features, tl.float32, BLOCK_R, BLOCK_N, ALIGNED)
+                    total = _expanded_row(
+                        row, parts, width, b, n, rank, out_features, tl.float32, MAX_PARTS, BLOCK_R, BLOCK_N, ALIGNED
+                    )
                 delta += _scale_of(record) * total
             found += tl.load(scales + token) * delta
             tl.store(place, found.to(y.dtype.element_ty), mask=inside)

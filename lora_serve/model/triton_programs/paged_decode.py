@@ -1,7 +1,7 @@
 """Decode rows over the paged cache as it lies, for GPUs whose torch cannot read these blocks itself.
 
 torch's own kernel takes a block table from 2.12 on, and FlashAttention 2 inside it only blocks of 256 tokens. Gathering
-every row's K and V first reads and writes them once more than they are read here. Not run on a GPU yet; the tests run
+every row's K and V first reads and writes them once more than they are read here. Tests without a GPU run
 it in Triton's interpreter.
 """
 

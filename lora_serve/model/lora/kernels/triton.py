@@ -1,7 +1,8 @@
 """The LoRA delta in Triton, over device records: decode rows one by one, long segments in tiles. For CUDA.
 
-Not run on a GPU yet; the tests run it in Triton's interpreter (TRITON_INTERPRET=1), which takes tensors of the CPU.
-Block sizes are first guesses for a large GPU, the same for every shape: results never depend on a tuning run.
+Tests without a GPU run it in Triton's interpreter (TRITON_INTERPRET=1), which takes tensors of the CPU. Block sizes are
+the same for every shape: results never depend on a tuning run. Those of rows were chosen on an H200, those of tiles are
+first guesses.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step.step_context import TILE_TOKENS, DeviceTokens, LoraTokens
 
 PREFERENCE = 0 if os.environ.get("TRITON_INTERPRET") == "1" else 3  # the interpreter is for tests
-_ROW_RANKS, _ROW_INPUTS, _ROW_OUTPUTS = 4, 1024, 256  # of one program of a single token
+_ROW_RANKS, _ROW_INPUTS, _ROW_OUTPUTS = 16, 1024, 256  # of one program of a single token
+_SHRINK_WARPS, _EXPAND_WARPS = 4, 1  # a warp's threads hold an output's ranks themselves: its sum needs no exchange
 _TILE_INPUTS, _TILE_OUTPUTS, _MIN_DOT, _MAX_TILE_RANKS = 64, 128, 16, 64
 _ALIGNED_FEATURES = 8  # 16 bytes of bfloat16
 
@@ -47,29 +49,32 @@ class Kernel:
         placed = tokens.on_device or tokens.placed(x.device).on_device
         assert placed is not None
         assert x.stride(-1) == y.stride(-1) == 1, "features lie side by side"
-        rank = self._slots.max_rank
-        hidden = torch.empty(len(x), max(rank, 1), dtype=torch.float32, device=x.device)
-        if placed.has_short:
-            self._add_rows(y, x, module, placed, hidden, rank)
+        if placed.num_short:
+            self._add_rows(y, x, module, placed)
         if len(placed.tiles):
-            self._add_tiles(y, x, module, placed, hidden, rank)
+            self._add_tiles(y, x, module, placed)
 
-    def _add_rows(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens, hidden: Tensor, rank: int) -> None:
-        records, (num_tokens, out_features) = self._records.tensor, y.shape
+    def _add_rows(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens) -> None:
+        records, rank, num_tokens = self._records.tensor, self._slots.max_rank, tokens.num_short
+        in_features, out_features = x.shape[1], y.shape[1]
+        inputs, outputs = _block(in_features, _ROW_INPUTS), _block(out_features, _ROW_OUTPUTS)
+        parts = _pieces(in_features, inputs)
+        hidden = torch.empty(num_tokens, parts, max(rank, 1), dtype=torch.float32, device=x.device)
         if rank:
-            self._programs.shrink_rows[num_tokens, _pieces(rank, _ROW_RANKS)](
-                x, x.stride(0), tokens.slots, records, hidden, hidden.stride(0), x.shape[1], module, records.shape[1],
-                BLOCK_R=_ROW_RANKS, BLOCK_K=_block(x.shape[1], _ROW_INPUTS), ALIGNED=_is_aligned(x.shape[1]),
+            self._programs.shrink_rows[num_tokens, parts, _pieces(rank, _ROW_RANKS)](
+                x, x.stride(0), tokens.slots, records, hidden, rank, in_features, module, records.shape[1],
+                BLOCK_R=_ROW_RANKS, BLOCK_K=inputs, ALIGNED=_is_aligned(in_features), num_warps=_SHRINK_WARPS,
             )  # fmt: skip
-        outputs = _block(out_features, _ROW_OUTPUTS)
         self._programs.expand_rows[num_tokens, _pieces(out_features, outputs)](
-            y, y.stride(0), tokens.slots, tokens.scales, records, hidden, hidden.stride(0), out_features, module,
-            records.shape[1],
-            BLOCK_R=_MIN_DOT, BLOCK_N=outputs, ALIGNED=_is_aligned(out_features),
+            y, y.stride(0), tokens.slots, tokens.scales, records, hidden, parts, rank, out_features, module,
+            records.shape[1], MAX_PARTS=_power_of_two(parts), BLOCK_R=_ROW_RANKS, BLOCK_N=outputs,
+            ALIGNED=_is_aligned(out_features), num_warps=_EXPAND_WARPS,
         )  # fmt: skip
 
-    def _add_tiles(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens, hidden: Tensor, rank: int) -> None:
-        records, out_features, num_tiles = self._records.tensor, y.shape[1], len(tokens.tiles)
+    def _add_tiles(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens) -> None:
+        records, rank = self._records.tensor, self._slots.max_rank
+        out_features, num_tiles = y.shape[1], len(tokens.tiles)
+        hidden = torch.empty(len(x), max(rank, 1), dtype=torch.float32, device=x.device)
         ranks, half = _block(rank, _MAX_TILE_RANKS), self._programs.half_type(x)
         if rank:
             self._programs.shrink_tiles[num_tiles, _pieces(rank, ranks)](
@@ -91,7 +96,12 @@ def _pieces(size: int, block: int) -> int:
 
 def _block(size: int, most: int) -> int:
     """A power of two that covers `size`, from what a matrix product needs to `most`."""
-    return max(_MIN_DOT, min(most, 1 << (size - 1).bit_length() if size > 1 else 1))
+    return max(_MIN_DOT, min(most, _power_of_two(size)))
+
+
+def _power_of_two(number: int) -> int:
+    """The first that is not less than `number`; 1 for 0."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def _is_aligned(features: int) -> bool:
