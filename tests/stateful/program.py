@@ -87,7 +87,8 @@ class Program:
     def opened(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
         connection = self.connected()
         try:
-            yield self.send(connection, method, path, body)
+            with self.send(connection, method, path, body) as response:  # it outlives its connection
+                yield response
         finally:
             connection.close()
 
