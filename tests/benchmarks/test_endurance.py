@@ -20,7 +20,7 @@ STREAMS = {
     "answer_ms_meanwhile": TIMES,
 }
 CYCLES = {
-    "cycles": 1000,
+    "cycles": 10_000,
     "wrong": 0,
     "first_wrong": [],
     "left": 0,
@@ -52,6 +52,10 @@ def test_what_exceeds_a_bound_is_a_failure(part: str, change: dict[str, Any], wo
     assert found(part, {}) == []
     (line,) = found(part, change)
     assert words in line
+
+
+def test_memory_of_a_run_of_few_cycles_is_not_judged() -> None:
+    assert found("cycles", {"memory_slope_kib_per_1000": 1025.0, "cycles": 2000}) == []
 
 
 def test_table_tells_what_a_second_wave_left() -> None:

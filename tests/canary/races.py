@@ -180,15 +180,27 @@ async def _churn(
             there.add(name)
         else:
             there.remove(name)
-            async with session.delete(f"/admin/adapters/{name}", headers=admin) as response:
-                outcome.num_deletions += response.status == 200
+            status, _ = await _act(session, admin, "DELETE", f"/admin/adapters/{name}")
+            outcome.num_deletions += status == 200
         await asyncio.sleep(0.005)
 
 
 async def _register(
     session: aiohttp.ClientSession, admin: Mapping[str, str], name: str, folder: Path, outcome: Outcome
 ) -> None:
-    async with session.post("/admin/adapters", json={"id": name, "source": str(folder)}, headers=admin) as response:
-        if response.status not in (200, 201):
-            outcome.wrong.append(f"registering {name}: {response.status}: {(await response.text())[:200]}")
-        outcome.num_registrations += 1
+    status, text = await _act(session, admin, "POST", "/admin/adapters", {"id": name, "source": str(folder)})
+    if status not in (200, 201):
+        outcome.wrong.append(f"registering {name}: {status}: {text[:200]}")
+    outcome.num_registrations += 1
+
+
+async def _act(
+    session: aiohttp.ClientSession, admin: Mapping[str, str], method: str, path: str, body: Any = None
+) -> tuple[int, str]:
+    """Status and text; where the key's acts of this minute are used up, those of the next try."""
+    while True:
+        async with session.request(method, path, json=body, headers=admin) as response:
+            if response.status != 429:
+                return response.status, await response.text()
+            pause = float(response.headers["Retry-After"])
+        await asyncio.sleep(pause)
