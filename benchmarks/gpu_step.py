@@ -59,8 +59,8 @@ def main() -> int:
         "kernels": lambda: kernel_table(arguments.rank, bandwidth),
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():  # written after each: what a later one does to the device costs none before
-        gc.collect()  # the model of the table before: its parts refer to each other
+    for name, table in tables.items():  # written after each, so that a failure loses none of those before it
+        gc.collect()  # the model of the table before, whose parts refer to each other
         torch.cuda.empty_cache()
         found[name] = table()
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")

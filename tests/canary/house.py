@@ -59,8 +59,8 @@ _ENDED = itertools.count(1)  # houses
 def _collect_what_starts_froze() -> None:
     """Much of it is garbage by now. The suite's own objects stay frozen: each collection over them takes seconds.
 
-    A client's socket that was closed but for the file of an answer may be among what any test before left in a cycle;
-    this test is not to blame. A server's sockets have no such files.
+    What tests before this one left is collected too. One kind of it is let pass: a socket that http.client has closed
+    while the object of its answer was still there, both in one cycle of references. All else fails the test that runs.
     """
     gc.unfreeze()
     with warnings.catch_warnings():

@@ -10,16 +10,16 @@ from typing import get_args
 import pytest
 import torch
 
-from lora_serve.core.batch import BASE_SLOT
+from lora_serve.core.batch import BASE_SLOT, SlotRef
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.core.settings import Settings
 from lora_serve.model.backends import backend_names
 from lora_serve.model.lora import kernels
-from lora_serve.model.lora.kernels import LoraKernel, create_kernel, native
+from lora_serve.model.lora.kernels import LoraKernel, create_kernel, native, triton
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step.step_context import LoraTokens
-from tests.model.tiny import MODULE, filled_slots
+from tests.model.tiny import MODULE, filled_slots, random_adapter
 from tests.tiers import mostly_nightly
 
 RANKS = (1, 3, 8, 16, 33)
@@ -144,7 +144,6 @@ def test_row_that_is_not_a_number_stays_alone(name: str) -> None:
 
 
 def test_new_owner_of_a_slot_is_used_at_once(name: str) -> None:
-    from lora_serve.core.batch import SlotRef
     from tests.model.tiny import random_adapter
 
     shape = LinearShape(24, 40)
@@ -160,8 +159,26 @@ def test_new_owner_of_a_slot_is_used_at_once(name: str) -> None:
     assert not run_with(kernel, slots, x, [(1, 0)]).any()
 
 
+def test_triton_rows_of_wide_layers_are_the_formula_and_keep_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With blocks so small that a layer has several of inputs and of outputs, and more room for parts than parts."""
+    for block in ("_ROW_INPUTS", "_ROW_OUTPUTS"):
+        monkeypatch.setattr(triton, block, 16)
+    torch.manual_seed(0)
+    shape, rows = LinearShape(85, 40), [(1, 0), (1, 1), (1, BASE_SLOT), (1, 1)]
+    slots = filled_slots(shape, (3, 20))
+    kernel, module = create_kernel("triton", slots), slots.module_index[MODULE]
+    x, y = torch.randn(4, 85), torch.randn(4, 40)
+    together, alone, beside_wider = y.clone(), y[:1].clone(), y[:1].clone()
+    kernel.add(together, x, module, tokens_of(rows))
+    assert torch.allclose(together.double(), expected(y, x, slots, rows), atol=1e-4)
+    kernel.add(alone, x[:1], module, tokens_of(rows[:1]))
+    slots.load(SlotRef(2, 1, "wider"), random_adapter("wider", 40, shape))
+    kernel.add(beside_wider, x[:1], module, tokens_of(rows[:1]))
+    assert torch.equal(together[:1], alone)
+    assert torch.equal(alone, beside_wider)
+
+
 def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
-    from lora_serve.core.batch import SlotRef
     from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 
     shape = LinearShape(24, 40)

@@ -42,10 +42,10 @@ def test_auto_is_triton() -> None:
 @pytest.mark.parametrize("rank", [1, 16, 64, 1024])
 def test_row_has_the_same_bits_alone_and_among_others(rank: int) -> None:
     torch.manual_seed(0)
-    shape = LinearShape(512, 1024)
+    shape = LinearShape(4200, 1024)
     slots = filled_slots(shape, (rank, 8, 33), torch.bfloat16, CUDA)
     kernel = create_kernel("triton", slots)
-    x = torch.randn(3, 512, device=CUDA, dtype=torch.bfloat16)
+    x = torch.randn(3, 4200, device=CUDA, dtype=torch.bfloat16)
     x[1] = float("nan")
     together, alone = (torch.zeros(n, 1024, device=CUDA, dtype=torch.bfloat16) for n in (3, 1))
     kernel.add(together, x, slots.module_index[MODULE], tokens_of([(1, 0), (1, 1), (1, 2)]))

@@ -14,7 +14,7 @@ import pytest
 
 from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.plain_http import call
-from tests.e2e.processes import children_of, until_replaced
+from tests.e2e.processes import engine_of, until_replaced
 from tests.oracle import load_peft, logprobs_with_peft, save_adapter, save_tiny_model
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
@@ -109,10 +109,10 @@ def test_an_adapter_comes_goes_and_comes_back_while_others_are_served(server: Se
         assert call(f"{server.url}/v1/completions", {"model": late, "prompt": prompt}).status == 404
 
 
+@pytest.mark.parametrize("server", ["process"], indirect=True)
 def test_a_killed_engine_comes_back_on_the_device(server: ServerProcess, site: Site) -> None:
-    """One in a thread has no process of its own to kill: it goes on."""
-    for engine in children_of(server.pid):
-        os.kill(engine, signal.SIGKILL)
-        until_replaced(server, engine)
+    engine = engine_of(server.pid)
+    os.kill(engine, signal.SIGKILL)
+    until_replaced(server, engine)
     prompt = [4, 4, 9]
     assert agrees_with_peft(site, "globex/d", prompt, asked(server, "globex/d", prompt))

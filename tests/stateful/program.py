@@ -87,7 +87,7 @@ class Program:
     def opened(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
         connection = self.connected()
         try:
-            with self.send(connection, method, path, body) as response:  # it outlives its connection
+            with self.send(connection, method, path, body) as response:  # closing the connection does not close it
                 yield response
         finally:
             connection.close()

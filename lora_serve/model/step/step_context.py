@@ -39,7 +39,7 @@ class DeviceTokens:
     scales: Tensor  # [num_tokens] float32
     tiles: Tensor  # [num_tiles, 3] integers
     tile_scales: Tensor  # [num_tiles] float32
-    num_short: int  # no token behind these is in a short segment
+    end_of_short: int  # of the last short segment; 0: there is none
 
     @staticmethod
     def of(num_tokens: int, segments: Sequence[tuple[int, int, int, float]], device: torch.device) -> DeviceTokens:

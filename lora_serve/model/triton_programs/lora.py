@@ -7,9 +7,10 @@ For every token i with a slot s, in a layer m (Punica, arXiv 2310.18547: BGMV fo
 
 Each slot has its true rank: programs beyond it leave at once. Weights are reached through the records of
 `SlotRecords` (a, b, gain, shift as addresses, then rank, scale and whether a and b are bfloat16), so a slot's new owner
-needs no new launch. Every sum has one order, whatever else is in the batch: no atomics, and where a token's inputs are
-cut into parts, their number follows from the layer alone and expand adds them up in their order. A token is only ever
-multiplied with its own slot's weights, so one that is not a number stays alone.
+needs no new launch. In rows every sum has one order, whatever else is in the batch or loaded: no atomics, and where a
+token's inputs are cut into parts, their number follows from the layer alone; so in tiles. (Neighbours of one adapter
+are one segment: together they may be long enough for tiles, which round h.) A token is only ever multiplied with its
+own slot's weights, so one that is not a number stays alone.
 """
 
 from __future__ import annotations

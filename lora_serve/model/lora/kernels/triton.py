@@ -20,7 +20,8 @@ from lora_serve.model.step.step_context import TILE_TOKENS, DeviceTokens, LoraTo
 
 PREFERENCE = 0 if os.environ.get("TRITON_INTERPRET") == "1" else 3  # the interpreter is for tests
 _ROW_RANKS, _ROW_INPUTS, _ROW_OUTPUTS = 16, 1024, 256  # of one program of a single token
-_SHRINK_WARPS, _EXPAND_WARPS = 4, 1  # a warp's threads hold an output's ranks themselves: its sum needs no exchange
+_SHRINK_WARPS = 4
+_EXPAND_WARPS = 1  # so each thread adds up all ranks of its outputs by itself
 _TILE_INPUTS, _TILE_OUTPUTS, _MIN_DOT, _MAX_TILE_RANKS = 64, 128, 16, 64
 _ALIGNED_FEATURES = 8  # 16 bytes of bfloat16
 
@@ -49,24 +50,26 @@ class Kernel:
         placed = tokens.on_device or tokens.placed(x.device).on_device
         assert placed is not None
         assert x.stride(-1) == y.stride(-1) == 1, "features lie side by side"
-        if placed.num_short:
+        if placed.end_of_short:
             self._add_rows(y, x, module, placed)
         if len(placed.tiles):
             self._add_tiles(y, x, module, placed)
 
     def _add_rows(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens) -> None:
-        records, rank, num_tokens = self._records.tensor, self._slots.max_rank, tokens.num_short
+        records, rank, num_tokens = self._records.tensor, self._slots.max_rank, tokens.end_of_short
+        # of whatever is loaded a multiple of 16: for other widths Triton compiles anew, with sums in another order
+        width = max(rank, _ROW_RANKS)
         in_features, out_features = x.shape[1], y.shape[1]
         inputs, outputs = _block(in_features, _ROW_INPUTS), _block(out_features, _ROW_OUTPUTS)
         parts = _pieces(in_features, inputs)
-        hidden = torch.empty(num_tokens, parts, max(rank, 1), dtype=torch.float32, device=x.device)
+        hidden = torch.empty(num_tokens, parts, width, dtype=torch.float32, device=x.device)
         if rank:
             self._programs.shrink_rows[num_tokens, parts, _pieces(rank, _ROW_RANKS)](
-                x, x.stride(0), tokens.slots, records, hidden, rank, in_features, module, records.shape[1],
+                x, x.stride(0), tokens.slots, records, hidden, width, in_features, module, records.shape[1],
                 BLOCK_R=_ROW_RANKS, BLOCK_K=inputs, ALIGNED=_is_aligned(in_features), num_warps=_SHRINK_WARPS,
             )  # fmt: skip
         self._programs.expand_rows[num_tokens, _pieces(out_features, outputs)](
-            y, y.stride(0), tokens.slots, tokens.scales, records, hidden, parts, rank, out_features, module,
+            y, y.stride(0), tokens.slots, tokens.scales, records, hidden, parts, width, out_features, module,
             records.shape[1], MAX_PARTS=_power_of_two(parts), BLOCK_R=_ROW_RANKS, BLOCK_N=outputs,
             ALIGNED=_is_aligned(out_features), num_warps=_EXPAND_WARPS,
         )  # fmt: skip
