@@ -69,6 +69,15 @@ def test_each_bound_that_is_missed_is_a_failure_and_stands_on_the_page(change: d
     assert "Bounds that were missed" in table(report)
 
 
+def test_lag_that_other_processes_made_is_no_failure_but_stands_on_the_page() -> None:
+    slow = {**HOST, "lag_p99_ms": 51.0}
+    waited = {"ran": 300.0, "waited_for_a_processor": HOST["minutes"] * 6.1}
+    assert failures({"hosts": [slow]})
+    shared = {"hosts": [{**slow, "loop_thread_seconds": waited}]}
+    assert failures(shared) == []
+    assert "p99 of 51 ms, on shared processors" in table(shared)
+
+
 def test_slope_of_a_run_of_few_minutes_is_not_judged() -> None:
     steep = {"slopes_mib_per_minute": {"memory": 3.0, "memory_server": 0.0}}
     assert failures({"hosts": [{**HOST, **steep}]})
