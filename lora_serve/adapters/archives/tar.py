@@ -78,6 +78,8 @@ def read_members(source: IO[bytes]) -> Iterator[TarMember]:
 
 def _member(source: IO[bytes], header: bytes, size: int, name: str | None) -> Iterator[TarMember]:
     kind = header[156:157]
+    if name == "":  # some readers take it, others the header's own
+        raise BrokenArchiveError("an extended header gives an empty name")
     name = name or _name(header)
     is_folder = kind in _FOLDER or (kind in _FILE and name.endswith("/"))
     member = TarMember(name, kind in _FILE and not is_folder, is_folder, size, source)

@@ -352,6 +352,14 @@ def test_broken_pax_records_are_refused(record: bytes, tmp_path: Path) -> None:
         unpacked(content, tmp_path)
 
 
+@pytest.mark.parametrize(("kind", "content"), [(b"L", b""), (b"L", b"\0a"), (b"x", b"8 path=\n")])
+def test_empty_name_in_an_extended_header_is_refused(kind: bytes, content: bytes, tmp_path: Path) -> None:
+    """Python's tarfile takes it for the name, POSIX for none."""
+    told = header("x", len(content), kind) + (content.ljust(512, b"\0") if content else b"")
+    with pytest.raises(InvalidAdapterError, match="empty name"):
+        unpacked(told + tar(FILES), tmp_path)
+
+
 def test_headers_that_stand_before_no_member_or_name_all_members_are_refused(tmp_path: Path) -> None:
     sound, end = tar(FILES).rstrip(b"\0"), bytes(1024)
     sound += bytes(-len(sound) % 512)
