@@ -12,9 +12,8 @@ from openai import OpenAI
 
 from lora_serve.commands.server_process import ServerProcess
 from tests.engine_choice import PATIENCE, EngineHost, hosted_by
-from tests.oracle import save_adapter, save_tiny_model
 from tests.redis_server import RedisServer
-from tests.text.tiny_tokenizer import byte_level_tokenizer
+from tests.tiny_site import save_site
 
 KEY = "admin-key-of-the-tests"
 ADMIN = {"Authorization": f"Bearer {KEY}"}
@@ -61,13 +60,7 @@ class Site:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """For engines in a thread."""
     root = tmp_path_factory.mktemp("site")
-    tokenizer = byte_level_tokenizer()
-    model = save_tiny_model("llama", root / "model", vocab_size=len(tokenizer))
-    tokenizer.save_pretrained(model)
-    adapters = {
-        name: save_adapter(model, root / "adapters" / name, seed=seed, r=2 << seed % 3, lora_alpha=8)
-        for seed, name in enumerate(NAMES)
-    }
+    model, adapters = save_site(root, NAMES)
     return Site(model, adapters, root, hosted_by("thread"))
 
 

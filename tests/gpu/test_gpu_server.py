@@ -15,8 +15,8 @@ import pytest
 from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.plain_http import call
 from tests.e2e.processes import engine_of, until_replaced
-from tests.oracle import load_peft, logprobs_with_peft, save_adapter, save_tiny_model
-from tests.text.tiny_tokenizer import byte_level_tokenizer
+from tests.oracle import load_peft, logprobs_with_peft
+from tests.tiny_site import save_site
 
 pytestmark = pytest.mark.gpu
 ADMIN = {"Authorization": "Bearer admin-key-of-the-tests"}
@@ -37,13 +37,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     root = tmp_path_factory.mktemp("site")
-    tokenizer = byte_level_tokenizer()
-    model = save_tiny_model("llama", root / "model", vocab_size=len(tokenizer))
-    tokenizer.save_pretrained(model)
-    adapters = {
-        name: save_adapter(model, root / "adapters" / name, seed=seed, r=2 << seed % 3, lora_alpha=8)
-        for seed, name in enumerate(NAMES)
-    }
+    model, adapters = save_site(root, NAMES)
     oracle = load_peft(model, {name.replace("/", "-"): folder for name, folder in adapters.items()})
     return Site(model, adapters, root, oracle)
 
