@@ -31,14 +31,12 @@ def kernel_table(rank: int, bandwidth: float) -> list[dict[str, Any]]:
     """Microseconds per layer, medians; every call has a layer of its own, so weights come from memory."""
     rows = []
     for shape in _SHAPES:
-        slots = _filled(LinearShape(*shape), rank, max(case[2] for case in _CASES))
+        slots = filled_layers(LinearShape(*shape), rank, max(case[2] for case in _CASES))
         kernel = create_kernel("triton", slots)
         for segments, length, adapters in _CASES:
-            tokens = LoraTokens.of((length, i % adapters, 1.0) for i in range(segments)).placed(slots.device)
-            x = torch.randn(segments * length, shape[0], device=slots.device, dtype=torch.bfloat16)
-            y = torch.zeros(segments * length, shape[1], device=slots.device, dtype=torch.bfloat16)
-            seconds = _replayed(lambda: [kernel.add(y, x, m, tokens) for m in range(_LAYERS)]) / _LAYERS  # noqa: B023
-            num_bytes = 2 * (adapters * rank * sum(shape) + x.numel() + 2 * y.numel())
+            seconds = layer_seconds(kernel, slots, LinearShape(*shape), segments, length, adapters)
+            num_tokens = segments * length
+            num_bytes = 2 * (adapters * rank * sum(shape) + num_tokens * (shape[0] + 2 * shape[1]))
             rows.append(
                 {
                     "shape": f"{shape[0]} -> {shape[1]}",
@@ -53,7 +51,18 @@ def kernel_table(rank: int, bandwidth: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _filled(shape: LinearShape, rank: int, num_slots: int) -> LoraSlots:
+def layer_seconds(
+    kernel: Any, slots: LoraSlots, shape: LinearShape, segments: int, length: int, adapters: int
+) -> float:
+    """Of `segments` segments of `length` tokens, whose adapters take turns, on `filled_layers`."""
+    tokens = LoraTokens.of((length, i % adapters, 1.0) for i in range(segments)).placed(slots.device)
+    x = torch.randn(segments * length, shape.in_features, device=slots.device, dtype=torch.bfloat16)
+    y = torch.zeros(segments * length, shape.out_features, device=slots.device, dtype=torch.bfloat16)
+    return _replayed(lambda: [kernel.add(y, x, module, tokens) for module in range(_LAYERS)]) / _LAYERS
+
+
+def filled_layers(shape: LinearShape, rank: int, num_slots: int) -> LoraSlots:
+    """Layers of one shape with an adapter of random weights in every slot."""
     device = torch.device("cuda")
     names = [f"layer{i}" for i in range(_LAYERS)]
     slots = LoraSlots(dict.fromkeys(names, shape), num_slots, device)

@@ -16,7 +16,7 @@ from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import FrozenModule
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
-from lora_serve.model.runner.decode_graphs import CudaGraph, DecodeGraphs, graph_pool
+from lora_serve.model.runner.decode_graphs import DecodeGraphs
 from lora_serve.model.runner.model_runner import ModelRunner
 
 SHAPES = {  # hidden, intermediate, layers, heads, KV heads, vocabulary
@@ -95,8 +95,7 @@ def make_world(
     base = BaseModel(loaded, cache, slots, config)
     captured = None
     if graphs and device.type == "cuda":
-        pool_of_graphs = graph_pool()
-        captured = DecodeGraphs(base, cache, slots, num_rows, lambda: CudaGraph(pool_of_graphs))
+        captured = DecodeGraphs(base, cache, slots, num_rows)
     return World(loaded.spec, ModelRunner(base, cache, slots, device, captured), cache, slots, context, steps)
 
 

@@ -25,7 +25,7 @@ from lora_serve.model.memory.setup import MemorySetup
 from lora_serve.model.pooling.loading import load_pooling_model
 from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
 from lora_serve.model.pooling.runner import PoolingModel, PoolingRunner
-from lora_serve.model.runner.decode_graphs import CudaGraph, DecodeGraphs, graph_pool
+from lora_serve.model.runner.decode_graphs import DecodeGraphs
 from lora_serve.model.runner.model_runner import ModelRunner
 from lora_serve.model.system.process import keep_freed_memory, return_freed_memory
 from lora_serve.model.system.team_waits import TeamWaits, team_waits
@@ -105,9 +105,7 @@ def _graphs(
     """The captured decode steps; None where steps are not captured. Made last: memory was measured without them."""
     if base.device.type != "cuda" or not config.cuda_graphs or not base.kernel.reads_device_tokens:
         return None
-    return DecodeGraphs(
-        base, cache, slots, engine_config.batch.max_num_seqs, functools.partial(CudaGraph, graph_pool())
-    )
+    return DecodeGraphs(base, cache, slots, engine_config.batch.max_num_seqs)
 
 
 def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int) -> ModelParts:

@@ -65,6 +65,21 @@ def test_decode_steps_in_bfloat16_are_captured(folders: tuple[Path, dict[str, Pa
     assert not graphs._is_off
 
 
+def test_graphs_are_captured_anew_after_an_adapter_of_a_greater_rank(tmp_path: Path) -> None:
+    model = save_tiny_model("llama", tmp_path / "model")
+    adapters = {f"r{rank}": save_adapter(model, tmp_path / f"r{rank}", seed=rank, r=rank) for rank in (8, 16, 40)}
+    engine = LocalEngine(
+        model, adapters, device="cuda", kv_cache_memory="4MiB", swap_space="1MiB", adapter_memory="4MiB"
+    )
+    graphs = engine.parts.runner._graphs  # type: ignore[union-attr]
+    assert graphs is not None
+    for name in adapters:
+        (answer,) = engine.run([engine.request([5, 6, 7], name)])
+        assert answer.error is None
+        assert not graphs._is_off
+        assert graphs._captured
+
+
 @pytest.fixture
 def no_waits() -> Iterator[None]:
     """torch raises where it makes the host wait; waiting for an event of one's own is none of that."""

@@ -8,6 +8,7 @@ through its record, so neither asks for a new capture. CUDA only.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class CudaGraph:
     """
 
     def __init__(self, pool: Any) -> None:
-        """`pool`: memory that graphs share which never run at the same time, see `graph_pool`."""
+        """`pool`: memory that graphs share which never run at the same time, see `graphs_of_one_pool`."""
         self._pool = pool
         self._graph: Any = torch.cuda.CUDAGraph()
 
@@ -56,9 +57,9 @@ class CudaGraph:
         self._graph.replay()
 
 
-def graph_pool() -> Any:
-    """A handle of memory that CUDA graphs share."""
-    return torch.cuda.graph_pool_handle()
+def graphs_of_one_pool() -> Callable[[], CudaGraph]:
+    """Makes graphs that share memory. Once all of them are gone, torch refuses to capture another one into it."""
+    return functools.partial(CudaGraph, torch.cuda.graph_pool_handle())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +82,18 @@ class DecodeGraphs:
     """Graphs of the decode step, captured when a shape is first met, for LoRA kernels that `reads_device_tokens`."""
 
     def __init__(
-        self, model: BaseModel, cache: KVCache, slots: LoraSlots, max_num_rows: int, new_graph: Callable[[], CudaGraph]
+        self,
+        model: BaseModel,
+        cache: KVCache,
+        slots: LoraSlots,
+        max_num_rows: int,
+        new_pool: Callable[[], Callable[[], CudaGraph]] = graphs_of_one_pool,
     ) -> None:
-        """`max_num_rows`: of the largest step that is replayed."""
+        """`max_num_rows`: of the largest step that is replayed. `new_pool`: as `graphs_of_one_pool`."""
         self._model, self._cache, self._slots = model, cache, slots
         self._max_num_rows = max_num_rows
-        self._new_graph = new_graph
+        self._new_pool = new_pool
+        self._new_graph = new_pool()
         self._captured: dict[_Shape, _Captured] = {}
         self._world = self._seen()
         self._is_off = False
@@ -103,6 +110,7 @@ class DecodeGraphs:
         """[rows, vocab] float32, valid until the next step; None: no graph, now and from then on."""
         if self._world != self._seen():
             self._captured.clear()
+            self._new_graph = self._new_pool()
             self._world = self._seen()
         shape = self._shape(rows)
         found = self._captured.get(shape)

@@ -6,6 +6,7 @@ chunks of CHUNK, each program keeps the running maximum m, sum l and weighted va
     m' = max(m, max_j s_j)   l' = l e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
 
 and a second program folds a row's chunks in their order. A row's chunks depend on its own length alone.
+What differs from step to step is not specialised, see `lora`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def half_type(x):
     return getattr(tl, str(x.dtype).removeprefix("torch.")) if x.is_cuda else tl.float32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["table", "lengths"])
 def decode_chunks(
     query, pool_k, pool_v, table, lengths, partial, sums, scale, softcap, width, window,
     G: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, CHUNK: tl.constexpr,
@@ -69,7 +70,7 @@ def decode_chunks(
     tl.store(sums + place_of * 2 + 1, total, mask=g < G)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"], do_not_specialize_on_alignment=["lengths"])
 def fold_chunks(
     partial, sums, lengths, out, num_heads, chunks,
     D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -11,6 +11,9 @@ needs no new launch. In rows every sum has one order, whatever else is in the ba
 token's inputs are cut into parts, their number follows from the layer alone; so in tiles. (Neighbours of one adapter
 are one segment: together they may be long enough for tiles, which round h.) A token is only ever multiplied with its
 own slot's weights, so one that is not a number stays alone.
+
+What differs from step to step or from layer to layer is not specialised: for each kind of it (a multiple of 16, 1,
+another number) Triton would compile once more, and every tenant would wait for seconds.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ def _shrunk_part(x, a, r, k, rank, in_features, dtype: tl.constexpr, ALIGNED: tl
     return tl.sum(weights.to(tl.float32) * inputs[None, :], axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["slots"])
 def shrink_rows(
     x, x_stride, slots, table, h, width, in_features, module, num_modules,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr,
@@ -109,7 +112,7 @@ def _expanded_row(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["slots", "scales"])
 def expand_rows(
     y, y_stride, slots, scales, table, h, parts, width, out_features, module, num_modules,
     MAX_PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
@@ -150,12 +153,12 @@ def expand_rows(
 
 @triton.jit
 def _shrunk_tile(
-    x, x_stride, tokens, here, a, r, rank, in_features,
+    x, x_stride, tokens, here, a, r, rank, begin, end, in_features,
     dtype: tl.constexpr, wide: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     total = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
-    for start in range(0, in_features, BLOCK_K):
+    for start in range(begin, end, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         inside = k < in_features
         inputs = tl.load(x + tokens[:, None] * x_stride + k[None, :], mask=here[:, None] & inside[None, :], other=0.0)
@@ -166,38 +169,45 @@ def _shrunk_tile(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["tiles"])
 def shrink_tiles(
-    x, x_stride, tiles, table, h, h_stride, in_features, module, num_modules,
-    HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr,
+    x, x_stride, tiles, table, h, width, in_features, module, num_modules,
+    HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PART: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile of tokens of one slot and BLOCK_R ranks; products with bfloat16 weights in HALF."""
+    """Grid (tiles of tokens of one slot, parts of PART inputs, pieces of BLOCK_R ranks): x [num_tokens, in] -> h
+    [num_tokens, parts, width] float32. Products with bfloat16 weights are in HALF.
+    """
     tile = tiles + tl.program_id(0) * 3
     record = _record(table, tl.load(tile + 2), module, num_modules)
     a = tl.load(record)
     rank = tl.load(record + 4).to(tl.int32)
-    first = tl.program_id(1) * BLOCK_R
+    first = tl.program_id(2) * BLOCK_R
     if (a != 0) & (first < rank):
         m = tl.arange(0, BLOCK_M)
         here = m < tl.load(tile + 1)
         tokens = (tl.load(tile) + m).to(tl.int64)
         r = first + tl.arange(0, BLOCK_R)
+        part = tl.program_id(1)
+        begin = part * PART
+        end = min(begin + PART, in_features)
         if tl.load(record + 6) != 0:
             total = _shrunk_tile(
-                x, x_stride, tokens, here, a, r, rank, in_features,
+                x, x_stride, tokens, here, a, r, rank, begin, end, in_features,
                 tl.bfloat16, HALF, BLOCK_M, BLOCK_R, BLOCK_K, ALIGNED,
             )  # fmt: skip
         else:
             total = _shrunk_tile(
-                x, x_stride, tokens, here, a, r, rank, in_features,
+                x, x_stride, tokens, here, a, r, rank, begin, end, in_features,
                 tl.float32, tl.float32, BLOCK_M, BLOCK_R, BLOCK_K, ALIGNED,
             )  # fmt: skip
-        tl.store(h + tokens[:, None] * h_stride + r[None, :], total, mask=here[:, None] & (r < rank)[None, :])
+        place = (tokens * tl.num_programs(1) + part) * width
+        tl.store(h + place[:, None] + r[None, :], total, mask=here[:, None] & (r < rank)[None, :])
 
 
 @triton.jit
 def _expanded_tile(
-    h, h_stride, tokens, here, b, n, rank, out_features,
+    h, parts, width, tokens, here, b, n, rank, out_features,
     dtype: tl.constexpr, wide: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
@@ -205,7 +215,11 @@ def _expanded_tile(
     for start in range(0, rank, BLOCK_R):
         r = start + tl.arange(0, BLOCK_R)
         inside = r < rank
-        inputs = tl.load(h + tokens[:, None] * h_stride + r[None, :], mask=here[:, None] & inside[None, :], other=0.0)
+        mask = here[:, None] & inside[None, :]
+        inputs = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
+        for part in range(parts):
+            place = (tokens * parts + part) * width
+            inputs += tl.load(h + place[:, None] + r[None, :], mask=mask, other=0.0)
         weights = tl.load(
             _matrix(b, r, n, out_features, dtype, ALIGNED),
             mask=inside[:, None] & (n < out_features)[None, :],
@@ -215,12 +229,14 @@ def _expanded_tile(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["tiles", "scales"])
 def expand_tiles(
-    y, y_stride, tiles, scales, table, h, h_stride, out_features, module, num_modules,
+    y, y_stride, tiles, scales, table, h, parts, width, out_features, module, num_modules,
     HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile of tokens of one slot and BLOCK_N outputs: y in place."""
+    """Grid (tiles of tokens of one slot, pieces of BLOCK_N outputs): y [num_tokens, out] in place; h [num_tokens,
+    parts, width].
+    """
     tile = tiles + tl.program_id(0) * 3
     record = _record(table, tl.load(tile + 2), module, num_modules)
     b = tl.load(record + 1)
@@ -244,12 +260,12 @@ def expand_tiles(
             rank = tl.load(record + 4).to(tl.int32)
             if tl.load(record + 6) != 0:
                 total = _expanded_tile(
-                    h, h_stride, tokens, here, b, n, rank, out_features,
+                    h, parts, width, tokens, here, b, n, rank, out_features,
                     tl.bfloat16, HALF, BLOCK_M, BLOCK_R, BLOCK_N, ALIGNED,
                 )  # fmt: skip
             else:
                 total = _expanded_tile(
-                    h, h_stride, tokens, here, b, n, rank, out_features,
+                    h, parts, width, tokens, here, b, n, rank, out_features,
                     tl.float32, tl.float32, BLOCK_M, BLOCK_R, BLOCK_N, ALIGNED,
                 )  # fmt: skip
             delta += _scale_of(record) * total

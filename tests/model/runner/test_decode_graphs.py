@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class World:
     def __init__(self, root: Path) -> None:
         model = save_tiny_model("llama", root / "model")
         adapters = {name: save_adapter(model, root / name, seed=i) for i, name in enumerate("abc")}
+        adapters["wide"] = save_adapter(model, root / "wide", r=20)
         with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
             patch.setattr(packed_linear, "why_not", lambda weight: "not on a GPU")
             patch.setattr(ActivationProbe, "learn", lambda *_: ActivationModel())  # the interpreter takes 10 s for it
@@ -42,6 +44,7 @@ class World:
             )  # fmt: skip
         self.plain: Any = self.engine.parts.runner
         self.recorders: list[RecordedCall] = []
+        self.pools: list[list[RecordedCall]] = []  # the graphs of each
         kernel = self.plain._model.kernel
         kernel._programs = WatchedPrograms(kernel._programs, self.recorders)
         self.graphs = DecodeGraphs(
@@ -49,11 +52,21 @@ class World:
             self.plain._cache,
             self.plain._slots,
             MAX_ROWS,
-            lambda: RecordedCall(self.recorders),
+            self.new_pool,
         )
         self.captured = ModelRunner(
             self.plain._model, self.plain._cache, self.plain._slots, torch.device("cpu"), self.graphs
         )
+
+    def new_pool(self) -> Callable[[], RecordedCall]:
+        pool: list[RecordedCall] = []
+        self.pools.append(pool)
+
+        def new_graph() -> RecordedCall:
+            pool.append(RecordedCall(self.recorders))
+            return pool[-1]
+
+        return new_graph
 
     def load(self, name: str, index: int, generation: int) -> RowAdapter:
         ref = self.engine.refs[name]
@@ -149,15 +162,18 @@ def test_replays_follow_when_attention_reads_the_cache_in_place(tmp_path: Path) 
     assert len(world.recorders) == 1
 
 
-def test_growth_of_slots_and_a_resized_pool_are_captured_anew(tmp_path: Path) -> None:
+def test_growth_of_slots_or_ranks_and_a_resized_pool_are_captured_anew(tmp_path: Path) -> None:
+    """And into memory of their own: torch refuses a capture into a pool whose graphs are all gone."""
     world = World(tmp_path)
     table = world.prompt(0, 4)
     world.agree([decode(0, 4, table, 9, world.load("a", 0, 1))])
     world.agree([decode(0, 4, table, 9, world.load("b", 40, 1))])
+    world.agree([decode(0, 4, table, 9, world.load("wide", 1, 1))])
     world.plain._cache.resize(40)
     table = world.prompt(0, 4)
     world.agree([decode(0, 4, table, 9, world.load("a", 0, 2))])
     assert len(world.graphs._captured) == 1
+    assert [len(pool) for pool in world.pools] == [1, 1, 1, 1]
 
 
 def test_what_a_graph_cannot_hold_goes_the_ordinary_way(world: World) -> None:
@@ -195,7 +211,7 @@ def test_a_model_that_cannot_be_captured_is_served_the_ordinary_way(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = world.plain
-    graphs = DecodeGraphs(plain._model, plain._cache, plain._slots, 4, Refused)
+    graphs = DecodeGraphs(plain._model, plain._cache, plain._slots, 4, lambda: Refused)
     runner = ModelRunner(plain._model, plain._cache, plain._slots, torch.device("cpu"), graphs)
     row = decode(0, 0, (1,), 9)
     assert graphs.can_replay([row])

@@ -1,8 +1,8 @@
 """The LoRA delta in Triton, over device records: decode rows one by one, long segments in tiles. For CUDA.
 
 Tests without a GPU run it in Triton's interpreter (TRITON_INTERPRET=1), which takes tensors of the CPU. Block sizes are
-the same for every shape: results never depend on a tuning run. Those of rows were chosen on an H200, those of tiles are
-first guesses.
+the same for every shape and for whatever is loaded: results never depend on a tuning run, and nothing is compiled once
+warm-up has met a model's layers. They were chosen on an H200 (benchmarks/gpu_tiles.py has those of tiles).
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ PREFERENCE = 0 if os.environ.get("TRITON_INTERPRET") == "1" else 3  # the interp
 _ROW_RANKS, _ROW_INPUTS, _ROW_OUTPUTS = 16, 1024, 256  # of one program of a single token
 _SHRINK_WARPS = 4
 _EXPAND_WARPS = 1  # so each thread adds up all ranks of its outputs by itself
-_TILE_INPUTS, _TILE_OUTPUTS, _MIN_DOT, _MAX_TILE_RANKS = 64, 128, 16, 64
+_TILE_RANKS, _TILE_INPUTS, _TILE_OUTPUTS = 32, 64, 128  # of one matrix product of a tile
+_TILE_PART = 2048  # inputs of one program, which takes _TILE_INPUTS at a time
+_TILE_STAGES = 4  # products whose inputs are on their way at once
+_TILE_WARPS = 4
+_MIN_BLOCK = 16  # of a matrix product
 _ALIGNED_FEATURES = 8  # 16 bytes of bfloat16
 
 
@@ -76,20 +80,22 @@ class Kernel:
 
     def _add_tiles(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens) -> None:
         records, rank = self._records.tensor, self._slots.max_rank
-        out_features, num_tiles = y.shape[1], len(tokens.tiles)
-        hidden = torch.empty(len(x), max(rank, 1), dtype=torch.float32, device=x.device)
-        ranks, half = _block(rank, _MAX_TILE_RANKS), self._programs.half_type(x)
+        width = max(rank, _MIN_BLOCK)
+        in_features, out_features, num_tiles = x.shape[1], y.shape[1], len(tokens.tiles)
+        parts = _pieces(in_features, _TILE_PART)
+        hidden = torch.empty(len(x), parts, width, dtype=torch.float32, device=x.device)
+        half = self._programs.half_type(x)
         if rank:
-            self._programs.shrink_tiles[num_tiles, _pieces(rank, ranks)](
-                x, x.stride(0), tokens.tiles, records, hidden, hidden.stride(0), x.shape[1], module, records.shape[1],
-                HALF=half, BLOCK_M=TILE_TOKENS, BLOCK_R=ranks, BLOCK_K=_block(x.shape[1], _TILE_INPUTS),
-                ALIGNED=_is_aligned(x.shape[1]),
+            self._programs.shrink_tiles[num_tiles, parts, _pieces(rank, _TILE_RANKS)](
+                x, x.stride(0), tokens.tiles, records, hidden, width, in_features, module, records.shape[1],
+                HALF=half, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS, BLOCK_K=_TILE_INPUTS, PART=_TILE_PART,
+                ALIGNED=_is_aligned(in_features), num_stages=_TILE_STAGES,
             )  # fmt: skip
         outputs = _block(out_features, _TILE_OUTPUTS)
         self._programs.expand_tiles[num_tiles, _pieces(out_features, outputs)](
-            y, y.stride(0), tokens.tiles, tokens.tile_scales, records, hidden, hidden.stride(0), out_features, module,
-            records.shape[1],
-            HALF=half, BLOCK_M=TILE_TOKENS, BLOCK_R=ranks, BLOCK_N=outputs, ALIGNED=_is_aligned(out_features),
+            y, y.stride(0), tokens.tiles, tokens.tile_scales, records, hidden, parts, width, out_features, module,
+            records.shape[1], HALF=half, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS, BLOCK_N=outputs,
+            ALIGNED=_is_aligned(out_features), num_warps=_TILE_WARPS,
         )  # fmt: skip
 
 
@@ -99,7 +105,7 @@ def _pieces(size: int, block: int) -> int:
 
 def _block(size: int, most: int) -> int:
     """A power of two that covers `size`, from what a matrix product needs to `most`."""
-    return max(_MIN_DOT, min(most, _power_of_two(size)))
+    return max(_MIN_BLOCK, min(most, _power_of_two(size)))
 
 
 def _power_of_two(number: int) -> int:
