@@ -178,6 +178,25 @@ def test_triton_rows_of_wide_layers_are_the_formula_and_keep_their_bits(monkeypa
     assert torch.equal(alone, beside_wider)
 
 
+def test_triton_tiles_of_wide_layers_are_the_formula_and_keep_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With blocks so small that a layer has several parts of inputs, several pieces of ranks and of outputs."""
+    for block, size in {"_TILE_PART": 32, "_TILE_INPUTS": 16, "_TILE_RANKS": 16, "_TILE_OUTPUTS": 16}.items():
+        monkeypatch.setattr(triton, block, size)
+    torch.manual_seed(0)
+    shape, rows = LinearShape(85, 40), [(66, 0), (2, BASE_SLOT), (70, 1)]
+    slots = filled_slots(shape, (3, 20))
+    kernel, module = create_kernel("triton", slots), slots.module_index[MODULE]
+    x, y = torch.randn(138, 85), torch.randn(138, 40)
+    together, alone, beside_wider = y.clone(), y[:66].clone(), y[:66].clone()
+    kernel.add(together, x, module, tokens_of(rows))
+    assert torch.allclose(together.double(), expected(y, x, slots, rows), atol=1e-4)
+    kernel.add(alone, x[:66], module, tokens_of(rows[:1]))
+    slots.load(SlotRef(2, 1, "wider"), random_adapter("wider", 40, shape))
+    kernel.add(beside_wider, x[:66], module, tokens_of(rows[:1]))
+    assert torch.equal(together[:66], alone)
+    assert torch.equal(alone, beside_wider)
+
+
 def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
     from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 
