@@ -1,4 +1,4 @@
-"""The LoRA kernel's tiles on a GPU with other block sizes: what those in `kernels/triton.py` were chosen by.
+"""The LoRA kernel's tiles on a GPU with other block sizes than those of `kernels/triton.py`.
 
     python -m benchmarks.gpu_tiles [--out FILE.json]
 
@@ -36,11 +36,11 @@ VARIANTS: tuple[dict[str, int], ...] = (
     {"_TILE_PART": 4096},
     {"_TILE_RANKS": 16},
     {"_TILE_RANKS": 64},
-    {"_TILE_INPUTS": 128, "_TILE_STAGES": 3},
-    {"_TILE_STAGES": 3},
+    {"_TILE_INPUTS": 128, "_SHRINK_TILE_STAGES": 3},
+    {"_SHRINK_TILE_STAGES": 3},
     {"_TILE_OUTPUTS": 64},
-    {"_TILE_OUTPUTS": 256, "_TILE_WARPS": 8},
-    {"_TILE_WARPS": 8},
+    {"_TILE_OUTPUTS": 256, "_EXPAND_TILE_WARPS": 8},
+    {"_EXPAND_TILE_WARPS": 8},
 )
 TOLERANCE = 0.01  # of the largest value
 

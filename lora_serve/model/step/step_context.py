@@ -19,7 +19,7 @@ from lora_serve.core.batch import BASE_SLOT, RowAdapter
 from lora_serve.model.step.vocabularies import OutputWidths, StepVocabularies
 from lora_serve.model.system.transfer import to_device
 
-SHORT_SEGMENT = 64  # tokens; longer ones are tiles, which at 64 took 1.4 to 3.8 times the rows' time on an H200
+SHORT_SEGMENT = 64  # tokens; longer ones are tiles, which took 2.5 to 3.5 times as long at 64 tokens when it was chosen
 TILE_TOKENS = 64  # of one matrix product of a long segment
 PIECE = 32  # the most tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
 _SHORT_PIECE = 12  # where longer ones would leave threads without any

@@ -12,7 +12,7 @@ token's inputs are cut into parts, their number follows from the layer alone; so
 are one segment: together they may be long enough for tiles, which round h.) A token is only ever multiplied with its
 own slot's weights, so one that is not a number stays alone.
 
-What differs from step to step or from layer to layer is not specialised: for each kind of it (a multiple of 16, 1,
+What differs from step to step is not specialised, nor is a layer's number: for each kind of it (a multiple of 16, 1,
 another number) Triton would compile once more, and every tenant would wait for seconds.
 """
 

@@ -1,8 +1,8 @@
 """The LoRA delta in Triton, over device records: decode rows one by one, long segments in tiles. For CUDA.
 
-Tests without a GPU run it in Triton's interpreter (TRITON_INTERPRET=1), which takes tensors of the CPU. Block sizes are
-the same for every shape and for whatever is loaded: results never depend on a tuning run, and nothing is compiled once
-warm-up has met a model's layers. They were chosen on an H200 (benchmarks/gpu_tiles.py has those of tiles).
+Tests without a GPU run it in Triton's interpreter (TRITON_INTERPRET=1), which takes tensors of the CPU. Block sizes
+depend on a layer's sizes alone, not on what is loaded or on a tuning run: a layer that warm-up has met compiles nothing
+later. They were chosen on an H200 (benchmarks/gpu_tiles.py measures those of tiles).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SHRINK_WARPS = 4
 _EXPAND_WARPS = 1  # so each thread adds up all ranks of its outputs by itself
 _TILE_RANKS, _TILE_INPUTS, _TILE_OUTPUTS = 32, 64, 128  # of one matrix product of a tile
 _TILE_PART = 2048  # inputs of one program, which takes _TILE_INPUTS at a time
-_TILE_STAGES = 4  # products whose inputs are on their way at once
-_TILE_WARPS = 4
+_SHRINK_TILE_STAGES = 4  # products whose inputs are on their way at once
+_EXPAND_TILE_WARPS = 4
 _MIN_BLOCK = 16  # of a matrix product
 _ALIGNED_FEATURES = 8  # 16 bytes of bfloat16
 
@@ -61,8 +61,7 @@ class Kernel:
 
     def _add_rows(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens) -> None:
         records, rank, num_tokens = self._records.tensor, self._slots.max_rank, tokens.end_of_short
-        # of whatever is loaded a multiple of 16: for other widths Triton compiles anew, with sums in another order
-        width = max(rank, _ROW_RANKS)
+        width = _width(rank)
         in_features, out_features = x.shape[1], y.shape[1]
         inputs, outputs = _block(in_features, _ROW_INPUTS), _block(out_features, _ROW_OUTPUTS)
         parts = _pieces(in_features, inputs)
@@ -80,7 +79,7 @@ class Kernel:
 
     def _add_tiles(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens) -> None:
         records, rank = self._records.tensor, self._slots.max_rank
-        width = max(rank, _MIN_BLOCK)
+        width = _width(rank)
         in_features, out_features, num_tiles = x.shape[1], y.shape[1], len(tokens.tiles)
         parts = _pieces(in_features, _TILE_PART)
         hidden = torch.empty(len(x), parts, width, dtype=torch.float32, device=x.device)
@@ -89,14 +88,21 @@ class Kernel:
             self._programs.shrink_tiles[num_tiles, parts, _pieces(rank, _TILE_RANKS)](
                 x, x.stride(0), tokens.tiles, records, hidden, width, in_features, module, records.shape[1],
                 HALF=half, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS, BLOCK_K=_TILE_INPUTS, PART=_TILE_PART,
-                ALIGNED=_is_aligned(in_features), num_stages=_TILE_STAGES,
+                ALIGNED=_is_aligned(in_features), num_stages=_SHRINK_TILE_STAGES,
             )  # fmt: skip
         outputs = _block(out_features, _TILE_OUTPUTS)
         self._programs.expand_tiles[num_tiles, _pieces(out_features, outputs)](
             y, y.stride(0), tokens.tiles, tokens.tile_scales, records, hidden, parts, width, out_features, module,
             records.shape[1], HALF=half, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS, BLOCK_N=outputs,
-            ALIGNED=_is_aligned(out_features), num_warps=_TILE_WARPS,
+            ALIGNED=_is_aligned(out_features), num_warps=_EXPAND_TILE_WARPS,
         )  # fmt: skip
+
+
+def _width(rank: int) -> int:
+    """Of what lies between shrink and expand. Whatever is loaded it is a multiple of 16: for other widths Triton
+    compiles anew, with sums in another order.
+    """
+    return max(rank, _MIN_BLOCK)
 
 
 def _pieces(size: int, block: int) -> int:
