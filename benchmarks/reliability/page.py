@@ -11,6 +11,7 @@ from benchmarks.report import made_on, put_between
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "reliability.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 MAX_SLOPE = 1.0  # MiB of memory per minute; a leak of 1 KiB per request is several times that
+MORE_DESCRIPTORS = 4  # at most in a soak's second half than in its first; of each the most, for rounds come and go
 LEAST_MINUTES = 5.0  # of a soak whose slope is judged: memory comes in pieces of megabytes, each a slope for minutes
 
 
@@ -28,12 +29,14 @@ def failures(report: dict[str, Any]) -> list[str]:
     return found + [
         f"soak: { {name: value for name, value in long.items() if name != 'samples'} }"
         for long in report["soaks"]
-        if long["wrong"] or long["descriptor_slope_per_minute"] > 1 or _grows(long)
+        if long["wrong"] or _grows(long)
     ]
 
 
 def _grows(long: dict[str, Any]) -> bool:
-    return bool(long["minutes"] >= LEAST_MINUTES and long["memory_slope_mib_per_minute"] > MAX_SLOPE)
+    first, second = long["descriptors"]
+    is_steep = long["minutes"] >= LEAST_MINUTES and long["memory_slope_mib_per_minute"] > MAX_SLOPE
+    return bool(is_steep or second > first + MORE_DESCRIPTORS)
 
 
 def table(report: dict[str, Any]) -> str:

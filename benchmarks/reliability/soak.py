@@ -23,15 +23,15 @@ def soak(site: Site, minutes: float, dtype: str) -> dict[str, Any]:
     with site.server(f"soak-{dtype}", *flags, modules=True) as process:
         runners = site.runners if dtype == "float32" else asyncio.run(quiet_field(process.url, ADMIN, site.runners))
         samples, outcome = asyncio.run(_soak(runners, process, minutes * 60))
-    half = samples[len(samples) // 2 :]
+    middle = len(samples) // 2
+    half = samples[middle:]
     return {
         "dtype": dtype,
         "minutes": minutes,
         **figures_of(outcome),
         "memory_mib": [round(samples[0]["memory"], 1), round(samples[-1]["memory"], 1)],
         "memory_slope_mib_per_minute": round(slope([(s["at"] / 60, s["memory"]) for s in half]), 3),
-        "descriptors": [min(s["descriptors"] for s in half), max(s["descriptors"] for s in half)],
-        "descriptor_slope_per_minute": round(slope([(s["at"] / 60, s["descriptors"]) for s in half]), 3),
+        "descriptors": [max(s["descriptors"] for s in part) for part in (samples[:middle], half)],
         "threads": [min(s["threads"] for s in half), max(s["threads"] for s in half)],
         "samples": samples,
     }

@@ -13,7 +13,7 @@ SOAK = {
     "minutes": 10.0,
     "wrong": 0,
     "memory_slope_mib_per_minute": 0.9,
-    "descriptor_slope_per_minute": 0.5,
+    "descriptors": [38, 42],
     "samples": [],
 }
 SOUND: dict[str, Any] = {
@@ -34,7 +34,7 @@ SOUND: dict[str, Any] = {
         ("registry", {"faults": ["lost"], "trouble": []}, "registry"),
         ("soaks", [SOAK | {"wrong": 1}], "soak"),
         ("soaks", [SOAK | {"memory_slope_mib_per_minute": 1.1}], "soak"),
-        ("soaks", [SOAK | {"descriptor_slope_per_minute": 1.1}], "soak"),
+        ("soaks", [SOAK | {"descriptors": [38, 43]}], "soak"),
     ],
 )
 def test_each_bound_that_is_missed_is_a_failure(part: str, found: Any, words: str) -> None:
