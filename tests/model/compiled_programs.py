@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from lora_serve.model.lora.kernels import triton as kernel
 from lora_serve.model.triton_programs import attention, lora
 
 H100 = GPUTarget("cuda", 90, 32)
@@ -24,35 +25,42 @@ KINDS = {
     "*bf16": ("x", "y", "query", "pool_k", "pool_v", "out"),
     "fp32": ("scale", "softcap"),
 }
-ALIGNED = ("x_stride", "y_stride", "h_stride", "in_features", "out_features", "width")
+ALIGNED = ("x_stride", "y_stride", "in_features", "out_features", "width")
 DECODE = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "CHUNK": 256, "BLOCK_G": 16, "BLOCK_D": 128, "BLOCK_N": 64}
-TILES = {"HALF": tl.bfloat16, "BLOCK_M": 64, "BLOCK_R": 16, "ALIGNED": True}
-PROGRAMS: list[tuple[Any, dict[str, Any]]] = [
-    (lora.shrink_rows, {"BLOCK_R": 16, "BLOCK_K": 1024, "ALIGNED": True}),
-    (lora.expand_rows, {"MAX_PARTS": 4, "BLOCK_R": 16, "BLOCK_N": 256, "ALIGNED": True}),
-    (lora.shrink_tiles, {**TILES, "BLOCK_K": 64}),
-    (lora.expand_tiles, {**TILES, "BLOCK_N": 128}),
-    (attention.decode_chunks, {**DECODE, "HAS_SOFTCAP": True, "HALF": tl.bfloat16}),
-    (attention.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_D": 128}),
+TILES = {"HALF": tl.bfloat16, "BLOCK_M": 64, "BLOCK_R": kernel._TILE_RANKS, "ALIGNED": True}
+SHRUNK_TILE = {**TILES, "BLOCK_K": kernel._TILE_INPUTS, "PART": kernel._TILE_PART}
+PROGRAMS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [  # constants, and options of the compiler
+    (lora.shrink_rows, {"BLOCK_R": 16, "BLOCK_K": 1024, "ALIGNED": True}, {"num_warps": kernel._SHRINK_WARPS}),
+    (
+        lora.expand_rows,
+        {"MAX_PARTS": 4, "BLOCK_R": 16, "BLOCK_N": 256, "ALIGNED": True},
+        {"num_warps": kernel._EXPAND_WARPS},
+    ),
+    (lora.shrink_tiles, SHRUNK_TILE, {"num_stages": kernel._SHRINK_TILE_STAGES}),
+    (lora.expand_tiles, {**TILES, "BLOCK_N": kernel._TILE_OUTPUTS}, {"num_warps": kernel._EXPAND_TILE_WARPS}),
+    (attention.decode_chunks, {**DECODE, "HAS_SOFTCAP": True, "HALF": tl.bfloat16}, {"num_stages": 2}),
+    (attention.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_D": 128}, {}),
 ]
 
 
-def loads_of(program: Any, constants: dict[str, Any]) -> dict[str, int]:
+def loads_of(program: Any, constants: dict[str, Any], options: dict[str, int]) -> dict[str, int]:
     """How often each kind of load from global memory is in the program's PTX."""
     names = program.arg_names
     kinds = {name: kind for kind, members in KINDS.items() for name in members}
     signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
-    divisible = [name for name in names if name in ALIGNED or signature[name].startswith("*")]
+    unknown = {one.name for one in program.params if one.do_not_specialize or one.do_not_specialize_on_alignment}
+    known = [name for name in names if name not in unknown]
+    divisible = [name for name in known if name in ALIGNED or signature[name].startswith("*")]
     source = ASTSource(
         program,
         signature,
         {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in divisible},
     )
-    text = triton.compile(source, target=H100).asm["ptx"]
+    text = triton.compile(source, target=H100, options=options or None).asm["ptx"]
     found = re.findall(r"ld\.global\.[\w.]+|cp\.async\.c[ag]\.shared\.global", text)
     return {kind: found.count(kind) for kind in sorted(set(found))}
 
 
 if __name__ == "__main__":
-    print(json.dumps({program.__name__: loads_of(program, constants) for program, constants in PROGRAMS}))
+    print(json.dumps({one[0].__name__: loads_of(*one) for one in PROGRAMS}))
