@@ -44,18 +44,25 @@ class _Outbox:
         self.way = way
         self.messages: list[FromEngine] = []
         self.silent = 0  # reports since the gateway was heard
+        self._is_closed = False
 
     def flush(self) -> None:
-        """Messages of which no frame can be made end the connection: who waits for one of them is told at once."""
-        if self.messages and self.way.has_room:
-            messages, self.messages = self.messages, []
-            try:
-                body = body_of(messages)
-            except Exception:
-                _log.exception("a gateway is left: it cannot be told what is for it")
-                self.way.close()
-            else:
-                self.way.send(body)
+        """Messages of which no frame can be made end the connection: who waits for one of them is told at once. Nothing
+        follows them, or an answer would have a hole.
+        """
+        if not self.messages or not self.way.has_room:
+            return
+        messages, self.messages = self.messages, []
+        if self._is_closed:
+            return
+        try:
+            body = body_of(messages)
+        except Exception:
+            _log.exception("a gateway is left: it cannot be told what is for it")
+            self._is_closed = True
+            self.way.close()
+        else:
+            self.way.send(body)
 
 
 class Gateways:

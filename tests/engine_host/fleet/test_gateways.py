@@ -86,6 +86,11 @@ async def test_messages_that_cannot_be_told_end_the_connection_of_their_gateway_
         await first.is_closed.wait()
         assert from_engine(await second.frames.get()) == [FinishEvent("c", FinishReason.STOP)]
     assert not second.is_closed.is_set()
+    replica.gateways.send([TokenEvent("a", 6, None)])  # the next step, before the gateway has gone
+    replica.gateways.report(Reply(1))
+    await _turn()
+    assert first.frames.empty(), "nothing follows what was lost"
+    assert not second.frames.empty()
 
 
 async def test_calls_of_two_gateways_with_one_id_are_told_apart() -> None:
