@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -42,6 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background; children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until all is collected: little of that is garbage, and looking for it takes a fifth of the time
     settings.load_profile("default" if is_default(config) else "nightly")
 
