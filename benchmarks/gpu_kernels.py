@@ -35,8 +35,7 @@ def kernel_table(rank: int, bandwidth: float) -> list[dict[str, Any]]:
         kernel = create_kernel("triton", slots)
         for segments, length, adapters in _CASES:
             seconds = layer_seconds(kernel, slots, LinearShape(*shape), segments, length, adapters)
-            num_tokens = segments * length
-            num_bytes = 2 * (adapters * rank * sum(shape) + num_tokens * (shape[0] + 2 * shape[1]))
+            num_bytes = layer_bytes(rank, LinearShape(*shape), segments, length, adapters)
             rows.append(
                 {
                     "shape": f"{shape[0]} -> {shape[1]}",
@@ -49,6 +48,12 @@ def kernel_table(rank: int, bandwidth: float) -> list[dict[str, Any]]:
             )
             print(rows[-1], flush=True)
     return rows
+
+
+def layer_bytes(rank: int, shape: LinearShape, segments: int, length: int, adapters: int) -> int:
+    """What a layer must read and write in bfloat16: the adapters, x, and y twice."""
+    weights = adapters * rank * (shape.in_features + shape.out_features)
+    return 2 * (weights + segments * length * (shape.in_features + 2 * shape.out_features))
 
 
 def layer_seconds(

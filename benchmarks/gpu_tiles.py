@@ -15,11 +15,12 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_kernels import filled_layers, layer_seconds
+from benchmarks.gpu_kernels import filled_layers, layer_bytes, layer_seconds
 from benchmarks.gpu_step import copy_bandwidth, machine
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.kernels import create_kernel, triton
@@ -56,7 +57,7 @@ def main() -> int:
     found: dict[str, Any] = {"machine": machine(), "command": "python -m benchmarks.gpu_tiles", "cases": CASES}
     found["rows"] = rows = []
     for rank, shape in itertools.product(RANKS, SHAPES):
-        floors = [num_bytes(rank, shape, *case) / bandwidth for case in CASES]
+        floors = [layer_bytes(rank, LinearShape(*shape), *case) / bandwidth for case in CASES]
         copied = [round(1e6 * floor, 1) for floor in floors]
         rows.append({"rank": rank, "shape": shape, "variant": "copy", "us": copied})
         slots = filled_layers(LinearShape(*shape), rank, max(case[2] for case in CASES))
@@ -74,10 +75,7 @@ def main() -> int:
 @torch.inference_mode()
 def measured(slots: LoraSlots, shape: tuple[int, int], variant: dict[str, int]) -> tuple[list[float], Tensor]:
     """Microseconds of each case, and the deltas [300 + 212 tokens, out] of two adapters."""
-    before = {name: getattr(triton, name) for name in variant}
-    for name, value in variant.items():
-        setattr(triton, name, value)
-    try:
+    with mock.patch.dict(vars(triton), variant):
         kernel = create_kernel("triton", slots)
         us = [round(1e6 * layer_seconds(kernel, slots, LinearShape(*shape), *case), 1) for case in CASES]
         torch.manual_seed(0)
@@ -85,14 +83,6 @@ def measured(slots: LoraSlots, shape: tuple[int, int], variant: dict[str, int]) 
         y = torch.zeros(512, shape[1], device=slots.device, dtype=torch.bfloat16)
         kernel.add(y, x, 0, LoraTokens.of([(300, 0, 1.0), (212, 1, 0.5)]).placed(slots.device))
         return us, y.float()
-    finally:
-        for name, value in before.items():
-            setattr(triton, name, value)
-
-
-def num_bytes(rank: int, shape: tuple[int, int], segments: int, length: int, adapters: int) -> int:
-    """What a layer must read and write in bfloat16: the adapters, x, and y twice."""
-    return 2 * (adapters * rank * sum(shape) + segments * length * (shape[0] + 2 * shape[1]))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ def soak(site: Site, minutes: float, dtype: str) -> dict[str, Any]:
     with site.server(f"soak-{dtype}", *flags, modules=True) as process:
         runners = site.runners if dtype == "float32" else asyncio.run(quiet_field(process.url, ADMIN, site.runners))
         samples, outcome = asyncio.run(_soak(runners, process, minutes * 60))
-    middle = len(samples) // 2
-    half = samples[middle:]
+    middle = max(1, len(samples) // 2)
+    half = samples[middle:] or samples
     return {
         "dtype": dtype,
         "minutes": minutes,

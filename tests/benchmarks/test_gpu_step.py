@@ -52,9 +52,10 @@ def test_traffic_loads_an_adapter_once_while_it_is_used(monkeypatch: pytest.Monk
 
 
 @pytest.mark.nightly
-def test_without_cuda_it_says_so_and_exits_3() -> None:
+@pytest.mark.parametrize("name", ["gpu_step", "gpu_tiles"])
+def test_without_cuda_it_says_so_and_exits_3(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_step"], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", f"benchmarks.{name}"], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 3
     assert "no CUDA device" in done.stderr

@@ -159,41 +159,34 @@ def test_new_owner_of_a_slot_is_used_at_once(name: str) -> None:
     assert not run_with(kernel, slots, x, [(1, 0)]).any()
 
 
-def test_triton_rows_of_wide_layers_are_the_formula_and_keep_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With blocks so small that a layer has several of inputs and of outputs, and more room for parts than parts."""
-    for block in ("_ROW_INPUTS", "_ROW_OUTPUTS"):
-        monkeypatch.setattr(triton, block, 16)
-    torch.manual_seed(0)
-    shape, rows = LinearShape(85, 40), [(1, 0), (1, 1), (1, BASE_SLOT), (1, 1)]
-    slots = filled_slots(shape, (3, 20))
-    kernel, module = create_kernel("triton", slots), slots.module_index[MODULE]
-    x, y = torch.randn(4, 85), torch.randn(4, 40)
-    together, alone, beside_wider = y.clone(), y[:1].clone(), y[:1].clone()
-    kernel.add(together, x, module, tokens_of(rows))
-    assert torch.allclose(together.double(), expected(y, x, slots, rows), atol=1e-4)
-    kernel.add(alone, x[:1], module, tokens_of(rows[:1]))
-    slots.load(SlotRef(2, 1, "wider"), random_adapter("wider", 40, shape))
-    kernel.add(beside_wider, x[:1], module, tokens_of(rows[:1]))
-    assert torch.equal(together[:1], alone)
-    assert torch.equal(alone, beside_wider)
+SMALL_BLOCKS = {
+    "rows": ({"_ROW_INPUTS": 16, "_ROW_OUTPUTS": 16}, [(1, 0), (1, 1), (1, BASE_SLOT), (1, 1)]),
+    "tiles": (
+        {"_TILE_PART": 32, "_TILE_INPUTS": 16, "_TILE_RANKS": 16, "_TILE_OUTPUTS": 16},
+        [(66, 0), (2, BASE_SLOT), (70, 1)],
+    ),
+}
 
 
-def test_triton_tiles_of_wide_layers_are_the_formula_and_keep_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With blocks so small that a layer has several parts of inputs, several pieces of ranks and of outputs."""
-    for block, size in {"_TILE_PART": 32, "_TILE_INPUTS": 16, "_TILE_RANKS": 16, "_TILE_OUTPUTS": 16}.items():
+@pytest.mark.parametrize("form", SMALL_BLOCKS)
+def test_triton_on_wide_layers_is_the_formula_and_keeps_a_rows_bits(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With blocks so small that a layer has several parts of inputs and several pieces of ranks and of outputs."""
+    blocks, rows = SMALL_BLOCKS[form]
+    for block, size in blocks.items():
         monkeypatch.setattr(triton, block, size)
     torch.manual_seed(0)
-    shape, rows = LinearShape(85, 40), [(66, 0), (2, BASE_SLOT), (70, 1)]
+    shape, first = LinearShape(85, 40), rows[0][0]
     slots = filled_slots(shape, (3, 20))
     kernel, module = create_kernel("triton", slots), slots.module_index[MODULE]
-    x, y = torch.randn(138, 85), torch.randn(138, 40)
-    together, alone, beside_wider = y.clone(), y[:66].clone(), y[:66].clone()
+    num_tokens = sum(row[0] for row in rows)
+    x, y = torch.randn(num_tokens, 85), torch.randn(num_tokens, 40)
+    together, alone, beside_wider = y.clone(), y[:first].clone(), y[:first].clone()
     kernel.add(together, x, module, tokens_of(rows))
     assert torch.allclose(together.double(), expected(y, x, slots, rows), atol=1e-4)
-    kernel.add(alone, x[:66], module, tokens_of(rows[:1]))
+    kernel.add(alone, x[:first], module, tokens_of(rows[:1]))
     slots.load(SlotRef(2, 1, "wider"), random_adapter("wider", 40, shape))
-    kernel.add(beside_wider, x[:66], module, tokens_of(rows[:1]))
-    assert torch.equal(together[:66], alone)
+    kernel.add(beside_wider, x[:first], module, tokens_of(rows[:1]))
+    assert torch.equal(together[:first], alone)
     assert torch.equal(alone, beside_wider)
 
 

@@ -27,13 +27,14 @@ KINDS = {
 }
 ALIGNED = ("x_stride", "y_stride", "in_features", "out_features", "width")
 DECODE = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "CHUNK": 256, "BLOCK_G": 16, "BLOCK_D": 128, "BLOCK_N": 64}
+ROWS = {"BLOCK_R": kernel._ROW_RANKS, "ALIGNED": True}
 TILES = {"HALF": tl.bfloat16, "BLOCK_M": 64, "BLOCK_R": kernel._TILE_RANKS, "ALIGNED": True}
 SHRUNK_TILE = {**TILES, "BLOCK_K": kernel._TILE_INPUTS, "PART": kernel._TILE_PART}
 PROGRAMS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [  # constants, and options of the compiler
-    (lora.shrink_rows, {"BLOCK_R": 16, "BLOCK_K": 1024, "ALIGNED": True}, {"num_warps": kernel._SHRINK_WARPS}),
+    (lora.shrink_rows, {**ROWS, "BLOCK_K": kernel._ROW_INPUTS}, {"num_warps": kernel._SHRINK_WARPS}),
     (
         lora.expand_rows,
-        {"MAX_PARTS": 4, "BLOCK_R": 16, "BLOCK_N": 256, "ALIGNED": True},
+        {**ROWS, "MAX_PARTS": 4, "BLOCK_N": kernel._ROW_OUTPUTS},
         {"num_warps": kernel._EXPAND_WARPS},
     ),
     (lora.shrink_tiles, SHRUNK_TILE, {"num_stages": kernel._SHRINK_TILE_STAGES}),
