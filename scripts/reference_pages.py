@@ -206,15 +206,18 @@ needs `Authorization: Bearer KEY`; inference needs one only where authentication
 ignored. `{id}` may hold slashes (`acme/support`).
 
 Errors have OpenAI's form, `{"error": {"message", "type", "param", "code"}}`: 400 a wrong request, 401 no or a wrong
-key, 403 not allowed, 404 unknown (or another tenant's), 409 a conflict (admin only), 413 too large, 415 not JSON, 422
-an adapter that cannot be served, 429 a caller's own limit, 503 overloaded, draining or loading, 504 out of time. 429
-and 503 carry `Retry-After`.
+key, 403 not allowed, 404 unknown (or another tenant's), 405 another method, 408 a body that comes too slowly, 409 a
+conflict (admin only), 413 too large, 415 not JSON, 422 an adapter that cannot be served, 429 a caller's own limit, 503
+overloaded, draining or loading, 504 out of time. 429 and 503 carry `Retry-After`.
 
 Every answer to an inference request carries `X-Request-Id`, `X-Adapter-Id`, `X-Adapter-Version`, `X-Adapter-Digest`
-and `Server-Timing` (queue, load, prefill and decode in ms). `/version` has [kernels](../how-to/kernels.md).
+and `Server-Timing` (queue, load, prefill and decode in ms; a stream's headers leave before there is a decode). Answers
+of a fleet carry `X-Replica-Id` too, an `id` of `GET /admin/fleet`, and those of a neighbour (`--overflow`)
+`X-Served-By`. An error has those that were known when it was met. `/version` has [kernels](../how-to/kernels.md).
 
 A request names its adapter in one of four ways; the first that is given counts: `adapters` or `adapter_id` in the
-body, the header `X-Adapter-Id`, `model`. A name may carry a version: `acme/support@3` or `acme/support@sha256:...`."""
+body, the header `X-Adapter-Id`, `model`. A `model` that is given beside the others names the base model or the same
+adapter; else the answer is 400. A name may carry a version: `acme/support@3` or `acme/support@sha256:...`."""
 
 
 def _operations(openapi: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -13,7 +13,7 @@ import pytest
 from lora_serve.core.config import FleetConfig
 from lora_serve.engine_host.fleet.node import own_head
 
-ROOM = FleetConfig(replicas=32, max_replicas=32, num_gpus=0, num_cpus=1, address=None, name="tests", wait=60)
+ROOM = FleetConfig(min_replicas=32, max_replicas=32, num_gpus=0, num_cpus=1, address=None, name="tests", wait=60)
 
 # Serve's own words, as whoever looks after a cluster has them: they remove applications that servers left there.
 JANITOR = """

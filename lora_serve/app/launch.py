@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 def serve(settings: Settings, notes: Sequence[str] = ()) -> int:
     """Runs the server until SIGTERM or SIGINT; returns the exit code, 0 or CUT. `notes` come first in the log.
 
-    Raises ConfigError and ModelError; the server has not listened then.
+    Raises ConfigError and ModelError; the server was never ready then.
     """
     _restrict_process()
     log = LogHandler(divert_streams())

@@ -214,14 +214,15 @@ class MockEngineClient:
             self.gate.start(request.request_id)
             self._resident.update({ref.digest: ref for ref in request.refs})
             prompt = _prompt_logprobs(request)
+            replica = self.replica_of(_lead(request)) if self.replicas else ""
             for num_tokens in reply.lost_after:
-                yield PromptEvent(request.request_id, TIMINGS, prompt, reply.num_cached_tokens)
+                yield PromptEvent(request.request_id, TIMINGS, prompt, reply.num_cached_tokens, replica=replica)
                 for token_id in self._tokens(request, reply)[:num_tokens]:
                     await asyncio.sleep(reply.delay)
                     yield TokenEvent(request.request_id, token_id, self._logprobs(request, token_id))
                 yield LostEvent(request.request_id, EngineLostError("The engine stopped unexpectedly; try again.", 1.0))
                 self.begun_again.append(request.request_id)
-            yield PromptEvent(request.request_id, TIMINGS, prompt, reply.num_cached_tokens, reply.fell_back)
+            yield PromptEvent(request.request_id, TIMINGS, prompt, reply.num_cached_tokens, reply.fell_back, replica)
             if request.pooling is not None:
                 yield self._pooled(request, reply)
             for token_id in self._tokens(request, reply):

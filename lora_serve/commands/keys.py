@@ -38,7 +38,7 @@ def _create_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--label", default="", metavar="TEXT", help="what people call it")
     parser.add_argument("--expires", type=duration, metavar="TIME", help="as 12h or 90d (default: never)")
-    add_quota_flags(parser)
+    add_quota_flags(parser, of_key=True)
 
 
 def _revoke_flags(parser: argparse.ArgumentParser) -> None:

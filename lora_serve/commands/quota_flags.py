@@ -11,6 +11,7 @@ from lora_serve.core.setting_texts import parse_bytes
 from lora_serve.core.tenant import MAX_LIMIT, Quota
 
 NONE = "none"
+_OF_TENANTS = {"max_adapters", "max_stored_bytes", "device_bytes_guaranteed", "device_bytes_max"}  # not of keys
 _HELP = {
     "requests_per_minute": "requests that may begin within a minute",
     "tokens_per_minute": "tokens of prompts and answers within a minute",
@@ -24,15 +25,17 @@ _HELP = {
 }
 
 
-def add_quota_flags(parser: argparse.ArgumentParser) -> None:
+def add_quota_flags(parser: argparse.ArgumentParser, *, of_key: bool = False) -> None:
+    """A flag for each limit that a tenant, or a key, may have."""
     group = parser.add_argument_group(f"limits ({NONE}: no limit)")
     for one in fields(Quota):
-        group.add_argument(flag_name(one.name), type=limit, metavar="N", help=_HELP[one.name])
+        if not (of_key and one.name in _OF_TENANTS):
+            group.add_argument(flag_name(one.name), type=limit, metavar="N", help=_HELP[one.name])
 
 
 def given_quota(flags: argparse.Namespace) -> dict[str, int | None]:
     """The limits named on the command line, as the admin API's fields."""
-    named = {one.name: getattr(flags, one.name) for one in fields(Quota)}
+    named = {one.name: getattr(flags, one.name, None) for one in fields(Quota)}
     return {name: None if value == NONE else value for name, value in named.items() if value is not None}
 
 

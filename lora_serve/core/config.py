@@ -197,6 +197,7 @@ class ServerConfig:
     tls: TlsConfig | None = None  # None: plain HTTP
     metrics_names: str = "auto"  # "auto", "open" or "admin"
     engine: str = "thread"  # where it runs: "thread", "process" or "ray"
+    router: str = "affinity"  # of a fleet: who chooses a request's engine
     requests: RequestLimits = RequestLimits()
     grammars: GrammarConfig = GrammarConfig()
     connections: ConnectionLimits = ConnectionLimits()
@@ -232,8 +233,8 @@ class AccountingConfig:
 class FleetConfig:
     """The engines on a Ray cluster (--engine ray)."""
 
-    replicas: int | None  # engines; None: as many as the load needs, `max_replicas` at most
-    max_replicas: int  # the same as `replicas` where that is a number
+    min_replicas: int  # engines; as many as the load needs, from here
+    max_replicas: int  # to here
     num_gpus: float  # of each engine
     num_cpus: float  # likewise; the threads that it computes with
     address: str | None  # "auto" or HOST:PORT of a cluster to join; None: one of this server's own is started

@@ -16,6 +16,10 @@ _TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30
 _FEW = 4096
 _MODULE_FIELDS = {"name", "path", "base_model_name", "is_3d_lora_weight"}
 MAX_COUNT = 2**31 - 1  # of what is counted only, and takes no memory by itself
+MAX_ROWS = 4096  # of one step
+MAX_STEP_TOKENS = 2**20
+MAX_SLOTS = 16_384
+MAX_TARGET_MS = 1000.0 * YEAR
 
 
 def parse_list(value: Any) -> Any:
@@ -129,10 +133,15 @@ Draft = Annotated[str, BeforeValidator(parse_draft)]
 
 
 def parse_replicas(value: Any) -> Any:
-    """ "auto", or a number as a text or an integer. Anything else raises ValueError."""
-    if value == "auto" or (isinstance(value, str | int) and re.fullmatch(r"[1-9]\d{0,2}|1000", str(value))):
-        return value if value == "auto" else int(value)
-    raise ValueError("expected auto, or a number of engines from 1 to 1000")
+    """ "auto", a range as "2..8", or a number as a text or an integer. Anything else raises ValueError."""
+    if value == "auto":
+        return value
+    numbers = str(value).split("..") if isinstance(value, str | int) else []
+    if len(numbers) in (1, 2) and all(re.fullmatch(r"[1-9]\d{0,2}|1000", number) for number in numbers):
+        least, most = int(numbers[0]), int(numbers[-1])
+        if least <= most:
+            return value if len(numbers) > 1 else least
+    raise ValueError("expected a number of engines from 1 to 1000, a range as 2..8, or auto")
 
 
 Replicas = Annotated[int | str, BeforeValidator(parse_replicas)]

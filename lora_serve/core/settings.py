@@ -144,11 +144,10 @@ class Settings(
         )
 
     def fleet_slice(self) -> FleetConfig:
-        replicas = self.replicas if isinstance(self.replicas, int) else None  # auto
-        most = replicas or self.max_replicas or 1
+        least, most = self.replica_range
         num_gpus = float(self.device == "cuda") if self.num_gpus is None else self.num_gpus
         return FleetConfig(
-            replicas=replicas,
+            min_replicas=least,
             max_replicas=most,
             num_gpus=num_gpus,
             num_cpus=self.cpus_per_replica or float(max(1, len(os.sched_getaffinity(0)) // most)),

@@ -50,6 +50,7 @@ class RequestContext:
     active: tuple[str, ...] = ()  # see `AdapterSet.activity`
     fell_back: OnCold | None = None  # `base` or `previous`: `adapters` answer for others that were cold
     served_by: str = ""  # the neighbour that computed the answer, or some of its rows; empty: this server
+    replica: str = ""  # the engine of a fleet that computed the answer; its rows go to one, unless that is lost
     timings: Timings | None = None  # the slowest of the request's rows, part by part
     decode: float | None = None  # seconds after the first token
     num_prompt_tokens: int = 0
@@ -82,7 +83,8 @@ class RequestContext:
 
         `-` and None: nobody, nothing, or not yet. Never a prompt, never a key.
         """
-        elsewhere = {"served_by": self.served_by} if self.served_by else {}
+        places = {"served_by": self.served_by, "replica": self.replica}
+        elsewhere = {name: place for name, place in places.items() if place}
         return {
             "request_id": self.request_id,
             "tenant": self.caller.tenant if self.caller else "-",
@@ -116,6 +118,8 @@ def _own_headers(context: RequestContext) -> dict[str, str]:
         headers |= _adapter_headers(context.adapters, context)
     if context.served_by:
         headers["X-Served-By"] = context.served_by
+    if context.replica:
+        headers["X-Replica-Id"] = context.replica
     for unit, state in context.rate_limits.items():
         # https://platform.openai.com/docs/guides/rate-limits
         headers[f"x-ratelimit-limit-{unit}"] = str(state.limit)

@@ -7,13 +7,12 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt, encode
 from lora_serve.server.inference.reading import asked_tools
 from lora_serve.server.inference.requests import check_vocabulary
-from lora_serve.server.inference.resolve import resolver_for, tokenizer_for
+from lora_serve.server.inference.resolve import named_tokenizer
 from lora_serve.server.schemas.tokenize import (
     DetokenizeFields,
     TokenizeChatFields,
@@ -21,7 +20,6 @@ from lora_serve.server.schemas.tokenize import (
     check_token_ids,
 )
 from lora_serve.server.services import SERVICES
-from lora_serve.text.tokenizer import TextModel
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
@@ -33,12 +31,12 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     fields: TokenizeTextFields | TokenizeChatFields
     if "messages" in body:
         fields = check_fields(TokenizeChatFields, body)
-        text, spec = _tokenizer_of(request, fields.model)
+        text, spec = named_tokenizer(request, fields)
         messages, tools = await chat_messages(fields.messages), await asked_tools(fields)
         token_ids = await chat_prompt(text, spec, fields, messages, tools)
     else:
         fields = check_fields(TokenizeTextFields, body)
-        text, spec = _tokenizer_of(request, fields.model)
+        text, spec = named_tokenizer(request, fields)
         token_ids = await encode(text, spec, fields.prompt, fields.add_special_tokens)
     with_spelling = fields.return_token_strs
 
@@ -60,7 +58,7 @@ async def detokenize(request: web.Request) -> web.StreamResponse:
     """
     fields = check_fields(DetokenizeFields, await read_json(request))
     token_ids = await asyncio.to_thread(check_token_ids, fields.tokens)
-    text, spec = _tokenizer_of(request, fields.model)
+    text, spec = named_tokenizer(request, fields)
 
     def decoded() -> str:
         check_vocabulary(token_ids, spec, "tokens")
@@ -73,9 +71,3 @@ async def detokenize(request: web.Request) -> web.StreamResponse:
 async def tokenizer_info(request: web.Request) -> web.StreamResponse:
     """Describe the tokenizer."""
     return web.json_response(request.app[SERVICES].text.info())
-
-
-def _tokenizer_of(request: web.Request, model: str | None) -> tuple[TextModel, ModelSpec]:
-    """The base's tokenizer, with the tokens that the named adapter adds. Raises AdapterNotFoundError."""
-    found = None if model is None else resolver_for(request).find(model)
-    return tokenizer_for(request.app[SERVICES], None if found is None else found.ref, found)

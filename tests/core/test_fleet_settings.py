@@ -29,7 +29,7 @@ def test_defaults_are_one_replica_on_all_cores_in_a_cluster_of_its_own(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
     assert fleet(model) == FleetConfig(
-        replicas=1, max_replicas=1, num_gpus=0.0, num_cpus=7.0, address=None, name="lora-serve", wait=60.0
+        min_replicas=1, max_replicas=1, num_gpus=0.0, num_cpus=7.0, address=None, name="lora-serve", wait=60.0
     )
 
 
@@ -39,7 +39,9 @@ def test_cores_are_shared_out_among_the_most_replicas_that_there_may_be(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert fleet(model, "--replicas", "3").num_cpus == 2.0
     found = fleet(model, "--replicas", "auto", "--max-replicas", "4")
-    assert (found.replicas, found.max_replicas, found.num_cpus) == (None, 4, 2.0)
+    assert (found.min_replicas, found.max_replicas, found.num_cpus) == (1, 4, 2.0)
+    ranged = fleet(model, "--replicas", "2..4")
+    assert (ranged.min_replicas, ranged.max_replicas, ranged.num_cpus) == (2, 4, 2.0)
     assert fleet(model, "--replicas", "100").num_cpus == 1.0
     assert fleet(model, "--replicas", "3", "--cpus-per-replica", "0.5").num_cpus == 0.5
 
@@ -61,9 +63,11 @@ def test_addresses_of_clusters(model: str, address: str) -> None:
         ("--replicas auto", "--replicas auto: needs --max-replicas"),
         ("--max-replicas 2", "--max-replicas 2: bounds --replicas auto, not --replicas 1"),
         ("--replicas 2 --max-replicas 2", "--max-replicas 2: bounds --replicas auto, not --replicas 2"),
-        ("--replicas 0", "expected auto, or a number of engines from 1 to 1000"),
-        ("--replicas 1001", "expected auto, or a number of engines from 1 to 1000"),
-        ("--replicas many", "expected auto, or a number of engines from 1 to 1000"),
+        ("--replicas 2..4 --max-replicas 4", "--max-replicas 4: bounds --replicas auto, not --replicas 2..4"),
+        *(
+            (f"--replicas {value}", "expected a number of engines from 1 to 1000, a range as 2..8, or auto")
+            for value in ("0", "1001", "many", "4..2", "0..2", "2..1001", "2..", "..2", "1..2..3", "1.5")
+        ),
         ("--cpus-per-replica 0", "--cpus-per-replica: "),
         ("--ray-address ray://h:1", "Ray's client protocol is not spoken here"),
         ("--ray-address h", "expected none, auto or HOST:PORT"),

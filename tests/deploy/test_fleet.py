@@ -68,8 +68,8 @@ def test_engines_are_set_up_as_their_gateways_are(
 
 def test_engines_are_as_many_as_was_said(renderings: dict[str, Rendered]) -> None:
     grows, fixed = (settings_of(application(renderings[name])["args"]).fleet_slice() for name in FLEETS)
-    assert (grows.replicas, grows.max_replicas) == (None, 8)
-    assert (fixed.replicas, fixed.max_replicas) == (3, 3)
+    assert (grows.min_replicas, grows.max_replicas) == (1, 8)
+    assert (fixed.min_replicas, fixed.max_replicas) == (3, 3)
     assert [renderings[name].of("StatefulSet")["spec"]["replicas"] for name in FLEETS] == [3, 2]
 
 

@@ -22,7 +22,7 @@ from tests.oracle import load_peft, save_adapter
 def test_fleet_answers_as_peft_takes_an_adapter_and_leaves_no_process(files: Site, tmp_path: Path) -> None:
     late = save_adapter(files.model, files.root / "late", seed=31, r=4)
     oracle = load_peft(files.model, {**files.adapters, "late": late})
-    arguments = files.arguments("fleet", "--replicas", "2", "--warmup", "off", *files.modules())
+    arguments = files.arguments("fleet", "--replicas", "2..2", "--warmup", "off", *files.modules())
     with hosted_by("ray").serving(arguments, tmp_path / "log") as server:
         started = descendants_of(server.pid)
         assert listening([server.pid, *started]) <= LOOPBACK
@@ -30,8 +30,10 @@ def test_fleet_answers_as_peft_takes_an_adapter_and_leaves_no_process(files: Sit
         assert call(f"{server.url}/admin/adapters", {"id": "late", "source": str(late)}, ADMIN).status == 201
         with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
             for seed, name in enumerate((*MODELS, "late")):
-                answer = client.completions.create(model=name, prompt=prompt(20, seed), **ASK)
-                check_with_peft(oracle, name, prompt(20, seed), answer.choices[0])
+                raw = client.completions.with_raw_response.create(model=name, prompt=prompt(20, seed), **ASK)
+                check_with_peft(oracle, name, prompt(20, seed), raw.parse().choices[0])
+                replicas = call(f"{server.url}/admin/fleet", headers=ADMIN).json["replicas"]
+                assert raw.headers["X-Replica-Id"] in {one["id"] for one in replicas}
         for stream in streams:
             stream.join(PATIENCE)
         assert all(stream.is_done for stream in streams)

@@ -90,6 +90,23 @@ async def test_tokenize_and_detokenize_know_the_tokens_of_the_adapter_alone(
     assert (await post(http, "/detokenize", model="acme/tickets", tokens=[new + 1]))[0] == 400
 
 
+async def test_tokenize_finds_the_adapter_as_an_answer_does(
+    http: aiohttp.ClientSession, tickets: AdapterRef, text_model: TextModel
+) -> None:
+    new, body = text_model.vocab_size, {"prompt": "<ticket>", "add_special_tokens": False}
+    for named in ({"adapter_id": "acme/tickets"}, {"adapters": [{"id": "acme/tickets"}]}):
+        assert (await post(http, "/tokenize", **named, **body))[1]["tokens"] == [new]
+        chat = await post(http, "/tokenize", **named, messages=[{"role": "user", "content": "<ticket>"}])
+        assert new in chat[1]["tokens"]
+        assert await post(http, "/detokenize", **named, tokens=[new]) == (200, {"prompt": "<ticket>"})
+    async with http.post("/tokenize", json=body, headers={"X-Adapter-Id": "acme/tickets"}) as answered:
+        assert (await answered.json())["tokens"] == [new]
+        assert answered.headers["X-Adapter-Digest"] == tickets.digest
+    for path, rest in (("/tokenize", body), ("/detokenize", {"tokens": [1]})):
+        assert (await post(http, path, adapter_id="acme/nobody", **rest))[0] == 404
+        assert (await post(http, path, adapter_id="acme/tickets", model="acme/other", **rest))[0] in (400, 404)
+
+
 @pytest.mark.parametrize(
     "fields", [{"prompt": [5]}, {"prompt": "x", "stop_token_ids": [5]}, {"prompt": "x", "logit_bias": {"5": 1}}]
 )

@@ -260,7 +260,7 @@ class RayEngineClient:
             async with aclosing(link.events_of(request, nullcontext())) as events:
                 async for event in events:
                     if isinstance(event, PromptEvent):
-                        prompt = event
+                        prompt = changed(event, replica=link.replica)
                         continue
                     if prompt is not None:
                         self._fleet.view.answering(link.replica, view)

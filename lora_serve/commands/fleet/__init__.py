@@ -70,7 +70,7 @@ All other flags are those of `lora-serve serve --help`; variables and the file o
 
 examples:
   {PROGRAM} ./llama --replicas 4
-  {PROGRAM} ./llama --replicas auto --max-replicas 16 --device cuda --ray-address 10.0.0.5:6379 --redis-url redis://r
+  {PROGRAM} ./llama --replicas 2..16 --device cuda --ray-address 10.0.0.5:6379 --redis-url redis://r
   {PROGRAM} status
   {PROGRAM} stop --ray-address 10.0.0.5:6379
 """

@@ -55,7 +55,7 @@ def _config(flags: argparse.Namespace) -> FleetConfig:
         FleetSettings(ray_address=flags.ray_address, fleet_name=flags.fleet_name)
     except ValidationError as error:
         raise ConfigError(describe(error, {})) from None
-    nothing = {"replicas": 1, "max_replicas": 1, "num_gpus": 0.0, "num_cpus": 0.0, "wait": 0.0}
+    nothing = {"min_replicas": 1, "max_replicas": 1, "num_gpus": 0.0, "num_cpus": 0.0, "wait": 0.0}
     return FleetConfig(address=flags.ray_address, name=flags.fleet_name, **nothing)  # type: ignore[arg-type]
 
 

@@ -11,13 +11,13 @@ from lora_serve.core.adapter import check_new_adapter_id
 from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.setting_texts import check_redis_prefix
-from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, Modules, Paths, SettingsGroup, Texts
+from lora_serve.core.setting_types import MAX_COUNT, MAX_SLOTS, YEAR, Bytes, Modules, Paths, SettingsGroup, Texts
 
 
 class AdapterTierSettings(SettingsGroup):
     """The tiers: how many adapters, and how many bytes of them, each holds."""
 
-    max_loras: int = Field(16, ge=1, le=16_384, description="adapters resident on the device at most (slots)")
+    max_loras: int = Field(16, ge=1, le=MAX_SLOTS, description="adapters resident on the device at most (slots)")
     max_lora_rank: int = Field(512, ge=1, le=1024, description="largest rank that may be registered")
     max_cpu_loras: int | None = Field(
         None, ge=1, le=MAX_COUNT, description="adapters kept in host memory at most; default: by bytes only"

@@ -7,32 +7,44 @@ from typing import Literal
 from pydantic import Field
 
 from lora_serve.core.extensions import AttentionName, EngineHostName, LoraKernelName, PolicyName
-from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, Count, Draft, Gibibytes, SettingsGroup, TenantWeights
+from lora_serve.core.setting_types import (
+    MAX_COUNT,
+    MAX_ROWS,
+    MAX_STEP_TOKENS,
+    MAX_TARGET_MS,
+    YEAR,
+    Bytes,
+    Count,
+    Draft,
+    Gibibytes,
+    SettingsGroup,
+    TenantWeights,
+)
 
 
 class BatchSettings(SettingsGroup):
     """The size of a step, and the requests that wait for one."""
 
-    max_num_seqs: Count = Field(64, ge=1, le=4096, description="rows in one step at most")
+    max_num_seqs: Count = Field(64, ge=1, le=MAX_ROWS, description="rows in one step at most")
     max_num_batched_tokens: Count = Field(
-        512, ge=16, le=2**20, description="tokens in one step at most; longer prompts run in chunks"
+        512, ge=16, le=MAX_STEP_TOKENS, description="tokens in one step at most; longer prompts run in chunks"
     )
     batch_wait_ms: float = Field(
         0.0, ge=0, le=60_000, description="milliseconds that the first waiting request waits for others; 0: none"
     )
     preferred_batch_size: int | None = Field(
-        None, ge=1, le=4096, description="waiting requests that start a batch before --batch-wait-ms is over"
+        None, ge=1, le=MAX_ROWS, description="waiting requests that start a batch before --batch-wait-ms is over"
     )
     latency_target_ms: float | None = Field(
         None,
         ge=0.001,
-        le=1000 * YEAR,
+        le=MAX_TARGET_MS,
         description="milliseconds that the p95 of time to first token may be: batches are sized for it; default: any",
     )
     inter_token_target_ms: float | None = Field(
         None,
         ge=0.001,
-        le=1000 * YEAR,
+        le=MAX_TARGET_MS,
         description="milliseconds that the p95 of inter-token time may be: batches are sized for it; default: any",
     )
     prompt_stretch: float = Field(
@@ -105,7 +117,7 @@ class EngineSettings(SettingsGroup):
     max_wait_ms: float = Field(
         10_000,
         gt=0,
-        le=1000 * YEAR,
+        le=MAX_TARGET_MS,
         description="milliseconds after which no policy lets anybody overtake a waiting request",
     )
     tenant_weight: TenantWeights = Field(

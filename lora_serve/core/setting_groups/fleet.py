@@ -18,7 +18,8 @@ class FleetSettings(SettingsGroup):
     """The fleet: replicas of the engine on Ray, for `--engine ray` alone."""
 
     replicas: Replicas = Field(
-        1, description="engines, each with the whole model; auto: as many as the load needs, --max-replicas at most"
+        1,
+        description="engines, each with the whole model; MIN..MAX: as many as the load needs; auto: 1..--max-replicas",
     )
     max_replicas: int | None = Field(
         None, ge=1, le=MAX_REPLICAS, description="engines at most, with --replicas auto, which needs it"
@@ -69,6 +70,14 @@ class FleetSettings(SettingsGroup):
                 f"--max-replicas {self.max_replicas}: bounds --replicas auto, not --replicas {self.replicas}"
             )
         return self
+
+    @property
+    def replica_range(self) -> tuple[int, int]:
+        """The fewest and the most engines; the same where the load does not decide."""
+        if self.replicas == "auto":
+            return 1, self.max_replicas or 1
+        least, _, most = str(self.replicas).partition("..")
+        return int(least), int(most or least)
 
 
 def needless(settings: FleetSettings) -> list[str]:

@@ -74,11 +74,11 @@ def _version_of(configure: Configure, *more: object) -> str:
 
 
 def _number_of(fleet: FleetConfig) -> dict[str, Any]:
-    if fleet.replicas is not None:
-        return {"num_replicas": fleet.replicas}
+    if fleet.min_replicas == fleet.max_replicas:
+        return {"num_replicas": fleet.max_replicas}
     policy = AutoscalingPolicy(policy_function=f"{autoscaling.__name__}:{autoscaling.replicas_wanted.__name__}")
     config = AutoscalingConfig(
-        min_replicas=1,
+        min_replicas=fleet.min_replicas,
         max_replicas=fleet.max_replicas,
         upscale_delay_s=UPSCALE_SECONDS,
         downscale_delay_s=DOWNSCALE_SECONDS,

@@ -19,8 +19,13 @@ def load(num_waiting_tokens: int, num_rows: int) -> dict[str, float]:
 
 
 def replicas_wanted(context: Any) -> tuple[int, dict[str, Any]]:
-    """See Ray Serve's custom autoscaling policies. `context`: an AutoscalingContext."""
+    """See Ray Serve's custom autoscaling policies. `context`: an AutoscalingContext.
+
+    Serve looks at need when a number has been too large for its delay, and then sets the number that is wanted at that
+    moment: so no more than one replica less is wanted at any.
+    """
     told = (context.aggregated_metrics or {}).get(LOAD, {})
     wanted = math.ceil(sum(told.values()) / TOKENS_PER_REPLICA)
     least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+    wanted = max(wanted, context.target_num_replicas - 1)
     return max(least, 1, min(wanted, most)), dict(context.policy_state or {})

@@ -228,7 +228,7 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 def _check_room(config: FleetConfig) -> None:
     """Warns if replicas find no room now; nodes may come later."""
     has = importlib.import_module("ray").cluster_resources()
-    least = config.replicas or 1
+    least = config.min_replicas
     for kind, each in (("CPU", config.num_cpus), ("GPU", config.num_gpus)):
         if each * least > has.get(kind, 0):
             words = (

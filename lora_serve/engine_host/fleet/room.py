@@ -22,7 +22,7 @@ def check_own_room(config: FleetConfig) -> None:
     """Raises ConfigError if so many engines can never run here; warns if they can, and would be in each other's way.
     Ray is imported.
     """
-    least, most = config.replicas or 1, config.max_replicas
+    least, most = config.min_replicas, config.max_replicas
     _check_memory(least, most, free_memory())
     if config.num_gpus:
         _check_gpus(least, most, config.num_gpus, num_gpus())
@@ -40,7 +40,7 @@ def _check_memory(least: int, most: int, free: int | None) -> None:
     )
     if least * ENGINE_BYTES > free:
         raise ConfigError(f"--replicas {least}: there is no memory here for {least} engines {words}")
-    _log.warning("there is no memory here for %d engines (--max-replicas) %s", most, words)
+    _log.warning("there is no memory here for %d engines (the most of --replicas) %s", most, words)
 
 
 def _check_gpus(least: int, most: int, each: float, found: int) -> None:
@@ -49,7 +49,7 @@ def _check_gpus(least: int, most: int, each: float, found: int) -> None:
     if least > fit:
         raise ConfigError(f"--num-gpus {each:g}: there is no room here for {least} engines {words}")
     if most > fit:
-        _log.warning("there is no room here for %d engines (--max-replicas) %s", most, words)
+        _log.warning("there is no room here for %d engines (the most of --replicas) %s", most, words)
 
 
 def free_memory() -> int | None:

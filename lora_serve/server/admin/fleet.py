@@ -28,10 +28,14 @@ async def get_fleet(request: web.Request) -> web.StreamResponse:
     stats = await _stats(services)
     replicas = replicas_of(services, stats)
     num_lost = 0 if stats is None else stats.num_replicas_lost
+    num_restarts = services.metrics.num_engine_restarts
+    in_fleet = stats is not None and stats.replicas is not None
     shown: dict[str, Any] = {
         "object": "list",
         "data": [replica_card(replica) for replica in replicas],
-        "restarts": services.metrics.num_engine_restarts + num_lost,
+        "replicas": [_in_short(replica, 0 if in_fleet else num_restarts) for replica in replicas],
+        "router": {"name": services.config.router} if in_fleet else None,
+        "restarts": num_restarts + num_lost,
         "adapter": None if wanted is None else _adapter(services.catalog.snapshot, wanted, replicas),
     }
     return web.json_response(shown)
@@ -69,6 +73,20 @@ def replica_card(replica: ReplicaStats) -> dict[str, Any]:
         "num_host_adapters": len(stats.host_digests),
         "loading_digests": list(stats.loading_digests),
         "tiers": {name: asdict(tier) for name, tier in stats.tiers.items()},
+    }
+
+
+def _in_short(replica: ReplicaStats, num_restarts: int) -> dict[str, Any]:
+    """What a program that asks often needs of an engine. `num_restarts`: 0 in a fleet, where a new one has a new id."""
+    stats = replica.stats or EMPTY
+    return {
+        "id": replica.replica,
+        "node": replica.node,
+        "state": replica.state.value,
+        "resident": [slot.digest for slot in stats.slots],
+        "num_running": stats.num_running,
+        "num_waiting": stats.num_waiting,
+        "restarts": num_restarts,
     }
 
 

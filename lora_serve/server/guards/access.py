@@ -66,7 +66,7 @@ async def _for_inference(request: web.Request, route: Route) -> web.StreamRespon
     caller = _enter(request, route.access)
     with services.lifecycle.inside():
         services.quotas.check(caller)
-        if services.overflow is None or not services.overflow.has_room:
+        if services.overflow is None or not services.overflow.may_take(request, caller.tenant):
             services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
         _check_task(request, route.tasks)
         return await route.handler(request)

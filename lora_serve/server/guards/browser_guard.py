@@ -26,7 +26,7 @@ _ITS_OWN = frozenset(("same-origin", "none"))  # `Sec-Fetch-Site`; none: typed, 
 _METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
 _READABLE = (
     "Retry-After, Server-Timing, X-Request-Id, X-Adapter-Id, X-Adapter-Version, X-Adapter-Digest, X-Adapter-Scale, "
-    "X-Adapter-Active, X-Adapter-Fallback, X-Served-By"
+    "X-Adapter-Active, X-Adapter-Fallback, X-Served-By, X-Replica-Id"
 )
 _LIMITS = tuple(f"x-ratelimit-{figure}-{unit}" for unit in get_args(Unit) for figure in ("limit", "remaining", "reset"))
 _FIELD_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:, ?[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")

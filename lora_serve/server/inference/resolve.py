@@ -27,7 +27,7 @@ from lora_serve.server.inference.composition import check_composition
 from lora_serve.server.inference.defaults import NO_DEFAULTS, RequestDefaults, known_defaults
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH
 from lora_serve.server.schemas.generation import SamplingFields
-from lora_serve.server.schemas.request import AdapterScale, RequestFields
+from lora_serve.server.schemas.request import AdapterScale, NamingFields, RequestFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.text.tokenizer import TextModel
 
@@ -70,6 +70,18 @@ def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
     text, spec = tokenizer_for(services, adapters.single, adapters.named)
     defaults = _defaults_of(adapters.named, services.config.requests)
     return ResolvedModel(adapters, fallback, text, spec, defaults, _hint(services, adapters.named))
+
+
+def named_tokenizer(request: web.Request, fields: NamingFields) -> tuple[TextModel, ModelSpec]:
+    """The tokenizer and spec of what body and header name, and the base's if they name nothing; the adapters are noted
+    for the answer's headers. Raises as `resolve` does.
+    """
+    services = request.app[SERVICES]
+    if fields.model is None and _explicit(fields, request.headers) is None:
+        return services.text, services.spec  # which is no secret from those who may not use the base model
+    adapters = resolver_for(request).resolve(fields, request.headers)
+    request[CONTEXT].adapters = adapters
+    return tokenizer_for(services, adapters.single, adapters.named)
 
 
 def _hint(services: Services, named: Resolution | None) -> str:
@@ -116,7 +128,7 @@ class AdapterResolver:
     limits: AdapterConfig
     other_names: frozenset[str] = frozenset()  # of the base, where no adapter has such an id
 
-    def resolve(self, fields: RequestFields, headers: Mapping[str, str]) -> AdapterSet:
+    def resolve(self, fields: NamingFields, headers: Mapping[str, str]) -> AdapterSet:
         """The adapters of a request; without members the base model.
 
         Raises AdapterNotFoundError with the name as it was given, InvalidRequestError if body and header name one
@@ -191,7 +203,7 @@ class AdapterResolver:
         check_composition(before, self.catalog, self.limits)
         return before
 
-    def _permitted(self, adapters: AdapterSet, fields: RequestFields) -> AdapterSet:
+    def _permitted(self, adapters: AdapterSet, fields: NamingFields) -> AdapterSet:
         """`adapters`, unless they come to the base model, as their scales are 0, and the caller may not use that."""
         if not self.caller.may_use_base and not any(member.scale for member in adapters.members):
             raise AdapterNotFoundError(fields.model or self.base_name)
@@ -229,7 +241,7 @@ def _agree(one: Resolution | None, other: Resolution | None) -> bool:
     return one.version.digest == other.version.digest or not (one.names_version and other.names_version)
 
 
-def _explicit(fields: RequestFields, headers: Mapping[str, str]) -> list[tuple[str, float]] | None:
+def _explicit(fields: NamingFields, headers: Mapping[str, str]) -> list[tuple[str, float]] | None:
     """Names and scales of the body, else of the header; None if neither names an adapter."""
     if fields.adapters is not None:
         return _listed(fields.adapters, fields.adapter_id)

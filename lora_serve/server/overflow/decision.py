@@ -61,9 +61,12 @@ class Overflow:
         up = {one.name: lambda one=one: float(one.breaker.state is not State.OPEN) for one in self.neighbours}
         self._metrics = OverflowMetrics(registry, up)
 
-    @property
-    def has_room(self) -> bool:
-        """True if some neighbour may be asked: then a full queue is no reason to refuse a request unread."""
+    def may_take(self, request: web.Request, tenant: str) -> bool:
+        """True if some neighbour may be asked, unless the body forbids it: then a full queue is no reason to refuse a
+        request unread.
+        """
+        if HEADER in request.headers or not self._may_leave(tenant):
+            return False
         return any(neighbour.may_be_asked(1, "", "") for neighbour in self.neighbours)
 
     @asynccontextmanager

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from lora_serve.core.setting_types import MAX_COUNT, MAX_ROWS, MAX_SLOTS, MAX_STEP_TOKENS, MAX_TARGET_MS
 from lora_serve.core.tenant import MAX_LIMIT, Quota, Role
 from lora_serve.server.schemas.fields import Bytes, Fields, Name, as_bytes
+from lora_serve.server.schemas.markers import Refused
 
 MAX_LABEL = 200
 MAX_EXPIRY = 10 * 366 * 86400  # seconds
@@ -16,6 +18,7 @@ Version = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0, le=MAX_LIMIT)]
 NumBytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=0, le=MAX_LIMIT)]
 Label = Annotated[str, Field(max_length=MAX_LABEL)]
+_OF_TENANTS = Refused("all keys of a tenant share what it stores: limit the tenant", (None,))
 
 
 class RegisterFields(Fields):
@@ -58,18 +61,18 @@ class AliasFields(Fields):
 
 
 class LimitFields(Fields):
-    """PUT /admin/engine; what is left out stays as it is. Named as the flags are; 0 turns a target off, as null does"""
+    """PUT /admin/engine; what is left out stays as it is. Names and bounds are the flags'; 0, or null: no target"""
 
-    max_loras: Annotated[int, Field(ge=1, le=4096)] | None = None
+    max_loras: Annotated[int, Field(ge=1, le=MAX_SLOTS)] | None = None
     adapter_memory: Bytes | None = None
     adapter_host_memory: Bytes | None = None
-    max_cpu_loras: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
-    max_num_batched_tokens: Annotated[int, Field(ge=16, le=2**24)] | None = None
+    max_cpu_loras: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=16, le=MAX_STEP_TOKENS)] | None = None
     batch_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
-    preferred_batch_size: Annotated[int, Field(ge=0, le=2**24)] | None = None
-    latency_target_ms: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    inter_token_target_ms: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    preferred_batch_size: Annotated[int, Field(ge=0, le=MAX_ROWS)] | None = None
+    latency_target_ms: Annotated[float, Field(ge=0, le=MAX_TARGET_MS)] | None = None
+    inter_token_target_ms: Annotated[float, Field(ge=0, le=MAX_TARGET_MS)] | None = None
 
 
 class LoadLoraFields(Fields):
@@ -107,6 +110,15 @@ class QuotaFields(Fields):
         return Quota(**{**kept, **named})
 
 
+class KeyQuotaFields(QuotaFields):
+    """Limits of a key, which hold beside those of its tenant."""
+
+    max_adapters: Annotated[Any, _OF_TENANTS] = None
+    max_stored_bytes: Annotated[Any, _OF_TENANTS] = None
+    device_bytes_guaranteed: Annotated[Any, _OF_TENANTS] = None
+    device_bytes_max: Annotated[Any, _OF_TENANTS] = None
+
+
 class CreateTenantFields(Fields):
     """POST /admin/tenants"""
 
@@ -130,7 +142,7 @@ class CreateKeyFields(Fields):
     role: Annotated[Role, Field(strict=False)] = Role.INFERENCE
     label: Label = ""
     expires_in: Annotated[int, Field(ge=1, le=MAX_EXPIRY)] | None = None  # seconds
-    quota: QuotaFields = QuotaFields()
+    quota: KeyQuotaFields = KeyQuotaFields()
 
 
 class SharingFields(Fields):

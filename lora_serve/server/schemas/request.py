@@ -25,13 +25,17 @@ AdapterScales = Annotated[
 ]
 
 
-class RequestFields(Fields):
-    """The base of inference requests."""
+class NamingFields(Fields):
+    """The names in a request: of the model, and of the adapters on it."""
 
     model: Name | None = None
     adapters: AdapterScales | None = None
     adapter_id: Name | None = None
     user: User = None  # the end user: with the tenant, who always gets the same side of a canary
+
+
+class RequestFields(NamingFields):
+    """The base of inference requests."""
 
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     timeout_ms: int | None = Field(None, ge=1, le=DAY_MS)

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.fields import Fields, Name, Objects
+from lora_serve.server.schemas.fields import Objects
 from lora_serve.server.schemas.generation import ChatFields
+from lora_serve.server.schemas.request import NamingFields
 
 MAX_TOKEN_IDS = 2_000_000
 _LIST = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_TOKEN_IDS}
 TokenIds = Annotated[Any, WithJsonSchema(_LIST)]  # see `check_token_ids`
 
 
-class TokenizeTextFields(Fields):
-    model: Name | None = None
+class TokenizeTextFields(NamingFields):
     prompt: str
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -29,8 +29,7 @@ class TokenizeChatFields(ChatFields):
     return_token_strs: bool = False
 
 
-class DetokenizeFields(Fields):
-    model: Name | None = None
+class DetokenizeFields(NamingFields):
     tokens: TokenIds
 
 

@@ -120,9 +120,11 @@ async def test_who_had_no_token_is_answered_by_another_replica_and_sees_nothing_
             victim = await running_on(client, fleet)
             for name in ("a", "b"):
                 fleet.replicas[name].served.makes_slow_ones_wait = False
-            fleet.kill("a" if victim is fleet.replicas["a"] else "b")
+            lost, other = ("a", "b") if victim is fleet.replicas["a"] else ("b", "a")
+            fleet.kill(lost)
             events = await waiting
         assert isinstance(events[0], PromptEvent)
+        assert events[0].replica == other
         assert [event.token_id for event in events if isinstance(event, TokenEvent)] == expected(
             [3, 4], 4, adapter("slow").digest
         )

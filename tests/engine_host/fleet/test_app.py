@@ -28,6 +28,22 @@ def test_servers_with_stores_of_their_own_share_engines_and_with_other_limits_re
     assert version_of(store=Path("/one"), warmup="off") != one
 
 
+@pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")  # until Ray takes it away
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        ({"replicas": 3}, 3),
+        ({"replicas": "2..2"}, 2),
+        ({"replicas": "2..5"}, (2, 5)),
+        ({"replicas": "auto", "max_replicas": 4}, (1, 4)),
+    ],
+)
+def test_number_of_engines_is_one_or_a_range(settings: dict[str, Any], number: int | tuple[int, int]) -> None:
+    config = application(Settings(model="a/model", engine="ray", **settings))._bound_deployment._deployment_config
+    scaling = config.autoscaling_config
+    assert (config.num_replicas if scaling is None else (scaling.min_replicas, scaling.max_replicas)) == number
+
+
 def test_idle_engines_count_seldom_for_serve() -> None:
     options = application(Settings(model="a/model", engine="ray"))._bound_deployment.ray_actor_options
     assert options["runtime_env"]["env_vars"]["RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"] == "10000"

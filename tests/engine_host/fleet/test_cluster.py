@@ -19,7 +19,7 @@ from lora_serve.engine_host.fleet.output import drop_bytes_of_grpc, log_batch, l
 
 
 def config(**given: object) -> FleetConfig:
-    values = {"replicas": 2, "max_replicas": 2, "num_gpus": 0.0, "num_cpus": 1.5, "address": None, "name": "x"}
+    values = {"min_replicas": 2, "max_replicas": 2, "num_gpus": 0.0, "num_cpus": 1.5, "address": None, "name": "x"}
     return FleetConfig(**{**values, "wait": 1.0, **given})  # type: ignore[arg-type]
 
 

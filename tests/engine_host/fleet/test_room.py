@@ -24,8 +24,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "num_gpus", lambda: 2)
 
 
-def config(replicas: int | None, most: int = 1, num_gpus: float = 0.0) -> FleetConfig:
-    given = {"replicas": replicas, "max_replicas": replicas or most, "num_gpus": num_gpus, "num_cpus": 1.0}
+def config(least: int, most: int | None = None, num_gpus: float = 0.0) -> FleetConfig:
+    given = {"min_replicas": least, "max_replicas": most or least, "num_gpus": num_gpus, "num_cpus": 1.0}
     return FleetConfig(**given, address=None, name="x", wait=1.0)  # type: ignore[arg-type]
 
 
@@ -36,6 +36,7 @@ def refused(given: FleetConfig) -> str:
 
 
 def test_engines_that_memory_cannot_hold_are_refused_with_figures() -> None:
+    assert refused(config(13, 16)).startswith("--replicas 13: there is no memory here for 13 engines")
     assert refused(config(40)) == (
         "--replicas 40: there is no memory here for 40 engines of 250 MiB each at least, before weights and KV cache; "
         "3.0 GiB are free, enough for 12"
@@ -64,8 +65,8 @@ def test_a_cluster_is_not_started_for_what_it_cannot_hold(monkeypatch: pytest.Mo
     ("given", "words"),
     [
         (config(8), "8 engines take turns on 2 cores: more engines than cores are no faster"),
-        (config(None, 13), "there is no memory here for 13 engines (--max-replicas) of 250 MiB each"),
-        (config(None, 3, num_gpus=1.0), "there is no room here for 3 engines (--max-replicas) of 1 GPUs each"),
+        (config(1, 13), "there is no memory here for 13 engines (the most of --replicas) of 250 MiB each"),
+        (config(1, 3, num_gpus=1.0), "there is no room here for 3 engines (the most of --replicas) of 1 GPUs each"),
     ],
 )
 def test_what_can_begin_and_would_be_slow_or_not_grow_is_a_warning(
@@ -76,7 +77,7 @@ def test_what_can_begin_and_would_be_slow_or_not_grow_is_a_warning(
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-@pytest.mark.parametrize("given", [config(2), config(None, 2), config(2, num_gpus=1.0)])
+@pytest.mark.parametrize("given", [config(2), config(1, 2), config(2, num_gpus=1.0)])
 def test_what_fits_is_not_spoken_of(given: FleetConfig, caplog: pytest.LogCaptureFixture) -> None:
     room.check_own_room(given)
     assert caplog.records == []

@@ -9,11 +9,15 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from pydantic import BaseModel, ValidationError
 
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.errors import ConflictError
 from lora_serve.core.messages import Resize, Tune
+from lora_serve.core.settings import Settings
+from lora_serve.server.admin.engine import _MAY_BE_OFF
 from lora_serve.server.app import build_app
+from lora_serve.server.schemas.admin import LimitFields
 from tests.server.conftest import ADMIN
 
 
@@ -29,6 +33,27 @@ async def test_new_limits_reach_the_engine_and_its_figures_come_back(admin: aioh
     assert body["max_loras"] == 32
     async with admin.get("/admin/engine") as answer:
         assert (await answer.json())["max_loras"] == 32
+
+
+def test_limits_are_bounded_as_the_flags_are() -> None:
+    """What a server was started with can be set again, and what is set can be its flag."""
+    for name, field in LimitFields.model_fields.items():
+        for value in (0, 1, 15, 16, 4096, 4097, 16_384, 16_385, 2**20, 2**20 + 1, 2**31 - 1, 2**31, 2**50, 2**50 + 1):
+            if value == 0 and (name in _MAY_BE_OFF or name in ("adapter_memory", "adapter_host_memory")):
+                continue  # "no target" here, "no adapters" there
+            assert is_valid(LimitFields, {name: value}) == is_valid(Settings, {"model": "m", name: value}), (
+                name,
+                value,
+            )
+        assert field.default is None
+
+
+def is_valid(schema: type[BaseModel], values: dict[str, Any]) -> bool:
+    try:
+        schema.model_validate(values)
+    except ValidationError as error:
+        return not any(problem["loc"] for problem in error.errors())  # fields that do not fit each other
+    return True
 
 
 @pytest.mark.parametrize(

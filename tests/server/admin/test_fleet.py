@@ -14,7 +14,7 @@ from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import EngineLostError
 from lora_serve.core.fleet_stats import merged
 from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
-from tests.server.conftest import ADMIN
+from tests.server.conftest import ADMIN, BASE
 from tests.server.fleets import REPLICAS, play_fleet
 
 
@@ -121,6 +121,37 @@ async def test_engine_shows_the_sums_and_the_limits_that_can_be_set(http: aiohtt
     assert sorted(found["running_adapters"]) == ["acme/all", "acme/one"]
     async with http.put("/admin/engine", json={"max_loras": found["max_loras"]}, headers=ADMIN) as answer:
         assert (await answer.json())["max_loras"] == found["max_loras"]
+
+
+async def test_replicas_are_listed_in_short(http: aiohttp.ClientSession, house: Any) -> None:
+    (alone,) = (found := await get(http, "/admin/fleet"))["replicas"]
+    assert alone == {
+        "id": "0", "node": "localhost", "state": "ready", "resident": [], "num_running": 0, "num_waiting": 0,
+        "restarts": 0,
+    }  # fmt: skip
+    assert found["router"] is None
+    house.services.metrics.engine_restarts.inc()
+    assert [one["restarts"] for one in (await get(http, "/admin/fleet"))["replicas"]] == [1]
+    await play_fleet(house)
+    found = await get(http, "/admin/fleet")
+    assert found["router"] == {"name": "affinity"}
+    for one, card in zip(found["replicas"], found["data"], strict=True):
+        assert one["resident"] == [slot["digest"] for slot in card["slots"]] != []
+        assert {name: one[name] for name in one.keys() & card.keys()}.items() <= card.items()
+        assert one["restarts"] == 0  # one that is restarted is another one, with another id
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answer_says_which_replica_computed_it(http: aiohttp.ClientSession, house: Any, stream: bool) -> None:
+    body = {"model": BASE, "prompt": "x", "max_tokens": 1, "stream": stream}
+    async with http.post("/v1/completions", json=body, headers=ADMIN) as answer:
+        assert answer.status == 200
+        assert "X-Replica-Id" not in answer.headers
+    home = await play_fleet(house)
+    async with http.post("/v1/completions", json={**body, "model": "acme/one"}, headers=ADMIN) as answer:
+        assert (answer.status, answer.headers["X-Replica-Id"]) == (200, home)
+    async with http.post("/v1/completions", json={**body, "model": "acme/nobody"}, headers=ADMIN) as answer:
+        assert "X-Replica-Id" not in answer.headers
 
 
 async def test_refused_and_silent_replicas_are_listed(

@@ -92,12 +92,27 @@ async def test_wrong_tenants_are_refused(tenancy: Tenancy, body: dict[str, Any],
         {"expires_in": 10**12},
         {"expires_in": "1d"},
         {"quota": {"max_queued": "x"}},
+        {"quota": {"max_adapters": 1}},  # of all of a tenant's keys together, so not of one
+        {"quota": {"max_stored_bytes": "1MiB"}},
+        {"quota": {"device_bytes_guaranteed": 0}},
+        {"quota": {"device_bytes_max": 1}},
     ],
 )
 async def test_wrong_keys_are_refused(tenancy: Tenancy, body: dict[str, Any]) -> None:
     await tenancy.tenant("acme")
     assert (await tenancy.call("admin", "POST", "/admin/tenants/acme/keys", body)).status == 400
     assert len((await tenancy.call("admin", "GET", "/admin/tenants/acme/keys")).data["data"]) == 2
+
+
+async def test_key_has_the_limits_that_it_can_have(tenancy: Tenancy) -> None:
+    await tenancy.tenant("acme")
+    quota = {"requests_per_minute": 1, "tokens_per_minute": 2, "max_running": 3, "max_queued": 4}
+    quota["registrations_per_minute"] = 5
+    body = {"quota": {**quota, "max_adapters": None}}
+    made = await tenancy.call("admin", "POST", "/admin/tenants/acme/keys", body)
+    assert (made.status, made.data["quota"]) == (201, quota)
+    refused = await tenancy.call("admin", "POST", "/admin/tenants/acme/keys", {"quota": {"max_adapters": 1}})
+    assert "limit the tenant" in refused.data["error"]["message"]
 
 
 async def test_secret_is_shown_once_and_never_again(tenancy: Tenancy, caplog: pytest.LogCaptureFixture) -> None:

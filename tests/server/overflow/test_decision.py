@@ -11,6 +11,7 @@ import pytest
 
 from lora_serve.core.config import OverflowConfig, QueueLimits
 from lora_serve.engine.queue_gate import QueueGate
+from lora_serve.server.overflow.neighbour import HEADER
 from tests.server.conftest import ADMIN, House
 from tests.server.overflow.conftest import Actor, Busy, chunk, overflow_of, streams
 
@@ -213,6 +214,20 @@ async def test_full_queue_is_no_reason_to_refuse_while_a_neighbour_is_there(
     assert await leaves(busy, http, COMPLETION)
     overflow_of(house).neighbours[0].is_self = True
     async with http.post("/v1/completions", json=COMPLETION) as answered:
+        assert answered.status == 503
+
+
+async def test_full_queue_refuses_unread_what_may_not_leave(
+    house: House, busy: Busy, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.engine.gate.limits = replace(house.engine.gate.limits, max_requests=1)
+    sent_on, not_json = {HEADER: "another server"}, {"data": b"{", "headers": {"Content-Type": "application/json"}}
+    async with http.post("/v1/completions", **not_json) as answered:
+        assert answered.status == 400  # it was read, as a neighbour might have taken it
+    async with http.post("/v1/completions", **{**not_json, "headers": not_json["headers"] | sent_on}) as answered:
+        assert answered.status == 503
+    monkeypatch.setattr(overflow_of(house), "_may_leave", lambda tenant: False)
+    async with http.post("/v1/completions", **not_json) as answered:
         assert answered.status == 503
 
 

@@ -198,9 +198,9 @@ class TestDeadNeighbour:
         busy.end()
         assert [answered.status for answered in await asyncio.gather(*waiting)] == [200] * 20
         assert overflow_of(house).neighbours[0].breaker.state is State.OPEN
+        assert not overflow_of(house).neighbours[0].may_be_asked(1, "", "")
         (probed,) = [record for record in caplog.get_records("setup") if "overflow" in record.message]
         assert "the neighbour gone does not answer GET /v1/models" in probed.message
-        assert not overflow_of(house).has_room
 
 
 async def test_neighbour_that_is_back_is_asked_again(busy: Busy, actor: Actor, http: aiohttp.ClientSession) -> None:

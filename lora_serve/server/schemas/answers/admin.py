@@ -164,8 +164,24 @@ class AdapterPlaces(Answer):
     versions: list[VersionPlaces]
 
 
+class ReplicaInShort(Answer):
+    id: str
+    node: str
+    state: ReplicaState
+    resident: list[str]
+    num_running: int
+    num_waiting: int
+    restarts: int
+
+
+class RouterCard(Answer):
+    name: str
+
+
 class Fleet(Answer):
     object: Literal["list"]
     data: list[ReplicaCard]
+    replicas: list[ReplicaInShort]
+    router: RouterCard | None
     restarts: int
     adapter: AdapterPlaces | None
