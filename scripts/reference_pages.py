@@ -216,8 +216,9 @@ of a fleet carry `X-Replica-Id` too, an `id` of `GET /admin/fleet`, and those of
 `X-Served-By`. An error has those that were known when it was met. `/version` has [kernels](../how-to/kernels.md).
 
 A request names its adapter in one of four ways; the first that is given counts: `adapters` or `adapter_id` in the
-body, the header `X-Adapter-Id`, `model`. A `model` that is given beside the others names the base model or the same
-adapter; else the answer is 400. A name may carry a version: `acme/support@3` or `acme/support@sha256:...`."""
+body, the header `X-Adapter-Id`, `model`. A `model` that is given beside the others names the base model or one of
+these adapters; another one is 400, an unknown one 404. A name may carry a version: `acme/support@3` or
+`acme/support@sha256:...`."""
 
 
 def _operations(openapi: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -265,7 +265,7 @@ class PromptEvent(RequestEvent, frozen=True):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None  # one per prompt token, the first is None
     num_cached_tokens: int = 0  # prompt tokens whose K and V were found, not computed
     fell_back: bool = False  # the request's `fallback` answers, not its `adapters`
-    replica: str = ""  # the engine of a fleet that computed it, as its client knows; empty: there is one engine
+    replica: str = ""  # the engine of a fleet that computed it, as its client knows; empty: no fleet did
 
 
 class TokenEvent(RequestEvent, frozen=True):

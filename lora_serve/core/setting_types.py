@@ -19,7 +19,7 @@ MAX_COUNT = 2**31 - 1  # of what is counted only, and takes no memory by itself
 MAX_ROWS = 4096  # of one step
 MAX_STEP_TOKENS = 2**20
 MAX_SLOTS = 16_384
-MAX_TARGET_MS = 1000.0 * YEAR
+MIN_TARGET_MS, MAX_TARGET_MS = 0.001, 1000.0 * YEAR
 
 
 def parse_list(value: Any) -> Any:

@@ -50,7 +50,7 @@ class RequestContext:
     active: tuple[str, ...] = ()  # see `AdapterSet.activity`
     fell_back: OnCold | None = None  # `base` or `previous`: `adapters` answer for others that were cold
     served_by: str = ""  # the neighbour that computed the answer, or some of its rows; empty: this server
-    replica: str = ""  # the engine of a fleet that computed the answer; its rows go to one, unless that is lost
+    replicas: dict[int, str] = field(default_factory=dict)  # the engines of a fleet that computed the rows, by row
     timings: Timings | None = None  # the slowest of the request's rows, part by part
     decode: float | None = None  # seconds after the first token
     num_prompt_tokens: int = 0
@@ -78,12 +78,17 @@ class RequestContext:
         assert self.caller is not None, "the route has no guard"
         return self.caller
 
+    @property
+    def replica_names(self) -> list[str]:
+        """The engines that computed the answer: one, unless it was lost, or rows ran one after another."""
+        return list(dict.fromkeys(self.replicas.values()))
+
     def log_fields(self) -> dict[str, object]:
         """The fields of every line of log written for the request, as far as they are known by now.
 
         `-` and None: nobody, nothing, or not yet. Never a prompt, never a key.
         """
-        places = {"served_by": self.served_by, "replica": self.replica}
+        places = {"served_by": self.served_by, "replica": ",".join(self.replica_names)}
         elsewhere = {name: place for name, place in places.items() if place}
         return {
             "request_id": self.request_id,
@@ -118,8 +123,8 @@ def _own_headers(context: RequestContext) -> dict[str, str]:
         headers |= _adapter_headers(context.adapters, context)
     if context.served_by:
         headers["X-Served-By"] = context.served_by
-    if context.replica:
-        headers["X-Replica-Id"] = context.replica
+    if context.replicas:
+        headers["X-Replica-Id"] = ",".join(context.replica_names)
     for unit, state in context.rate_limits.items():
         # https://platform.openai.com/docs/guides/rate-limits
         headers[f"x-ratelimit-limit-{unit}"] = str(state.limit)

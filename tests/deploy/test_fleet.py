@@ -68,7 +68,7 @@ def test_engines_are_set_up_as_their_gateways_are(
 
 def test_engines_are_as_many_as_was_said(renderings: dict[str, Rendered]) -> None:
     grows, fixed = (settings_of(application(renderings[name])["args"]).fleet_slice() for name in FLEETS)
-    assert (grows.min_replicas, grows.max_replicas) == (1, 8)
+    assert (grows.min_replicas, grows.max_replicas) == (2, 8)
     assert (fixed.min_replicas, fixed.max_replicas) == (3, 3)
     assert [renderings[name].of("StatefulSet")["spec"]["replicas"] for name in FLEETS] == [3, 2]
 
@@ -191,6 +191,6 @@ def test_head_keeps_its_state_in_redis(renderings: dict[str, Rendered]) -> None:
 def test_notes_tell_of_the_token(renderings: dict[str, Rendered]) -> None:
     for name in FLEETS:
         assert "--from-literal=auth_token=" in renderings[name].notes
-    assert "3 gateways, 1 to 8 engines" in renderings["ray"].notes
+    assert "3 gateways, 2 to 8 engines" in renderings["ray"].notes
     assert "2 gateways, 3 engines" in renderings["fleet"].notes
     assert "auth_token" not in renderings["trial"].notes

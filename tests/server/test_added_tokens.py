@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lora_serve.adapters.catalog.entry import VersionEntry
+from lora_serve.adapters.catalog.entry import Canary, VersionEntry
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
@@ -38,35 +38,52 @@ def spec(text_model: TextModel) -> ModelSpec:
     )  # fmt: skip
 
 
-@pytest.fixture
-def folder(tmp_path: Path, text_model: TextModel) -> Path:
-    """An adapter with one token more than the base."""
-    folder = tmp_path / "root" / "tickets"
+def make_adapter(folder: Path, text_model: TextModel, *, with_token: bool) -> Path:
+    """An adapter with one token more than the base, or one with none of its own."""
     folder.mkdir(parents=True)
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
-    config["modules_to_save"] = ["embed_tokens", "lm_head"]
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    config: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     random, size = np.random.default_rng(0), text_model.vocab_size + 1
     shapes = {"model.q_proj.lora_A": (2, HIDDEN), "model.q_proj.lora_B": (HIDDEN, 2)}
-    shapes |= {"model.embed_tokens": (size, HIDDEN), "lm_head": (size, HIDDEN)}
+    if with_token:
+        config["modules_to_save"] = ["embed_tokens", "lm_head"]
+        shapes |= {"model.embed_tokens": (size, HIDDEN), "lm_head": (size, HIDDEN)}
+        added = [{"id": text_model.vocab_size, "content": "<ticket>", "special": False}]
+        (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     tensors = {
         f"base_model.model.{name}.weight": random.standard_normal(shape, dtype=np.float32)
         for name, shape in shapes.items()
     }
     save_file(tensors, folder / "adapter_model.safetensors")
-    added = [{"id": text_model.vocab_size, "content": "<ticket>", "special": False}]
-    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
     return folder
 
 
 @pytest.fixture
-async def tickets(services: Services, folder: Path, text_model: TextModel) -> AdapterRef:
-    """That adapter, registered."""
+def folder(tmp_path: Path, text_model: TextModel) -> Path:
+    """An adapter with one token more than the base."""
+    return make_adapter(tmp_path / "root" / "tickets", text_model, with_token=True)
+
+
+@pytest.fixture
+def plain(tmp_path: Path, text_model: TextModel) -> Path:
+    """An adapter with the base's tokens."""
+    return make_adapter(tmp_path / "root" / "plain", text_model, with_token=False)
+
+
+async def registered(
+    services: Services, text_model: TextModel, name: str, folder: Path, *, activate: bool = True
+) -> AdapterRef:
     config = services.adapter_config
     tokens = BaseTokens(text_model.vocabulary())
     registry = Registry(config, services.spec, services.catalog, DiskStore(config.store), FakeVerifier(), tokens)
-    done = await services.registrations.run(lambda: registry.register_folder("acme/tickets", folder))
+    done = await services.registrations.run(lambda: registry.register_folder(name, folder, activate=activate))
     return done.ref
+
+
+@pytest.fixture
+async def tickets(services: Services, folder: Path, text_model: TextModel) -> AdapterRef:
+    """The adapter with the token, registered."""
+    return await registered(services, text_model, "acme/tickets", folder)
 
 
 async def post(http: aiohttp.ClientSession, path: str, **body: Any) -> tuple[int, Any]:
@@ -91,7 +108,7 @@ async def test_tokenize_and_detokenize_know_the_tokens_of_the_adapter_alone(
 
 
 async def test_tokenize_finds_the_adapter_as_an_answer_does(
-    http: aiohttp.ClientSession, tickets: AdapterRef, text_model: TextModel
+    http: aiohttp.ClientSession, services: Services, tickets: AdapterRef, plain: Path, text_model: TextModel
 ) -> None:
     new, body = text_model.vocab_size, {"prompt": "<ticket>", "add_special_tokens": False}
     for named in ({"adapter_id": "acme/tickets"}, {"adapters": [{"id": "acme/tickets"}]}):
@@ -102,9 +119,21 @@ async def test_tokenize_finds_the_adapter_as_an_answer_does(
     async with http.post("/tokenize", json=body, headers={"X-Adapter-Id": "acme/tickets"}) as answered:
         assert (await answered.json())["tokens"] == [new]
         assert answered.headers["X-Adapter-Digest"] == tickets.digest
+    await registered(services, text_model, "acme/other", plain)
     for path, rest in (("/tokenize", body), ("/detokenize", {"tokens": [1]})):
         assert (await post(http, path, adapter_id="acme/nobody", **rest))[0] == 404
-        assert (await post(http, path, adapter_id="acme/tickets", model="acme/other", **rest))[0] in (400, 404)
+        assert (await post(http, path, adapter_id="acme/tickets", model="acme/other", **rest))[0] == 400
+
+
+async def test_tokenize_means_the_default_version_unless_a_user_has_the_canary(
+    http: aiohttp.ClientSession, services: Services, tickets: AdapterRef, plain: Path, text_model: TextModel
+) -> None:
+    await registered(services, text_model, "acme/tickets", plain, activate=False)
+    services.catalog.set_route("acme/tickets", 1, Canary(2, 50.0))
+    body, new = {"adapter_id": "acme/tickets", "prompt": "<ticket>", "add_special_tokens": False}, text_model.vocab_size
+    assert [(await post(http, "/tokenize", **body))[1]["tokens"] for _ in range(20)] == [[new]] * 20
+    of_users = [(await post(http, "/tokenize", **body, user=f"u{number}"))[1]["tokens"] for number in range(20)]
+    assert 0 < of_users.count([new]) < 20
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from lora_serve.core.setting_types import (
     MAX_ROWS,
     MAX_STEP_TOKENS,
     MAX_TARGET_MS,
+    MIN_TARGET_MS,
     YEAR,
     Bytes,
     Count,
@@ -37,13 +38,13 @@ class BatchSettings(SettingsGroup):
     )
     latency_target_ms: float | None = Field(
         None,
-        ge=0.001,
+        ge=MIN_TARGET_MS,
         le=MAX_TARGET_MS,
         description="milliseconds that the p95 of time to first token may be: batches are sized for it; default: any",
     )
     inter_token_target_ms: float | None = Field(
         None,
-        ge=0.001,
+        ge=MIN_TARGET_MS,
         le=MAX_TARGET_MS,
         description="milliseconds that the p95 of inter-token time may be: batches are sized for it; default: any",
     )

@@ -19,7 +19,8 @@ class FleetSettings(SettingsGroup):
 
     replicas: Replicas = Field(
         1,
-        description="engines, each with the whole model; MIN..MAX: as many as the load needs; auto: 1..--max-replicas",
+        description="engines, each with the whole model; MIN..MAX, such as 2..8: as many of them as the load needs; "
+        "auto: from 1 to --max-replicas",
     )
     max_replicas: int | None = Field(
         None, ge=1, le=MAX_REPLICAS, description="engines at most, with --replicas auto, which needs it"

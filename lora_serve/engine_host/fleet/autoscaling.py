@@ -1,4 +1,4 @@
-"""The number of replicas that a fleet's load needs, for `--replicas auto`: by tokens to compute, not by open requests.
+"""The number of replicas that a fleet's load needs, for a range of --replicas: by tokens to compute, not by requests.
 
 Ray Serve calls `replicas_wanted` each second in its controller, which has pickled it, with this module, by value.
 """
@@ -21,8 +21,8 @@ def load(num_waiting_tokens: int, num_rows: int) -> dict[str, float]:
 def replicas_wanted(context: Any) -> tuple[int, dict[str, Any]]:
     """See Ray Serve's custom autoscaling policies. `context`: an AutoscalingContext.
 
-    Serve looks at need when a number has been too large for its delay, and then sets the number that is wanted at that
-    moment: so no more than one replica less is wanted at any.
+    When fewer were wanted throughout its delay, Serve goes to the number that is wanted at the delay's end, however
+    low. So never more than one replica less is wanted.
     """
     told = (context.aggregated_metrics or {}).get(LOAD, {})
     wanted = math.ceil(sum(told.values()) / TOKENS_PER_REPLICA)

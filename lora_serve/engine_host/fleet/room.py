@@ -40,7 +40,7 @@ def _check_memory(least: int, most: int, free: int | None) -> None:
     )
     if least * ENGINE_BYTES > free:
         raise ConfigError(f"--replicas {least}: there is no memory here for {least} engines {words}")
-    _log.warning("there is no memory here for %d engines (the most of --replicas) %s", most, words)
+    _log.warning("there is no memory here for %d engines, as many as there may be, %s", most, words)
 
 
 def _check_gpus(least: int, most: int, each: float, found: int) -> None:
@@ -49,7 +49,7 @@ def _check_gpus(least: int, most: int, each: float, found: int) -> None:
     if least > fit:
         raise ConfigError(f"--num-gpus {each:g}: there is no room here for {least} engines {words}")
     if most > fit:
-        _log.warning("there is no room here for %d engines (the most of --replicas) %s", most, words)
+        _log.warning("there is no room here for %d engines, as many as there may be, %s", most, words)
 
 
 def free_memory() -> int | None:

@@ -74,12 +74,13 @@ def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
 
 def named_tokenizer(request: web.Request, fields: NamingFields) -> tuple[TextModel, ModelSpec]:
     """The tokenizer and spec of what body and header name, and the base's if they name nothing; the adapters are noted
-    for the answer's headers. Raises as `resolve` does.
+    for the answer's headers. Without a `user` an adapter's default version is meant: ids and texts must fit each other.
+    Raises as `resolve` does.
     """
     services = request.app[SERVICES]
     if fields.model is None and _explicit(fields, request.headers) is None:
         return services.text, services.spec  # which is no secret from those who may not use the base model
-    adapters = resolver_for(request).resolve(fields, request.headers)
+    adapters = resolver_for(request).resolve(fields, request.headers, by_chance=False)
     request[CONTEXT].adapters = adapters
     return tokenizer_for(services, adapters.single, adapters.named)
 
@@ -128,13 +129,15 @@ class AdapterResolver:
     limits: AdapterConfig
     other_names: frozenset[str] = frozenset()  # of the base, where no adapter has such an id
 
-    def resolve(self, fields: NamingFields, headers: Mapping[str, str]) -> AdapterSet:
+    def resolve(self, fields: NamingFields, headers: Mapping[str, str], *, by_chance: bool = True) -> AdapterSet:
         """The adapters of a request; without members the base model.
 
+        `by_chance`: a request that names no user may be the canary's; else it gets the default version.
         Raises AdapterNotFoundError with the name as it was given, InvalidRequestError if body and header name one
         adapter and `model` another, or if the adapters cannot act together.
         """
-        given, key = _explicit(fields, headers), self._sticky_key(fields.user)
+        given = _explicit(fields, headers)
+        key = self._sticky_key(fields.user) if fields.user or by_chance else None
         if given is None:
             name = self.base_name if fields.model is None else fields.model
             return self._permitted(self._set_of([(self.find(name, key), 1.0)]), fields)
@@ -214,7 +217,7 @@ class AdapterResolver:
         return f"{self.caller.tenant}\0{user}" if user else uuid.uuid4().hex
 
     def _check_named(
-        self, model: str, given: list[tuple[str, float]], found: list[Resolution | None], sticky_key: str
+        self, model: str, given: list[tuple[str, float]], found: list[Resolution | None], sticky_key: str | None
     ) -> None:
         """`model` must be the base model or one of the adapters found for the names given."""
         if self._is_base(model):

@@ -299,7 +299,8 @@ class Rows:
         context, timings = self.context, event.timings
         self._timers[number].admitted(timings)
         self.use.prompt_computed(number, event)
-        context.replica = event.replica
+        if event.replica:
+            context.replicas[number] = event.replica
         known = context.timings or Timings(0.0, 0.0, 0.0)
         context.timings = Timings(
             max(known.queue, timings.queue), max(known.load, timings.load), max(known.prefill, timings.prefill)

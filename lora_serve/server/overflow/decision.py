@@ -65,7 +65,10 @@ class Overflow:
         """True if some neighbour may be asked, unless the body forbids it: then a full queue is no reason to refuse a
         request unread.
         """
-        if HEADER in request.headers or not self._may_leave(tenant):
+        if HEADER in request.headers:
+            self._check_sender(request.headers[HEADER])
+            return False
+        if not self._may_leave(tenant):
             return False
         return any(neighbour.may_be_asked(1, "", "") for neighbour in self.neighbours)
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from lora_serve.core.setting_types import MAX_COUNT, MAX_ROWS, MAX_SLOTS, MAX_STEP_TOKENS, MAX_TARGET_MS
+from lora_serve.core.setting_types import (
+    MAX_COUNT,
+    MAX_ROWS,
+    MAX_SLOTS,
+    MAX_STEP_TOKENS,
+    MAX_TARGET_MS,
+    MIN_TARGET_MS,
+)
 from lora_serve.core.tenant import MAX_LIMIT, Quota, Role
 from lora_serve.server.schemas.fields import Bytes, Fields, Name, as_bytes
 from lora_serve.server.schemas.markers import Refused
@@ -18,7 +25,17 @@ Version = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0, le=MAX_LIMIT)]
 NumBytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=0, le=MAX_LIMIT)]
 Label = Annotated[str, Field(max_length=MAX_LABEL)]
-_OF_TENANTS = Refused("all keys of a tenant share what it stores: limit the tenant", (None,))
+
+
+def _check_target(milliseconds: float) -> float:
+    """Raises ValueError."""
+    if 0 < milliseconds < MIN_TARGET_MS:
+        raise ValueError(f"expected 0, or at least {MIN_TARGET_MS:g}")
+    return milliseconds
+
+
+Target = Annotated[float, Field(ge=0, le=MAX_TARGET_MS), AfterValidator(_check_target)]
+_OF_TENANTS = Refused("a limit of the whole tenant: set it there", (None,))
 
 
 class RegisterFields(Fields):
@@ -71,8 +88,8 @@ class LimitFields(Fields):
     max_num_batched_tokens: Annotated[int, Field(ge=16, le=MAX_STEP_TOKENS)] | None = None
     batch_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     preferred_batch_size: Annotated[int, Field(ge=0, le=MAX_ROWS)] | None = None
-    latency_target_ms: Annotated[float, Field(ge=0, le=MAX_TARGET_MS)] | None = None
-    inter_token_target_ms: Annotated[float, Field(ge=0, le=MAX_TARGET_MS)] | None = None
+    latency_target_ms: Target | None = None
+    inter_token_target_ms: Target | None = None
 
 
 class LoadLoraFields(Fields):

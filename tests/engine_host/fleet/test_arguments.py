@@ -18,7 +18,8 @@ def test_they_are_settings_by_name_of_types_that_yaml_and_json_have() -> None:
                  "tenant_weight": ["acme=2"], "adapter_host_memory": "4GiB", "enable_lora": True}
     )  # fmt: skip
     assert found.engine == "ray"
-    assert (found.fleet_slice().replicas, found.fleet_slice().num_cpus) == (2, 4.0)
+    fleet = found.fleet_slice()
+    assert (fleet.min_replicas, fleet.max_replicas, fleet.num_cpus) == (2, 2, 4.0)
     assert (found.max_upload_size, found.fuse_layers, found.speculate) == (4_000_000_000, False, "off")
     assert (found.tenant_weight, found.adapter_host_memory) == ((("acme", 2.0),), 4 * 2**30)
 

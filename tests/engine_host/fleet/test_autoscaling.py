@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from ray.serve.config import AutoscalingConfig
 
 from lora_serve.core.replica_report import ReplicaReport
-from lora_serve.engine_host.fleet.autoscaling import TOKENS_PER_REPLICA, load, replicas_wanted
+from lora_serve.engine_host.fleet.app import DOWNSCALE_SECONDS
+from lora_serve.engine_host.fleet.autoscaling import LOAD, TOKENS_PER_REPLICA, load, replicas_wanted
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 
 
@@ -53,6 +55,36 @@ def test_one_replica_less_is_wanted_at_a_time() -> None:
     assert wanted(load(3 * TOKENS_PER_REPLICA, 0), now=8) == 7
     assert wanted(load(7 * TOKENS_PER_REPLICA, 0), now=2) == 7
     assert wanted(load(0, 0), now=8, most=4) == 4
+
+
+def test_serve_takes_a_replica_after_each_delay_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve's own code around the policy, as its controller calls it each second."""
+    from ray.serve import autoscaling_policy
+
+    now, target, state = 0.0, 4, {}
+    monkeypatch.setattr(autoscaling_policy.time, "time", lambda: now)
+    around = autoscaling_policy._apply_autoscaling_config(replicas_wanted)
+    config = AutoscalingConfig(min_replicas=1, max_replicas=8, downscale_delay_s=DOWNSCALE_SECONDS, upscale_delay_s=5.0)
+    history = []
+    for second in range(1000):
+        now = float(second)
+        told = {"one": 3.5 * TOKENS_PER_REPLICA} if second == 0 else {"one": 0.0}
+        context = SimpleNamespace(
+            aggregated_metrics={LOAD: told},
+            capacity_adjusted_min_replicas=1,
+            capacity_adjusted_max_replicas=8,
+            target_num_replicas=target,
+            current_num_replicas=target,
+            total_num_requests=0,
+            policy_state=state,
+            config=config,
+        )
+        wanted, state = around(context)
+        if wanted != target:
+            history.append((second, target := wanted))
+    assert [number for _, number in history] == [3, 2, 1]
+    moments = [second for second, _ in history]
+    assert all(later - sooner >= DOWNSCALE_SECONDS for sooner, later in zip([0, *moments], moments, strict=False))
 
 
 def test_queue_of_short_prompts_wants_replicas_too() -> None:

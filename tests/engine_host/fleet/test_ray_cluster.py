@@ -32,7 +32,7 @@ from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.engine_host.fleet.cluster import open_cluster
 config = FleetConfig(
-    replicas=1, max_replicas=1, num_gpus=0.0, num_cpus=1.0, address=sys.argv[1] or None, name="tests", wait=1.0
+    min_replicas=1, max_replicas=1, num_gpus=0.0, num_cpus=1.0, address=sys.argv[1] or None, name="tests", wait=1.0
 )
 try:
     with open_cluster(config) as cluster:

@@ -65,8 +65,8 @@ def test_a_cluster_is_not_started_for_what_it_cannot_hold(monkeypatch: pytest.Mo
     ("given", "words"),
     [
         (config(8), "8 engines take turns on 2 cores: more engines than cores are no faster"),
-        (config(1, 13), "there is no memory here for 13 engines (the most of --replicas) of 250 MiB each"),
-        (config(1, 3, num_gpus=1.0), "there is no room here for 3 engines (the most of --replicas) of 1 GPUs each"),
+        (config(1, 13), "there is no memory here for 13 engines, as many as there may be, of 250 MiB each"),
+        (config(1, 3, num_gpus=1.0), "there is no room here for 3 engines, as many as there may be, of 1 GPUs each"),
     ],
 )
 def test_what_can_begin_and_would_be_slow_or_not_grow_is_a_warning(

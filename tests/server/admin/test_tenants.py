@@ -112,7 +112,7 @@ async def test_key_has_the_limits_that_it_can_have(tenancy: Tenancy) -> None:
     made = await tenancy.call("admin", "POST", "/admin/tenants/acme/keys", body)
     assert (made.status, made.data["quota"]) == (201, quota)
     refused = await tenancy.call("admin", "POST", "/admin/tenants/acme/keys", {"quota": {"max_adapters": 1}})
-    assert "limit the tenant" in refused.data["error"]["message"]
+    assert "limit of the whole tenant" in refused.data["error"]["message"]
 
 
 async def test_secret_is_shown_once_and_never_again(tenancy: Tenancy, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,8 +25,10 @@ class Source:
     """The engine's side of one row: `count` tokens, then its end or an error; notes whether it was closed."""
 
     def __init__(
-        self, count: int, error: Exception | None = None, delay: float = 0.0, ends: bool = True, lost: bool = False
-    ) -> None:
+        self, count: int, error: Exception | None = None, delay: float = 0.0, ends: bool = True, lost: bool = False,
+        replica: str = "",
+    ) -> None:  # fmt: skip
+        self.replica = replica
         self.lost = lost  # first, after three tokens
         self.count, self.error, self.delay, self.ends = count, error, delay, ends
         self.produced = 0
@@ -35,11 +37,11 @@ class Source:
     async def events(self, request_id: str) -> AsyncIterator[Event]:
         try:
             if self.lost:
-                yield PromptEvent(request_id, Timings(1.0, 1.0, 1.0), None)
+                yield PromptEvent(request_id, Timings(1.0, 1.0, 1.0), None, replica="lost")
                 for number in range(3):
                     yield TokenEvent(request_id, 1000 + number, None)
                 yield LostEvent(request_id, EngineLostError("gone", 1.0))
-            yield PromptEvent(request_id, Timings(0.0, 0.0, 0.0), None)
+            yield PromptEvent(request_id, Timings(0.0, 0.0, 0.0), None, replica=self.replica)
             for number in range(self.count):
                 await asyncio.sleep(self.delay)
                 self.produced += 1
@@ -94,6 +96,16 @@ async def test_row_that_is_lost_and_begins_again_is_counted_once(services: Servi
     assert await read_all(rows) == {number: list(range(5)) for number in range(count)}
     assert rows.context.num_output_tokens == 5 * count
     assert rows.use.counts() == (2 * count, 5 * count, 0)
+
+
+async def test_all_replicas_that_computed_an_answer_are_known(services: Services) -> None:
+    """Rows of one answer meet on one, but for one that was lost, and rows that ran one after another."""
+    sources = [Source(1, replica="b"), Source(2, replica="a", lost=True), Source(1, replica="b"), Source(1)]
+    rows = rows_of(services, sources)
+    assert "replica" not in rows.context.log_fields()
+    await read_all(rows)
+    assert set(rows.context.replica_names) == {"a", "b"}  # the fourth was a neighbour's
+    assert rows.context.log_fields()["replica"] == ",".join(rows.context.replica_names)
 
 
 async def test_row_that_begins_again_may_be_answered_by_another(services: Services) -> None:

@@ -63,8 +63,7 @@ readinessProbe:
 {{- $gpus := get .Values.resources.limits "nvidia.com/gpu" | default 0 | int -}}
 {{- $own := dict "cpus_per_replica" (include "lora-serve.cores" . | int) "num_gpus" $gpus "replicas" .Values.replicas -}}
 {{- if eq .Values.autoscaling.mode "ray" -}}
-{{- $_ := set $own "replicas" "auto" -}}
-{{- $_ := set $own "max_replicas" .Values.autoscaling.maxReplicas -}}
+{{- $_ := set $own "replicas" (printf "%d..%d" (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
 {{- end -}}
 {{- $image := dict "log_format" "json" "device" (ternary "cuda" "cpu" (gt $gpus 0)) -}}
 {{- merge $own .Values.settings $image | toJson -}}

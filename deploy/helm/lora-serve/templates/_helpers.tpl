@@ -85,7 +85,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and (eq .Values.redis.mode "none") (or $grows (gt (int .Values.replicas) 1)) -}}
 {{- fail "redis.mode none: replicas share adapters, tenants and limits through a Redis; take external or bundled, or replicas: 1 without autoscaling" -}}
 {{- end -}}
-{{- if and $grows (not $fleet) (gt (int $a.minReplicas) (int $a.maxReplicas)) -}}
+{{- if and $grows (gt (int $a.minReplicas) (int $a.maxReplicas)) -}}
 {{- fail (printf "autoscaling: minReplicas %d is above maxReplicas %d" (int $a.minReplicas) (int $a.maxReplicas)) -}}
 {{- end -}}
 {{- if and $fleet (eq $a.mode "ray") (gt (int .Values.replicas) (int $a.maxReplicas)) -}}
