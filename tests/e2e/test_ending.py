@@ -104,8 +104,10 @@ def test_sigterm_lets_two_hundred_streams_end_uncut(site: Site) -> None:
 
 @contextmanager
 def busy(site: Site, name: str, *flags: str) -> Iterator[tuple[ServerProcess, list[int], list[Stream]]]:
-    """A server, the processes that it started, and streams that run one after the other, for seconds on any machine."""
-    with site.serving(name, "--warmup", "off", "--max-num-seqs", "1", *flags) as process:
+    """A server, the processes that it started, and streams that run one after the other, a token at a time, for seconds
+    on any machine: guessed tokens would make them six steps each.
+    """
+    with site.serving(name, "--warmup", "off", "--max-num-seqs", "1", "--speculate", "off", *flags) as process:
         children = children_of(process.pid)
         streams = [Stream(process) for _ in range(120)]
         eventually(lambda: any(stream.events for stream in streams), "nothing runs")
