@@ -2,6 +2,7 @@
 
 The server is the demo's: what it tells under /openapi.json and /metrics is what clients see. Meanings of the fields of
 requests are in docs/reference/fields.yaml, one line each; a field without one, and one that no route has, is an error.
+The text that http.md begins with is docs/reference/http.txt.
 """
 
 from __future__ import annotations
@@ -171,7 +172,17 @@ def _default(field: Any) -> str:
 
 def http_page(openapi: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
     """Every route, and the fields of each body and query."""
-    lines = [NOTE, "# HTTP", "", HTTP, "", "## Routes", "", _row(["call", "key", "body or query"]), _row(["---"] * 3)]
+    lines = [
+        NOTE,
+        "# HTTP",
+        "",
+        (PAGES / "http.txt").read_text().rstrip(),
+        "",
+        "## Routes",
+        "",
+        _row(["call", "key", "body or query"]),
+        _row(["---"] * 3),
+    ]
     bodies: dict[str, dict[str, Any]] = {}
     used: set[str] = set()
     for method, path, operation in _operations(openapi):
@@ -198,27 +209,6 @@ def http_page(openapi: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
     if unknown := {key.rpartition(".")[2] for key in meanings} - used:
         sys.exit(f"docs/reference/fields.yaml explains fields that no route has: {sorted(unknown)}")
     return "\n".join(lines) + "\n"
-
-
-HTTP = """\
-What a server tells of itself under `/openapi.json`, as tables; `/docs` shows the same as a page. *key*: the call
-needs `Authorization: Bearer KEY`; inference needs one only where authentication is on. Fields that no route knows are
-ignored. `{id}` may hold slashes (`acme/support`).
-
-Errors have OpenAI's form, `{"error": {"message", "type", "param", "code"}}`: 400 a wrong request, 401 no or a wrong
-key, 403 not allowed, 404 unknown (or another tenant's), 405 another method, 408 a body that comes too slowly, 409 a
-conflict (admin only), 413 too large, 415 not JSON, 422 an adapter that cannot be served, 429 a caller's own limit, 503
-overloaded, draining or loading, 504 out of time. 429 and 503 carry `Retry-After`.
-
-Every answer to an inference request carries `X-Request-Id`, `X-Adapter-Id`, `X-Adapter-Version`, `X-Adapter-Digest`
-and `Server-Timing` (queue, load, prefill and decode in ms; a stream's headers leave before there is a decode). Answers
-of a fleet carry `X-Replica-Id` too, an `id` of `GET /admin/fleet`, and those of a neighbour (`--overflow`)
-`X-Served-By`. An error has those that were known when it was met. `/version` has [kernels](../how-to/kernels.md).
-
-A request names its adapter in one of four ways; the first that is given counts: `adapters` or `adapter_id` in the
-body, the header `X-Adapter-Id`, `model`. A `model` that is given beside the others names the base model or one of
-these adapters; another one is 400, an unknown one 404. A name may carry a version: `acme/support@3` or
-`acme/support@sha256:...`."""
 
 
 def _operations(openapi: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -201,7 +201,7 @@ def test_continuous_integration_runs_the_test_script() -> None:
 
 def test_step_guard_runs_after_the_tests_and_not_beside_them() -> None:
     script = read("scripts/test")
-    assert script.index("-m pytest") < script.index("\n  ./scripts/step_guard")
+    assert script.index("-m pytest") < script.index("\n  run ./scripts/step_guard")
     assert "exec .venv/bin/python -m pytest" not in script
 
 

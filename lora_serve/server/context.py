@@ -78,6 +78,15 @@ class RequestContext:
         assert self.caller is not None, "the route has no guard"
         return self.caller
 
+    def prompt_computed(self, number: int, timings: Timings, replica: str) -> None:
+        """Note where a row's prompt was computed, and what it waited for."""
+        known = self.timings or Timings(0.0, 0.0, 0.0)
+        self.timings = Timings(
+            max(known.queue, timings.queue), max(known.load, timings.load), max(known.prefill, timings.prefill)
+        )
+        if replica:
+            self.replicas[number] = replica
+
     @property
     def replica_names(self) -> list[str]:
         """The engines that computed the answer: one, unless it was lost, or rows ran one after another."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import cast
 
 from lora_serve.core.errors import AdapterUnavailableError, EngineLostError, InternalError
-from lora_serve.core.messages import Event, FinishEvent, LostEvent, PooledEvent, PromptEvent, Timings, TokenEvent
+from lora_serve.core.messages import Event, FinishEvent, LostEvent, PooledEvent, PromptEvent, TokenEvent
 from lora_serve.core.request import InferenceRequest, OnCold
 from lora_serve.core.tenant import LOCAL_CALLER
 from lora_serve.server.context import RequestContext
@@ -296,15 +296,10 @@ class Rows:
 
     def _note_prompt(self, number: int, event: PromptEvent) -> None:
         """A row's prompt is computed: who answers is known now."""
-        context, timings = self.context, event.timings
-        self._timers[number].admitted(timings)
+        context = self.context
+        self._timers[number].admitted(event.timings)
         self.use.prompt_computed(number, event)
-        if event.replica:
-            context.replicas[number] = event.replica
-        known = context.timings or Timings(0.0, 0.0, 0.0)
-        context.timings = Timings(
-            max(known.queue, timings.queue), max(known.load, timings.load), max(known.prefill, timings.prefill)
-        )
+        context.prompt_computed(number, event.timings, event.replica)
         if number not in self._undecided:
             return
         if self._fell_back not in (None, event.fell_back):
