@@ -50,7 +50,7 @@ class RequestContext:
     active: tuple[str, ...] = ()  # see `AdapterSet.activity`
     fell_back: OnCold | None = None  # `base` or `previous`: `adapters` answer for others that were cold
     served_by: str = ""  # the neighbour that computed the answer, or some of its rows; empty: this server
-    replicas: dict[int, str] = field(default_factory=dict)  # the engines of a fleet that computed the rows, by row
+    replicas: dict[int, str] = field(default_factory=dict)  # by row: the engine of a fleet that computed it, or none
     timings: Timings | None = None  # the slowest of the request's rows, part by part
     decode: float | None = None  # seconds after the first token
     num_prompt_tokens: int = 0
@@ -78,19 +78,10 @@ class RequestContext:
         assert self.caller is not None, "the route has no guard"
         return self.caller
 
-    def prompt_computed(self, number: int, timings: Timings, replica: str) -> None:
-        """Note where a row's prompt was computed, and what it waited for."""
-        known = self.timings or Timings(0.0, 0.0, 0.0)
-        self.timings = Timings(
-            max(known.queue, timings.queue), max(known.load, timings.load), max(known.prefill, timings.prefill)
-        )
-        if replica:
-            self.replicas[number] = replica
-
     @property
     def replica_names(self) -> list[str]:
         """The engines that computed the answer: one, unless it was lost, or rows ran one after another."""
-        return list(dict.fromkeys(self.replicas.values()))
+        return [name for name in dict.fromkeys(self.replicas.values()) if name]
 
     def log_fields(self) -> dict[str, object]:
         """The fields of every line of log written for the request, as far as they are known by now.
@@ -132,8 +123,8 @@ def _own_headers(context: RequestContext) -> dict[str, str]:
         headers |= _adapter_headers(context.adapters, context)
     if context.served_by:
         headers["X-Served-By"] = context.served_by
-    if context.replicas:
-        headers["X-Replica-Id"] = ",".join(context.replica_names)
+    if names := context.replica_names:
+        headers["X-Replica-Id"] = ",".join(names)
     for unit, state in context.rate_limits.items():
         # https://platform.openai.com/docs/guides/rate-limits
         headers[f"x-ratelimit-limit-{unit}"] = str(state.limit)

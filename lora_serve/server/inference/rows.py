@@ -9,11 +9,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import cast
 
 from lora_serve.core.errors import AdapterUnavailableError, EngineLostError, InternalError
-from lora_serve.core.messages import Event, FinishEvent, LostEvent, PooledEvent, PromptEvent, TokenEvent
+from lora_serve.core.messages import Event, FinishEvent, LostEvent, PooledEvent, PromptEvent, Timings, TokenEvent
 from lora_serve.core.request import InferenceRequest, OnCold
 from lora_serve.core.tenant import LOCAL_CALLER
 from lora_serve.server.context import RequestContext
@@ -296,10 +296,11 @@ class Rows:
 
     def _note_prompt(self, number: int, event: PromptEvent) -> None:
         """A row's prompt is computed: who answers is known now."""
-        context = self.context
-        self._timers[number].admitted(event.timings)
+        context, timings = self.context, event.timings
+        self._timers[number].admitted(timings)
         self.use.prompt_computed(number, event)
-        context.prompt_computed(number, event.timings, event.replica)
+        context.replicas[number] = event.replica
+        context.timings = Timings(*map(max, astuple(timings), astuple(context.timings or timings)))
         if number not in self._undecided:
             return
         if self._fell_back not in (None, event.fell_back):
