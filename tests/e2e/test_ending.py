@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -134,10 +135,13 @@ def test_live_views_end_with_the_first_sigterm_and_everything_with_the_second(si
         assert view.started.wait(PATIENCE)
         os.kill(process.pid, signal.SIGTERM)
         eventually(lambda: not process.is_ready(), "it takes no notice")
+        noticed = time.monotonic()
         view.join(PATIENCE)
+        seconds, done = time.monotonic() - noticed, [stream for stream in streams if not stream.is_alive()]
         assert view.events[-1] == FAREWELL
         assert process.exit_code is None
-        assert any(stream.is_alive() for stream in streams), "the view waited for the streams"
+        told = [(stream.status, stream.is_done, stream.is_cut, len(stream.events)) for stream in streams]
+        assert len(done) < len(streams), f"the view waited {seconds:.1f} s for the streams: {told}\n{process.tail()}"
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait() == 1
         eventually(lambda: not any(map(is_alive, children)), "the engine outlives its server")
