@@ -8,10 +8,9 @@ from typing import Any
 
 from lora_serve.core.flags import flag_name
 from lora_serve.core.setting_texts import parse_bytes
-from lora_serve.core.tenant import MAX_LIMIT, Quota
+from lora_serve.core.tenant import MAX_LIMIT, TENANT_LIMITS, Quota
 
 NONE = "none"
-_OF_TENANTS = {"max_adapters", "max_stored_bytes", "device_bytes_guaranteed", "device_bytes_max"}  # not of keys
 _HELP = {
     "requests_per_minute": "requests that may begin within a minute",
     "tokens_per_minute": "tokens of prompts and answers within a minute",
@@ -29,7 +28,7 @@ def add_quota_flags(parser: argparse.ArgumentParser, *, of_key: bool = False) ->
     """A flag for each limit that a tenant, or a key, may have."""
     group = parser.add_argument_group(f"limits ({NONE}: no limit)")
     for one in fields(Quota):
-        if not (of_key and one.name in _OF_TENANTS):
+        if not (of_key and one.name in TENANT_LIMITS):
             group.add_argument(flag_name(one.name), type=limit, metavar="N", help=_HELP[one.name])
 
 

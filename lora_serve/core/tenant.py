@@ -48,6 +48,9 @@ class Quota:
 
 
 NO_LIMITS = Quota()
+TENANT_LIMITS = frozenset(
+    ("max_adapters", "max_stored_bytes", "device_bytes_guaranteed", "device_bytes_max")
+)  # not of keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class EngineSettings(SettingsGroup):
     max_wait_ms: float = Field(
         10_000,
         gt=0,
-        le=MAX_TARGET_MS,
+        le=1000 * YEAR,
         description="milliseconds after which no policy lets anybody overtake a waiting request",
     )
     tenant_weight: TenantWeights = Field(

@@ -11,8 +11,11 @@ from typing import Any
 import openai
 import pytest
 
+from lora_serve.core.tenant import TENANT_LIMITS
 from lora_serve.server.route import Access
 from lora_serve.server.routes import TABLE
+from lora_serve.server.schemas.admin import KeyQuotaFields, QuotaFields
+from lora_serve.server.schemas.markers import marked
 from lora_serve.server.upkeep import key_uses
 from tests.server.admin.test_upload import form_of
 from tests.server.conftest import House
@@ -102,6 +105,11 @@ async def test_wrong_keys_are_refused(tenancy: Tenancy, body: dict[str, Any]) ->
     await tenancy.tenant("acme")
     assert (await tenancy.call("admin", "POST", "/admin/tenants/acme/keys", body)).status == 400
     assert len((await tenancy.call("admin", "GET", "/admin/tenants/acme/keys")).data["data"]) == 2
+
+
+def test_limits_of_tenants_alone_are_one_list() -> None:
+    assert set(marked(KeyQuotaFields.model_fields)) == TENANT_LIMITS
+    assert not marked(QuotaFields.model_fields)
 
 
 async def test_key_has_the_limits_that_it_can_have(tenancy: Tenancy) -> None:
