@@ -54,7 +54,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=without_settings(os.environ),
-                start_new_session=True,
+                process_group=0,
             )
         return self
 

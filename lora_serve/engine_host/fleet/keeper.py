@@ -2,8 +2,12 @@
 
 `python keeper.py FOLDER COMMAND...` runs COMMAND (`ray start --block ...`), whose output becomes FOLDER/start.log. When
 COMMAND has ended, FOLDER/ended is there. Standard input is a pipe of the server's: once that is closed, the keeper ends
-every process of its session and deletes FOLDER. If the keeper itself is killed the kernel ends COMMAND, and with it
-Ray's processes. The standard library alone: it stays small, and starts at once.
+every process that came of COMMAND and deletes FOLDER. If the keeper itself is killed the kernel ends COMMAND, and with
+it Ray's processes. The standard library alone: it stays small, and starts at once.
+
+It is started in a process group of its own, which a terminal's signals do not reach, and in the server's session: Linux
+shares the processors among sessions first (sched_autogroup), and replicas that compute in a session of their own were
+seen to keep the server from running for seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,7 +50,7 @@ def main(arguments: list[str]) -> int:
     with suppress(ProcessLookupError):
         os.kill(child.pid, signal.SIGTERM)
     ended.wait(_GRACE_SECONDS)
-    end_session(os.getsid(0))
+    end_processes(os.getpid())
     shutil.rmtree(folder, ignore_errors=True)
     return 0
 
@@ -66,10 +69,10 @@ def _reap(pid: int, folder: Path, ended: threading.Event) -> None:
                 ended.set()
 
 
-def end_session(session: int) -> None:
-    """Kills every process of a session but this one, until there is none."""
+def end_processes(keeper: int) -> None:
+    """Kills every process of a keeper but this one, until there is none."""
     for _ in range(_MAX_SWEEPS):
-        others = list(_others(session))
+        others = processes(keeper)
         if not others:
             return
         for pid in others:
@@ -78,16 +81,23 @@ def end_session(session: int) -> None:
         time.sleep(0.05)
 
 
-def _others(session: int) -> Iterator[int]:
-    """The processes that have not ended yet."""
+def processes(keeper: int) -> set[int]:
+    """The processes of a keeper's group, and those that these have started, which have not ended yet; not this one."""
+    parents, found = dict[int, int](), set[int]()
     for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+        if not entry.name.isdigit():
             continue
         with suppress(OSError, ValueError, IndexError):
-            # After the name in parentheses: state, parent, process group, session.
-            state, _, _, theirs = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:4]
-            if int(theirs) == session and state not in ("Z", "X"):
-                yield int(entry.name)
+            # After the name in parentheses: state, parent, process group.
+            state, parent, group = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:3]
+            if state in ("Z", "X"):
+                continue
+            parents[int(entry.name)] = int(parent)
+            if int(group) == keeper:
+                found.add(int(entry.name))
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
 
 
 if __name__ == "__main__":

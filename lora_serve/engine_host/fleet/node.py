@@ -173,7 +173,7 @@ def _started(
     command = [sys.executable, "-I", keeper.__file__, str(folder)]
     command += [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record", *flags]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
+        command, stdin=subprocess.PIPE, env=environment, process_group=0, stdout=subprocess.DEVNULL
     )
     try:
         yield Node(_address(folder, process, seconds, failed, halted or threading.Event()), folder, process)
@@ -186,7 +186,7 @@ def _started(
             process.kill()
             process.wait()
         if process.returncode:  # it was killed, and the kernel has ended what it had started; not what that had
-            keeper.end_session(process.pid)
+            keeper.end_processes(process.pid)
 
 
 def _address(

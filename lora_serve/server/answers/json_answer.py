@@ -37,6 +37,7 @@ async def json_answer(request: web.Request, make: Callable[[], Any], length: int
     await response.prepare(request)
     for piece in pieces:
         await response.write(piece)
+        await asyncio.sleep(0)  # a fast reader takes megabytes, and others would wait for the last of them
     await response.write_eof()
     return response
 

@@ -35,6 +35,9 @@ HEADERS = {
     "X-Accel-Buffering": "no",  # nginx must not collect the events
 }
 DONE = b"data: [DONE]\n\n"
+PIECE = 2**18  # bytes that are sent at once
+TURN = 2**15  # bytes of a stream that are encoded or sent before others have their turn
+SEND = 2**11  # bytes whose encoding takes as long as a send does
 ChoiceEvents = AsyncGenerator[tuple[int, PromptEvent | Piece | LostEvent], None]
 
 
@@ -176,10 +179,11 @@ async def answer(request: web.Request, fields: SamplingFields, rows: Rows, body:
 
 
 async def _stream(request: web.Request, events: ChoiceEvents, body: AnswerBody, rows: Rows) -> web.StreamResponse:
-    """Write the answer as it grows. A slow client is waited for in `write`."""
+    """Write the answer as it grows. A slow client is waited for in `_write`."""
     response = web.StreamResponse(headers=HEADERS)
     early: list[tuple[int, bytes]] = []  # choice and chunks that came before the last choice was admitted
     waiting = len(rows.requests)
+    turns = _Turns()
     try:
         async with aclosing(events):
             async for choice, event in events:
@@ -189,6 +193,7 @@ async def _stream(request: web.Request, events: ChoiceEvents, body: AnswerBody, 
                     waiting += 1
                     continue
                 data = await _encoded(body, choice, event)
+                await turns.took(len(data))
                 if waiting == 0:
                     await _write(response, data)
                     continue
@@ -199,6 +204,7 @@ async def _stream(request: web.Request, events: ChoiceEvents, body: AnswerBody, 
                     await response.prepare(request)
                     for _, data in early:
                         await _write(response, data)
+                        await turns.took(len(data))
         await _write(response, _data(body, body.last_chunks()))
     except (asyncio.CancelledError, ConnectionError):
         raise
@@ -222,8 +228,24 @@ async def _encoded(body: AnswerBody, choice: int, event: PromptEvent | Piece) ->
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:
-    if data:
-        await response.write(data)
+    for start in range(0, len(data), PIECE):
+        if start:
+            await asyncio.sleep(0)
+        await response.write(data[start : start + PIECE])
+
+
+class _Turns:
+    """Lets others have their turn now and then: many rows have events at once, and a fast client takes all of them."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    async def took(self, num_bytes: int) -> None:
+        """So many were encoded, or sent."""
+        self._num_bytes += num_bytes + SEND
+        if self._num_bytes >= TURN:
+            self._num_bytes = 0
+            await asyncio.sleep(0)
 
 
 def _data(body: AnswerBody, chunks: Iterable[dict[str, Any]]) -> bytes:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 
 from lora_serve.engine_host.fleet import keeper, node
 from tests.e2e.processes import LOOPBACK, listening
-from tests.engine_host.fleet.test_keeper import session, until
+from tests.engine_host.fleet.test_keeper import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
@@ -74,7 +74,17 @@ class Server:
 
     def pids(self) -> list[int]:
         """Its own process, and those of its cluster."""
-        return [self.process.pid, *([self.found["keeper"], *session(self.found["keeper"])])]
+        return [self.process.pid, *self.cluster()]
+
+    def cluster(self) -> list[int]:
+        """The processes of its session but itself, which have not ended: those of Ray, which the keeper has to find."""
+        found = []
+        for entry in os.scandir("/proc"):
+            with suppress(OSError, ValueError):
+                state, _, _, session = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == self.process.pid != int(entry.name) and state not in ("Z", "X"):
+                    found.append(int(entry.name))
+        return found
 
 
 @contextmanager
@@ -94,13 +104,13 @@ def test_a_cluster_of_ones_own_is_this_users_alone_and_ends_with_the_server(tmp_
         assert listening(pids) <= LOOPBACK
         assert listening(pids)
         assert stat.S_IMODE(Path(found["folder"]).stat().st_mode) == 0o700
-        for pid in session(found["keeper"]):
+        for pid in opened.cluster():
             assert SECRET.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
         assert SECRET not in json.dumps([found["environment"], found["jobs"]])
         assert (found["environment"]["RAY_AUTH_MODE"], found["cores"]) == ("token", 2.0)
         assert found["environment"]["niceness"] == str(os.nice(0))
         assert until(lambda: "a line of a worker" in opened.log.read_text())
-    assert session(found["keeper"]) == []
+    assert opened.cluster() == []
     assert not Path(found["folder"]).exists()
     lines = opened.log.read_text().splitlines()
     assert [line for line in lines if not line.startswith("INFO lora_serve.engine_host.fleet.output")] == []
@@ -110,15 +120,22 @@ def test_nothing_of_a_cluster_outlives_a_killed_server(tmp_path: Path) -> None:
     opened = Server(tmp_path / "log")
     os.kill(opened.process.pid, signal.SIGKILL)
     opened.process.communicate()
-    assert until(lambda: session(opened.found["keeper"]) == [], 20)
+    assert until(lambda: opened.cluster() == [], 20)
     assert until(lambda: not Path(opened.found["folder"]).exists())
+
+
+def test_nothing_of_a_cluster_outlives_a_killed_keeper_by_more_than_its_server(tmp_path: Path) -> None:
+    with server(tmp_path / "log") as opened:
+        os.kill(opened.found["keeper"], signal.SIGKILL)
+    assert until(lambda: opened.cluster() == [], 20)
 
 
 def test_a_ctrl_c_at_the_terminal_reaches_the_server_alone(tmp_path: Path) -> None:
     with server(tmp_path / "log") as opened:
-        before = session(opened.found["keeper"])
+        before = opened.cluster()
         os.killpg(os.getpgid(opened.process.pid), signal.SIGWINCH)  # harmless, and goes where Ctrl-C goes
         groups = {os.getpgid(pid) for pid in before}
+        assert len(before) > 5
         assert os.getpgid(opened.process.pid) not in groups
 
 
@@ -150,7 +167,7 @@ def test_another_cluster_is_joined_through_a_node_without_cores(head: str, tmp_p
         assert found["keeper"]
         assert SECRET not in json.dumps([found["environment"], found["jobs"]])
         assert until(lambda: "a line of a worker" in opened.log.read_text())
-    assert session(found["keeper"]) == []
+    assert opened.cluster() == []
     assert not Path(found["folder"]).exists()
 
 
@@ -171,8 +188,8 @@ def test_a_wrong_token_or_none_is_said_within_seconds(head: str, tmp_path: Path,
 
 def test_a_node_whose_processes_die_is_known_to_have_ended(tmp_path: Path) -> None:
     with server(tmp_path / "log") as opened:
-        pids = session(opened.found["keeper"])
+        pids = opened.cluster()
         (raylet,) = (pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet")
         os.kill(raylet, signal.SIGKILL)
         assert until(lambda: (Path(opened.found["folder"]) / keeper.ENDED).exists(), 30)
-    assert session(opened.found["keeper"]) == []
+    assert opened.cluster() == []
