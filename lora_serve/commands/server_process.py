@@ -29,7 +29,8 @@ class ServerFailedError(Exception):
 class ServerProcess:
     """A server child, on loopback unless told otherwise. `with` starts it and always ends it.
 
-    It stands in a process group of its own, so a Ctrl-C at the terminal reaches only its parent, which decides.
+    It stands in a process group of its own, so a Ctrl-C at the terminal reaches only its parent, which decides; not in
+    a session of its own, as Linux shares the processors among sessions first.
     Settings of this process's environment (LORA_SERVE_X) do not reach it: it does what `arguments` say.
     LORA_SERVE_KERNELS, which is none, does.
     """

@@ -1,5 +1,5 @@
-"""A Ray node of this server's own, as a keeper's session of processes: the head of a cluster, or one without cores that
-joins a cluster elsewhere.
+"""A Ray node of this server's own, as a keeper's processes: the head of a cluster, or one without cores that joins a
+cluster elsewhere.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _started(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.returncode:  # it was killed, and the kernel has ended what it had started; not what that had
+        if process.returncode:  # it was killed, and the kernel has ended what it had started; what that had may be left
             keeper.end_processes(process.pid)
 
 

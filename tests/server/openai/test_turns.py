@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
-from lora_serve.server.openai.answering import PIECE, TURN, _Turns, _write
+from lora_serve.core.messages import PromptEvent, Timings
+from lora_serve.server.openai.answering import PIECE, TURN, _stream, _Turns, _write
+from lora_serve.text.output import Piece
 
 
 class Taken(web.StreamResponse):
@@ -62,3 +67,41 @@ async def test_events_of_many_rows_leave_others_their_turns() -> None:
         for _ in range(32):
             await row.took(0)  # a send each
         assert 1 <= len(turns) - before <= 4
+
+
+class ManyRows:
+    """A body whose events are as long as they say, of rows that were all computed in one step."""
+
+    ending = b"end"
+
+    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[bytes]:
+        yield b"p" * (TURN // 4) if isinstance(event, PromptEvent) else event.text.encode()
+
+    def event(self, chunk: bytes) -> bytes:
+        return chunk
+
+    def last_chunks(self) -> Iterator[bytes]:
+        return iter(())
+
+
+async def test_a_stream_of_many_rows_leaves_others_their_turns() -> None:
+    prompts = [(row, PromptEvent(str(row), Timings(0.0, 0.0, 0.0), None)) for row in range(32)]
+    pieces = [(row, Piece("t")) for row in range(32)]
+    taken = list[int]()
+
+    async def events() -> AsyncGenerator[Any, None]:
+        async with others() as turns:
+            for event in (*prompts, *pieces):  # without ever waiting
+                yield event
+            taken.append(len(turns))
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        rows = SimpleNamespace(requests=prompts, is_shown=False)
+        return await _stream(request, events(), cast(Any, ManyRows()), cast(Any, rows))
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    async with TestClient(TestServer(app)) as client:
+        body = await (await client.get("/")).read()
+    assert body == b"p" * (TURN // 4) * 32 + b"t" * 32 + b"end"
+    assert taken[0] >= 8 + 8 + 1  # encoding prompts, sending them, and the pieces
