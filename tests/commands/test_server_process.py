@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -47,6 +48,12 @@ def test_a_server_that_is_late_is_reported_and_ended(tmp_path: Path) -> None:
             server.wait_until_ready(0)
         assert server.exit_code is None
     assert server.exit_code is not None
+
+
+def test_a_server_is_in_this_session_and_in_a_group_of_its_own(tmp_path: Path) -> None:
+    with ServerProcess(["--model", str(tmp_path)], tmp_path / "log") as server:
+        assert os.getsid(server.pid) == os.getsid(0)
+        assert os.getpgid(server.pid) == server.pid
 
 
 def test_a_taken_port_is_not_free() -> None:

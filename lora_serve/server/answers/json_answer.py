@@ -19,7 +19,7 @@ from lora_serve.server.background.tasks import LONG
 _GROUP = 64  # elements
 _SMALL = 2_000  # values, or a 32nd of their characters, that are written at once
 _TEXT_SLICE = 2**16  # characters
-_PIECE = 2**18  # bytes that are sent at once
+PIECE = 2**18  # bytes that are sent at once
 
 Encode = Callable[[Any], str]
 encode_answer = functools.partial(json.dumps, default=list)  # of iterators
@@ -108,7 +108,7 @@ def _pieces(parts: Iterator[str]) -> list[bytes]:
     for part in parts:
         held.append(part)
         num_held += len(part)
-        if num_held >= _PIECE:
+        if num_held >= PIECE:
             pieces.append("".join(held).encode())
             held, num_held = [], 0
     return [*pieces, "".join(held).encode()]

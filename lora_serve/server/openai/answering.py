@@ -20,7 +20,7 @@ from lora_serve.core.errors import InternalError
 from lora_serve.core.messages import FinishEvent, LostEvent, PromptEvent, TokenEvent
 from lora_serve.core.request import FinishReason
 from lora_serve.server.answers.errors import WireError, wire_error
-from lora_serve.server.answers.json_answer import json_answer, written
+from lora_serve.server.answers.json_answer import PIECE, json_answer, written
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.inference.rows import AnswerUse, Rows
@@ -35,7 +35,6 @@ HEADERS = {
     "X-Accel-Buffering": "no",  # nginx must not collect the events
 }
 DONE = b"data: [DONE]\n\n"
-PIECE = 2**18  # bytes that are sent at once
 TURN = 2**15  # bytes of a stream that are encoded or sent before others have their turn
 SEND = 2**11  # bytes whose encoding takes as long as a send does
 ChoiceEvents = AsyncGenerator[tuple[int, PromptEvent | Piece | LostEvent], None]
@@ -205,6 +204,7 @@ async def _stream(request: web.Request, events: ChoiceEvents, body: AnswerBody, 
                     for _, data in early:
                         await _write(response, data)
                         await turns.took(len(data))
+                    early.clear()  # it may be large, and the stream long
         await _write(response, _data(body, body.last_chunks()))
     except (asyncio.CancelledError, ConnectionError):
         raise
