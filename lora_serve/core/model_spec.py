@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -60,6 +61,27 @@ class KernelDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRope:
+    """Positions that are rotated by other factors in long sequences (LongRoPE, Ding et al., 2024, arXiv 2402.13753).
+
+    A token at position `boundary` or later has the long factors in any sequence; one before it has them in those that
+    are long by `is_long`.
+    """
+
+    boundary: int  # the most tokens of a sequence with the short factors
+    recomputes: bool  # transformers' `generate` computes a sequence that grows beyond it anew; else it keeps K and V
+
+    def is_long(self, num_prompt: int, num_known: int) -> bool:
+        """True if a sequence of so many tokens, `num_prompt` of its prompt, has the long factors from its start."""
+        return (num_known if self.recomputes else num_prompt) > self.boundary
+
+    def room(self, num_known: int) -> float:
+        """Tokens that may come before the sequence is computed anew; infinity: it never will be."""
+        is_due = self.recomputes and num_known <= self.boundary
+        return self.boundary - num_known if is_due else math.inf
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The facts of a loaded base model. Modules are named by their paths, as in `named_modules()`."""
 
@@ -82,6 +104,11 @@ class ModelSpec:
     pooling: PoolingSpec | None = None  # None: it generates
     ties_embeddings: bool = False  # the output head multiplies by the input embedding's own weight
     kernels: KernelDescription | None = None  # None: on a GPU
+    long_rope: LongRope | None = None  # None: what is computed of a position depends on nothing else, in any sequence
+
+    def is_long(self, num_tokens: int) -> bool:
+        """True if a prompt of so many tokens has the long factors of `long_rope`."""
+        return self.long_rope is not None and self.long_rope.is_long(num_tokens, num_tokens)
 
     @property
     def fingerprint(self) -> str:

@@ -77,7 +77,8 @@ class PoolingRunner:
         largest of its logits is what it changes.
         """
         self._slots.check(adapter.slot)
-        base, changed, again = self._answers([PoolingRow(token_ids, (), use) for use in ((), (adapter,), ())])
+        is_long = self._model.spec.is_long(len(token_ids))
+        base, changed, again = self._answers([PoolingRow(token_ids, (), use, is_long) for use in ((), (adapter,), ())])
         if self._own_width(adapter.slot.index):
             scale = changed.abs().max().item()
             return SmokeTestResult(scale, 0.0, scale)
@@ -120,7 +121,7 @@ class PoolingRunner:
 
 
 def _pooling_row(row: Row) -> PoolingRow:
-    return PoolingRow(row.token_ids, () if row.pool is None else row.pool.token_type_ids, row.adapters)
+    return PoolingRow(row.token_ids, () if row.pool is None else row.pool.token_type_ids, row.adapters, row.is_long)
 
 
 def _output(row: Row, answer: Tensor) -> RowOutput:
