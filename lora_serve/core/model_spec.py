@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -62,23 +62,19 @@ class KernelDescription:
 
 @dataclass(frozen=True, slots=True)
 class LongRope:
-    """Positions that are rotated by other factors in long sequences (LongRoPE, Ding et al., 2024, arXiv 2402.13753).
-
-    A token at position `boundary` or later has the long factors in any sequence; one before it has them in those that
-    are long by `is_long`.
+    """Positions that are rotated by other factors from `boundary` on, and in all of a sequence that is long (LongRoPE,
+    Ding et al., 2024, arXiv 2402.13753).
     """
 
-    boundary: int  # the most tokens of a sequence with the short factors
-    recomputes: bool  # transformers' `generate` computes a sequence that grows beyond it anew; else it keeps K and V
+    boundary: int = sys.maxsize  # the most tokens of a short sequence
+    recomputes: bool = False  # transformers' `generate` computes a sequence that grows beyond it anew; else K, V stay
 
     def is_long(self, num_prompt: int, num_known: int) -> bool:
         """True if a sequence of so many tokens, `num_prompt` of its prompt, has the long factors from its start."""
         return (num_known if self.recomputes else num_prompt) > self.boundary
 
-    def room(self, num_known: int) -> float:
-        """Tokens that may come before the sequence is computed anew; infinity: it never will be."""
-        is_due = self.recomputes and num_known <= self.boundary
-        return self.boundary - num_known if is_due else math.inf
+
+ONE_ROPE = LongRope()  # no sequence is long: what is computed of a position depends on nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +100,7 @@ class ModelSpec:
     pooling: PoolingSpec | None = None  # None: it generates
     ties_embeddings: bool = False  # the output head multiplies by the input embedding's own weight
     kernels: KernelDescription | None = None  # None: on a GPU
-    long_rope: LongRope | None = None  # None: what is computed of a position depends on nothing else, in any sequence
-
-    def is_long(self, num_tokens: int) -> bool:
-        """True if a prompt of so many tokens has the long factors of `long_rope`."""
-        return self.long_rope is not None and self.long_rope.is_long(num_tokens, num_tokens)
+    long_rope: LongRope = ONE_ROPE
 
     @property
     def fingerprint(self) -> str:

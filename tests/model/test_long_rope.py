@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lora_serve.core.errors import ModelError
+from lora_serve.core.model_spec import ONE_ROPE
 from lora_serve.model.loading.positions import find_positions, position_calls
 from tests.local_engine import Answer, LocalEngine
 from tests.oracle import load_alone, load_fresh, logprobs_alone, save_adapter, save_tiny_model
@@ -99,7 +100,7 @@ def test_rows_that_are_preempted_around_the_boundary(architecture: str, swap_spa
 
 def test_a_model_served_below_the_boundary_has_none(tmp_path: Path) -> None:
     world = World("phi3", tmp_path, max_model_len=BOUNDARY)
-    assert world.engine.parts.spec.long_rope is None
+    assert world.engine.parts.spec.long_rope == ONE_ROPE
     world.ask((tokens(BOUNDARY - 8), None, 8), (tokens(9), "a", 8))
 
 
@@ -129,4 +130,4 @@ def test_positions_that_change_with_every_token_are_refused_with_the_length_that
         module(torch.zeros(1, 3, 2), position_ids=torch.arange(3)[None])
     with pytest.raises(ModelError, match=r"Growing .* --max-model-len 40$"):
         find_positions(module, calls, 100)  # type: ignore[arg-type]
-    assert find_positions(module, calls, 40) == (None, ())  # type: ignore[arg-type]
+    assert find_positions(module, calls, 40) == (ONE_ROPE, ())  # type: ignore[arg-type]

@@ -8,8 +8,7 @@ With `shares_base` the chain begins at H_secret(""), unless the request has a sa
 first adapter acts. K and V of a token depend on all tokens before it and on the adapters that acted on each of them;
 both are in the chain (vLLM's automatic prefix caching, Kwon et al., SOSP 2023, with digests of content in place of
 names). An activated LoRA (Greenewald et al., 2025, arXiv 2504.12397) is left out of blocks that end before it starts:
-those are the base model's. Where a model rotates the positions of long sequences by other factors, a long sequence's
-chain begins at a root of its own.
+those are the base model's. The chain of a sequence with the long factors of `LongRope` has a root of its own.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class BlockKeys:
             keys.append(blake2b(parent + tokens + identity, digest_size=_DIGEST_BYTES).digest())
 
     def _root(self, tenant: str, is_long: bool) -> bytes:
-        person = b"long" if is_long else b""
-        return blake2b(tenant.encode(), key=self._secret, digest_size=_DIGEST_BYTES, person=person).digest()
+        return blake2b(tenant.encode(), key=self._secret, digest_size=_DIGEST_BYTES, salt=b"long" * is_long).digest()
 
 
 def acting_in(adapters: tuple[AdapterUse, ...], start: int, end: int) -> list[tuple[str, float, int]]:
@@ -144,11 +142,7 @@ class PrefixCache:
         """The keys of all full blocks of known tokens, each worked out once."""
         request = sequence.request
         self._keys.extend(
-            sequence.block_keys,
-            request.scope,
-            sequence.adapters,
-            sequence.token_ids,
-            is_salted=request.is_salted,
+            sequence.block_keys, request.scope, sequence.adapters, sequence.token_ids, is_salted=request.is_salted,
             is_long=sequence.is_long,
-        )
+        )  # fmt: skip
         return sequence.block_keys

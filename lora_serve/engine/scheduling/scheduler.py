@@ -67,14 +67,9 @@ class Scheduler:
         """Takes a request in; whether it may wait was decided at the door (`queue_gate.py`)."""
         seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
         sequence = Sequence(
-            self._num_added,
-            request,
-            seed,
-            list(request.prompt_token_ids),
-            request.adapters,
-            request.fallback,
+            self._num_added, request, seed, list(request.prompt_token_ids), request.adapters, request.fallback,
             self._ends.long_rope,
-        )
+        )  # fmt: skip
         self._num_added += 1
         self._by_request[request.request_id] = sequence
         self._enqueue(sequence, request.arrival_time)

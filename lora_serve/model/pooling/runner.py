@@ -77,8 +77,7 @@ class PoolingRunner:
         largest of its logits is what it changes.
         """
         self._slots.check(adapter.slot)
-        is_long = self._model.spec.is_long(len(token_ids))
-        base, changed, again = self._answers([PoolingRow(token_ids, (), use, is_long) for use in ((), (adapter,), ())])
+        base, changed, again = self._answers([PoolingRow(token_ids, (), use) for use in ((), (adapter,), ())])
         if self._own_width(adapter.slot.index):
             scale = changed.abs().max().item()
             return SmokeTestResult(scale, 0.0, scale)

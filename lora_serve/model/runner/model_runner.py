@@ -84,7 +84,7 @@ class ModelRunner:
         self._slots.check(adapter.slot)
         blocks = self._cache.spare_blocks(3, len(token_ids))
         rows = [
-            Row(i, token_ids, 0, table, adapters, None, token_ids, is_long=self._model.spec.is_long(len(token_ids)))
+            Row(i, token_ids, 0, table, adapters, None, token_ids)
             for i, (table, adapters) in enumerate(zip(blocks, ((), (adapter,), ()), strict=True))
         ]
         self._cache.zero([block for table in blocks for block in table])
