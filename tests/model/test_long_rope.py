@@ -20,6 +20,7 @@ from lora_serve.model.step.step_context import StepContext, StepInputs
 from tests.local_engine import Answer, LocalEngine
 from tests.model.tiny import step_of
 from tests.oracle import load_alone, load_fresh, logprobs_alone, save_adapter, save_tiny_model
+from tests.peft_kinds import INVOCATION
 from tests.pooling_models import assert_close, hidden_alone, how_of, load_base, pooled, run, save_pooling_model
 
 BOUNDARY = 256
@@ -44,10 +45,11 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 class World:
     def __init__(self, architecture: str, folder: Path, limits: Mapping[str, Any] = LIMITS, **config: Any) -> None:
-        """`config`: of the model, beside its long factors."""
+        """`config`: of the model, beside its long factors; invocation tokens are the adapter's."""
+        activation = {name: config.pop(name) for name in list(config) if name.startswith("alora")}
         config = {**(OF_PHI3 if architecture == "phi3" else OF_LLAMA), **config}
         self.model = save_tiny_model(architecture, folder / "m", max_position_embeddings=1024, **config)
-        self.adapter = save_adapter(self.model, folder / "a")
+        self.adapter = save_adapter(self.model, folder / "a", **activation)
         self.engine = LocalEngine(self.model, {"a": self.adapter}, **limits)
         self.oracles = {None: load_fresh(self.model), "a": load_alone(self.model, self.adapter)}
 
@@ -152,6 +154,20 @@ def test_each_token_has_the_numbers_of_its_own_row(architecture: str, recomputes
         mixed = rotary(hidden, positions)
     for found, parts in zip(mixed, zip(*alone, strict=True), strict=True):
         assert torch.equal(found, torch.cat(parts, 1))
+
+
+@pytest.mark.nightly
+def test_activated_lora_finds_the_base_models_blocks_of_its_own_kind_alone(tmp_path: Path) -> None:
+    world = World("phi3", tmp_path, alora_invocation_tokens=INVOCATION)
+    start = tokens(BOUNDARY - 20, 1)
+    short, long = [*start, *INVOCATION, 9, 8], [*start, *tokens(90, 2), *INVOCATION, 9, 8]
+    world.ask((short, None, 2))
+    (first,) = world.ask((long, "a", 4))
+    assert first.num_cached_tokens == 0
+    world.ask((long, None, 2))
+    cached = [answer.num_cached_tokens for answer in world.ask((short, "a", 4), (long, "a", 4))]
+    assert cached[0] > 200
+    assert cached[1] > BOUNDARY
 
 
 @pytest.mark.nightly
