@@ -140,7 +140,7 @@ REFUSED = {
     "messages[0].role": {"messages": [{"role": "king", "content": "x"}]},
     "messages[0].content[0]": {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
     "system[0]": {"system": [{"type": "image"}]},
-    "tools[0]": {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+    "tools[0]": {"tools": ["web_search"]},
     "tool_choice.type": {"tool_choice": {"type": "perhaps"}},
     "tool_choice.type ": {"tool_choice": {"type": ["any"]}},
     "thinking.type": {"thinking": {"type": "perhaps"}},

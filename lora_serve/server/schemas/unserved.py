@@ -66,9 +66,9 @@ class UnservedChatFields(UnservedFields):
     modalities: Annotated[Any, Refused(f'only ["text"] can be answered: {_NO_MEDIA}', (["text"], []))] = None
     web_search_options: Annotated[Any, Refused("the web is not searched: put what is known into `messages`")] = None
     moderation: Annotated[Any, Refused("answers are not moderated: leave it out")] = None
-    verbosity: Annotated[
-        Any, Refused("models here have no such setting: ask for short or long answers in words", ("medium",))
-    ] = None
+    verbosity: Annotated[Any, Ignored("models here have no such setting: ask for short or long answers in words")] = (
+        None
+    )
     documents: Annotated[Any, Refused("no documents are handed to the template: write them into a message", ([],))] = (
         None
     )
