@@ -137,8 +137,12 @@ class Rows:
         *,
         choices_per_prompt: int = 1,
         max_in_flight: int | None = None,
+        shows_tokens: bool = True,
     ) -> None:
-        """`requests`: one per row. `max_in_flight`: rows that are in the engine at once; None: all of them."""
+        """`requests`: one per row. `max_in_flight`: rows that are in the engine at once; None: all of them.
+
+        `shows_tokens`: false if the tokens that end the rows are nobody's (`max_tokens: 0`), and so cost nothing.
+        """
         self.context = context
         self.model = model
         self.requests = requests
@@ -146,6 +150,7 @@ class Rows:
         self.way: Way | None = None  # over a neighbour; set before `admitted`
         self.is_shown = False  # set as soon as the caller has some of the answer: nothing begins again then
         self._services = services
+        self._shows_tokens = shows_tokens
         self._caller = context.caller or LOCAL_CALLER
         self._numbers = {request.request_id: number for number, request in enumerate(requests)}
         self._timers = [
@@ -214,6 +219,8 @@ class Rows:
 
     def generated(self, number: int, num_tokens: int) -> None:
         """Count tokens of a row that the answer shows, or takes as its end."""
+        if not self._shows_tokens:
+            return
         self.use.generated(number, num_tokens)
         self.context.num_output_tokens += num_tokens
 

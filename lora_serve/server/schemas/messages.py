@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from lora_serve.server.schemas.fields import (
+    Documents,
     Fields,
     ObjectOrNull,
     Objects,
@@ -42,6 +43,7 @@ class CountTokensFields(RequestFields):
     thinking: ObjectOrNull = None
     output_config: ObjectOrNull = None
     chat_template_kwargs: TemplateValues = {}
+    documents: Documents = []
     add_special_tokens: bool = False
     mcp_servers: Annotated[
         Any, Ignored("the server calls no tools itself: those of `tools` are left to the caller")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from lora_serve.server.schemas.fields import (
+    Documents,
     Fields,
     NumLogprobs,
     ObjectOrNull,
@@ -67,6 +68,7 @@ class ResponseFields(AnswerFields, UnservedChatFields):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: TemplateValues = {}
+    documents: Documents = []
     include_reasoning: bool = True
     return_tokens_as_token_ids: bool = False
     messages: Annotated[Any, Refused("this is `input` here")] = None
