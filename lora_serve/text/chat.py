@@ -112,18 +112,14 @@ def _check_roles(
 ) -> None:
     """Raises InvalidRequestError for an unusual role that the template does not name, or does not write."""
     for index, message in enumerate(conversation):
-        if (role := message["role"]) in ROLES:
-            continue
-        is_written = f"'{role}'" in source or f'"{role}"' in source
-        if is_written:
+        if (role := message["role"]) not in ROLES:
+            tried = [{**one, "content": _PROBE} if one is message else one for one in conversation]
             with _refusals(template.owner):
-                is_written = _PROBE in render(
-                    [{**one, "content": _PROBE} if one is message else one for one in conversation]
-                )
-        if not is_written:
-            where, usual = f"messages[{index}].role", ", ".join(ROLES)
-            text = f"`{where}` must be one of {usual}, or one that the {template.owner}'s chat template writes."
-            raise InvalidRequestError(text, param=where)
+                is_written = re.search(rf"""(["']){role}\1""", source) and _PROBE in render(tried)
+            if not is_written:
+                where, usual = f"messages[{index}].role", ", ".join(ROLES)
+                text = f"`{where}` must be one of {usual}, or one that the {template.owner}'s chat template writes."
+                raise InvalidRequestError(text, param=where)
 
 
 def _compared(tokens: ControlTokens, text: str, marked: Marked, given: list[str]) -> RenderedChat:

@@ -17,12 +17,12 @@ LAST = ("message_stop", "response.completed", "response.incomplete")
 
 
 def check_claude_code(server: Server) -> str:
-    """The requests of a session of Claude Code: Anthropic's own tools, deferred ones, betas, edits of the context."""
+    """The shapes of a session of Claude Code: Anthropic's own tools, deferred ones, betas, edits of the context."""
     return _session(server, "claude_code", {"x-api-key": server.key})
 
 
 def check_codex(server: Server) -> str:
-    """The requests of a session of Codex CLI: tools of all kinds, calls of them in the history, `store`, verbosity."""
+    """The shapes of a session of Codex CLI: tools of all kinds, calls of them in the history, `store`, verbosity."""
     return _session(server, "codex", {"Authorization": f"Bearer {server.key}"})
 
 

@@ -8,13 +8,15 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 
 Message = dict[str, Any]
+_SIGN = "x-anthropic-billing-header:"  # Claude Code's own, other in each request, as if no prompt were known before
+_TEXTS = {"text": "text", "tool_reference": "tool_name"}  # the latter: what a search among tools has found
 
 
 def messages_of(value: Any, system: Any) -> list[Message]:
     """`messages` and `system` as messages of a chat. Raises InvalidRequestError."""
     messages: list[Message] = []
     if isinstance(system, list):
-        system = [block for block in system if not _is_attribution(block)] or None
+        system = [one for one in system if not str(isinstance(one, dict) and one.get("text")).startswith(_SIGN)] or None
     if system is not None:
         messages.append({"role": "system", "content": _text(system, "system")})
     if not isinstance(value, list) or not value:
@@ -33,14 +35,6 @@ def messages_of(value: Any, system: Any) -> list[Message]:
         blocks = [_checked(block, f"{where}.content[{number}]") for number, block in enumerate(content)]
         messages += [_assistant(blocks)] if role == "assistant" else _others(role, blocks)
     return messages
-
-
-def _is_attribution(block: Any) -> bool:
-    """True for Claude Code's line about itself, which Anthropic's servers take away too; it differs in each request, so
-    that no prompt would be found again.
-    """
-    text = block.get("text") if isinstance(block, dict) else None
-    return isinstance(text, str) and text.startswith("x-anthropic-billing-header:")
 
 
 def _checked(block: Any, where: str) -> tuple[dict[str, Any], str]:
@@ -100,12 +94,10 @@ def _text(value: Any, where: str) -> str:
         raise _wrong(where, "must be a text or a list of text blocks")
     texts = []
     for index, block in enumerate(value):
-        if isinstance(block, dict) and block.get("type") == "tool_reference":  # a search among tools found it
-            texts.append(_string(block, "tool_name", f"{where}[{index}]"))
-            continue
-        if not isinstance(block, dict) or block.get("type") != "text":
+        name = _TEXTS.get(str(block.get("type"))) if isinstance(block, dict) else None
+        if name is None:
             raise _wrong(f"{where}[{index}]", "must be a text block: this model reads text only")
-        texts.append(_string(block, "text", f"{where}[{index}]"))
+        texts.append(_string(block, name, f"{where}[{index}]"))
     return "\n".join(texts)
 
 

@@ -114,19 +114,13 @@ def _own_limits(limits: TokenLimits, model: ResolvedModel, fields: SamplingField
 
 
 def _of_vocabulary(limits: TokenLimits, vocab_size: int, most: int) -> TokenLimits:
-    """The limits with the size of the vocabulary for -1, if so many alternatives are allowed.
-
-    Raises InvalidRequestError.
-    """
+    """The limits with the size of the vocabulary for -1. Raises InvalidRequestError for more than `most` allow."""
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(limits, name) == -1:
             if 0 <= most < vocab_size:
-                message = (
-                    f"`{name}`: -1 asks for all {vocab_size} tokens of the vocabulary, and at most {most} alternatives "
-                    "per token are allowed (--max-logprobs)."
-                )
-                raise InvalidRequestError(message, param=name)
-            limits = replace(limits, **{name: vocab_size})
+                text = f"`{name}`: -1 asks for all {vocab_size} tokens; at most {most} are allowed (--max-logprobs)."
+                raise InvalidRequestError(text, param=name)
+            limits = replace(limits, **{name: vocab_size})  # type: ignore[arg-type]
     return limits
 
 

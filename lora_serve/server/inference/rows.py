@@ -137,12 +137,9 @@ class Rows:
         *,
         choices_per_prompt: int = 1,
         max_in_flight: int | None = None,
-        shows_tokens: bool = True,
+        shows_tokens: bool = True,  # false (`max_tokens: 0`): nobody sees the tokens that end the rows, and none counts
     ) -> None:
-        """`requests`: one per row. `max_in_flight`: rows that are in the engine at once; None: all of them.
-
-        `shows_tokens`: false if the tokens that end the rows are nobody's (`max_tokens: 0`), and so cost nothing.
-        """
+        """`requests`: one per row. `max_in_flight`: rows that are in the engine at once; None: all of them."""
         self.context = context
         self.model = model
         self.requests = requests

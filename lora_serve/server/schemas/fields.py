@@ -134,13 +134,6 @@ def as_template_values(value: Any) -> dict[str, Any]:
     return value
 
 
-def as_documents(value: Any) -> list[dict[str, Any]]:
-    """[{"title": ..., "text": ...}], in whatever form the chat template reads. Raises ValueError."""
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError("expected a list of objects")
-    return list(as_template_values({"documents": value})["documents"])
-
-
 def _is_small(value: Any) -> bool:
     """False if there are too many values, or they are nested too deeply: looked at no further than that."""
     level, num_values = [value], 0
@@ -179,7 +172,7 @@ Biases = Annotated[
     tuple[tuple[int | str, float], ...], BeforeValidator(as_biases, json_schema_input_type=dict[str, float])
 ]
 TemplateValues = Annotated[dict[str, Any], BeforeValidator(as_template_values)]
-Documents = Annotated[list[dict[str, Any]], BeforeValidator(as_documents)]
+Documents = Annotated[list[dict[str, Any]], BeforeValidator(lambda value: as_template_values({"": value})[""])]
 Bytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=1, le=2**50)]
 TokenId = Annotated[int, Field(ge=0)]
 StopIds = Annotated[list[TokenId], FailFast(), AfterValidator(check_stop_ids)]

@@ -45,12 +45,8 @@ class CountTokensFields(RequestFields):
     chat_template_kwargs: TemplateValues = {}
     documents: Documents = []
     add_special_tokens: bool = False
-    mcp_servers: Annotated[
-        Any, Ignored("the server calls no tools itself: those of `tools` are left to the caller")
-    ] = None
-    context_management: Annotated[
-        Any, Ignored("nothing is edited, which `applied_edits` says; what is too long is refused")
-    ] = None
+    mcp_servers: Annotated[Any, Ignored("the server calls no tools itself")] = None
+    context_management: Annotated[Any, Ignored("nothing is edited; what is too long is refused")] = None
     cache_control: Annotated[Any, Ignored("prompts are found again by their tokens, wherever they agree")] = None
     speed: Annotated[Any, Ignored("there is one speed; see `priority`")] = None
 

@@ -31,9 +31,7 @@ class HttpRunner(web.AppRunner):
     """Serves an application over TCP. A client that leaves cancels its handler, which frees its row."""
 
     def __init__(self, app: web.Application, shutdown_timeout: float, root_path: str = "") -> None:
-        """`shutdown_timeout`: seconds for open connections after the sites have stopped. `root_path`: a prefix with
-        which every path is served too.
-        """
+        """`shutdown_timeout`: seconds for open connections after the sites have stopped. `root_path`: see the flag."""
         super().__init__(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
         self._root_path = root_path
 
@@ -50,7 +48,6 @@ _NOTHING = Answering(is_complete=False, has_begun=False, may_be_asked=False)  # 
 
 # A request's first line with more than one blank between its parts, which the parser takes for one.
 _WITH_BLANKS = re.compile(rb"(?:\r?\n)*[A-Z]+(?:  +[^ \r\n]+ +| [^ \r\n]+  +)HTTP/")
-_NO_HTTP = b"\0\r\n\r\n"  # no parser takes it
 
 
 class _HttpServer(web.Server):
@@ -79,7 +76,7 @@ class HttpConnection(RequestHandler):
         """Refuse what aiohttp's parser is lenient about, so that a proxy in front of it reads nothing else in it."""
         num_known = len(self._messages)
         is_broken = self._body.is_eof() and _WITH_BLANKS.match(data) is not None
-        super().data_received(_NO_HTTP if is_broken else data)
+        super().data_received(b"\0\r\n\r\n" if is_broken else data)
         for index in range(num_known, len(self._messages)):
             message, self._body = self._messages[index]
             if isinstance(message, RawRequestMessage):
@@ -91,10 +88,10 @@ class HttpConnection(RequestHandler):
         if message.version < HttpVersion10 or coding != "chunked":
             error = BadHttpMessage("an old version, or another coding")
             return _ErrInfo(status=400, exc=error, message=error.message), EMPTY_PAYLOAD
-        root, path = self._root_path, message.path
-        if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/", "?"):
-            url = message.url.with_path(message.url.raw_path.removeprefix(root) or "/", encoded=True, keep_query=True)
-            message = message._replace(path=path.removeprefix(root) or "/", url=url)
+        path = message.url.raw_path
+        if self._root_path and f"{path}/".startswith(f"{self._root_path}/"):
+            url = message.url.with_path(path.removeprefix(self._root_path) or "/", encoded=True, keep_query=True)
+            message = message._replace(path=url.raw_path_qs, url=url)
         return message, body
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # which has nothing to return
