@@ -42,8 +42,8 @@ def authenticated(request: web.Request, authenticate: Authenticate) -> Caller:
 
 
 def _credentials(request: web.Request) -> str | None:
-    """The header of the key; Anthropic's clients send theirs in one of another name."""
-    key = request.headers.get("X-Api-Key")
+    """The header of the key; Anthropic's clients send theirs in one of another name, Azure's in a third."""
+    key = request.headers.get("X-Api-Key") or request.headers.get("Api-Key")
     return request.headers.get("Authorization") or (None if key is None else f"Bearer {key}")
 
 
