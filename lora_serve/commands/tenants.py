@@ -97,7 +97,7 @@ async def set_tenant(call: Call) -> None:
 
 def confirm(flags: argparse.Namespace) -> None:
     """Asks for confirmation. Raises CommandError if the answer is not yes, and where there is nobody to ask."""
-    confirm_deletion(flags.yes, f"the tenant {flags.name} with all its keys and adapters")
+    confirm_deletion(flags.yes, f"the tenant {flags.name} with all its keys and adapters at {flags.server}")
 
 
 async def delete_tenant(call: Call) -> None:
