@@ -84,6 +84,10 @@ class ModelSpec:
     kernels: KernelDescription | None = None  # None: on a GPU
 
     @property
+    def task(self) -> Task:
+        return Task.GENERATE if self.pooling is None else self.pooling.task
+
+    @property
     def fingerprint(self) -> str:
         """A digest of what an adapter must fit, as "sha256:...": architecture, vocabulary, shapes of all modules."""
         linears = {name: [shape.in_features, shape.out_features] for name, shape in self.linears.items()}

@@ -90,6 +90,7 @@ TABLE = RouteTable(
     Route("GET", "/version", _PUBLIC, health.get_version, answer=operation_answers.Version),
     Route("GET", "/openapi.json", _PUBLIC, openapi.get_openapi, answer=operation_answers.OpenApiDocument),
     Route("GET", "/docs", _PUBLIC, docs_page.get_docs, answers=_PAGE),
+    Route("GET", "/", _PUBLIC, page.get_root, answers=(JSON, *_PAGE), answer=operation_answers.Root),
     Route("GET", "/ui", _PUBLIC, page.get_index, answers=_PAGE),
     Route("GET", "/ui/about.json", _PUBLIC, page.get_about, answer=operation_answers.ConsoleFacts),
     Route("GET", "/ui/{file}", _PUBLIC, page.get_file, answers=_FILES),

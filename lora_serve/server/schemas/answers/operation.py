@@ -39,6 +39,16 @@ class OpenApiDocument(Answer):
     components: dict[str, Any]
 
 
+class Root(Answer):
+    """GET /, with relative links."""
+
+    version: str
+    console: str | None
+    docs: str
+    openapi: str
+    routes: list[str]  # of inference, as `POST /v1/completions`
+
+
 class ConsoleFacts(Answer):
     """GET /ui/about.json"""
 
