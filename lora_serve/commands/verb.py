@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lora_serve.commands.failure import EXIT_CODES, CommandError, ExitCode
 from lora_serve.commands.flags import DEFAULT_TIMEOUT, CommandParser, add_common_flags, named_urls, urls_here
@@ -15,6 +15,7 @@ from lora_serve.commands.output import Output
 from lora_serve.commands.subcommands import make_parser, run_subcommand
 from lora_serve.core.errors import ConfigError
 
+MAX_PAGE = 1000  # the server's own limit
 LOOKS = ("list", "show", "aliases", "whoami", "lora-serve usage", "lora-serve audit", "lora-serve fleet status")
 
 if TYPE_CHECKING:  # --help and mistakes need no HTTP client
@@ -48,6 +49,19 @@ class Verb:
     add_flags: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Call], Awaitable[None]]
     check: Callable[[argparse.Namespace], None] | None = None
+
+
+async def all_pages(call: Call, path: str, limit: int | None, **given: str | None) -> dict[str, Any]:
+    """Follows the server's pages, to their end without a limit, and returns them as one answer."""
+    query = {name: text for name, text in given.items() if text is not None}
+    data: list[dict[str, Any]] = []
+    while True:
+        query["limit"] = str(MAX_PAGE if limit is None else min(limit - len(data), MAX_PAGE))
+        page = (await call.client.call("GET", path, query=query)).data
+        data += page["data"]
+        if not page["has_more"] or (limit is not None and len(data) >= limit):
+            return {**page, "data": data}
+        query["after"] = page["last_id"]
 
 
 def run_verb(verb: Verb, flags: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ async def wait_for_all(call: Call, adapter_id: str, condition: Condition) -> Non
     """
     deadline = time.monotonic() + call.timeout
     missing = await asyncio.gather(*(_wait(client, adapter_id, condition, deadline) for client in call.clients))
-    lines = [reason or f"{client.url}: done" for client, reason in zip(call.clients, missing, strict=True)]
+    lines = [f"{client.url}: {reason or 'done'}" for client, reason in zip(call.clients, missing, strict=True)]
     if any(missing):
         first = f"{call.client.url} took the change, but it is not seen everywhere (--timeout {call.timeout:g}):"
         raise CommandError(ExitCode.REFUSED, first, *lines)
@@ -36,34 +36,23 @@ async def wait_for_all(call: Call, adapter_id: str, condition: Condition) -> Non
 
 
 async def _wait(client: AdminClient, adapter_id: str, condition: Condition, deadline: float) -> str:
-    """The change that a server still lacks at the deadline, behind its URL; one that is away or not ready may come
-    back until then.
-    """
-    pause, missing = FIRST_PAUSE, f"{client.url}: no answer"
+    """The change that a server still lacks at the deadline; one that is away or not ready may come back until then."""
+    pause, missing = FIRST_PAUSE, "no answer"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            reason = await asyncio.wait_for(_missing(client, adapter_id, condition), left)
-            missing = reason and f"{client.url}: {reason}"
+            missing = condition((await asyncio.wait_for(client.call("GET", adapter_path(adapter_id)), left)).data)
         except TimeoutError:
             break
         except CommandError as error:
-            missing = " ".join(error.lines)
-            if error.code not in (ExitCode.UNREACHABLE, ExitCode.UNAVAILABLE):
+            said = " ".join(error.lines).removeprefix(f"{client.url}: ")
+            missing = condition(None) if error.code is ExitCode.NOT_FOUND else said
+            if error.code is ExitCode.REFUSED:
                 break
         if not missing:
             break
         await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(2 * pause, LONGEST_PAUSE)
     return missing
-
-
-async def _missing(client: AdminClient, adapter_id: str, condition: Condition) -> str:
-    try:
-        return condition((await client.call("GET", adapter_path(adapter_id))).data)
-    except CommandError as error:
-        if error.code is ExitCode.NOT_FOUND:
-            return condition(None)
-        raise
 
 
 def shows(expected: Card) -> Condition:

@@ -33,8 +33,9 @@ async def get_root(request: web.Request) -> web.StreamResponse:
         return web.Response(status=307, headers={hdrs.LOCATION: "ui/", hdrs.VARY: hdrs.ACCEPT})
     taken = [route for route in request.app[ROUTES].routes if not route.tasks or services.spec.task in route.tasks]
     calls = [f"{route.method} {route.path}" for route in taken if route.access in (Access.INFERENCE, Access.MODELS)]
-    links = {"console": "ui/" if has_console else None, "docs": "docs", "openapi": "openapi.json"}
-    return web.json_response({"version": __version__, **links, "routes": calls}, headers={hdrs.VARY: hdrs.ACCEPT})
+    links = {"docs": "docs", "openapi": "openapi.json"} | ({"console": "ui/"} if has_console else {})
+    told = {"version": __version__, "links": links, "routes": calls}
+    return web.json_response(told, headers={hdrs.VARY: hdrs.ACCEPT})
 
 
 async def get_index(request: web.Request) -> web.StreamResponse:

@@ -40,7 +40,8 @@ async def test_root_leads_a_browser_to_the_console_and_tells_others_the_ways_in(
         assert (answer.status, answer.headers["Location"]) == (307, "ui/")
     async with http.get("/") as answer:
         told = await answer.json()
-    for link in (told["console"], told["docs"], told["openapi"]):
+    assert told["links"].keys() == {"console", "docs", "openapi"}
+    for link in told["links"].values():
         async with http.get(f"/{link}") as answer:
             assert answer.status == 200, link
     assert {"POST /v1/chat/completions", "POST /v1/messages", "GET /v1/models"} <= set(told["routes"])

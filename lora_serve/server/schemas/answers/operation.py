@@ -40,12 +40,10 @@ class OpenApiDocument(Answer):
 
 
 class Root(Answer):
-    """GET /, with relative links."""
+    """GET /"""
 
     version: str
-    console: str | None
-    docs: str
-    openapi: str
+    links: dict[str, str]  # relative
     routes: list[str]  # of inference, as `POST /v1/completions`
 
 
