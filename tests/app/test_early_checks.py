@@ -37,7 +37,7 @@ def test_missing_package_is_named_with_its_extra(
         check_start(settings)
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_kept", [False, pytest.param(True, marks=pytest.mark.nightly)])  # a model is loaded
 def test_hub_that_cannot_be_reached_is_told_at_once_and_left_alone_for_a_model_that_is_kept(
     is_kept: bool, tmp_path: Path
 ) -> None:
