@@ -103,6 +103,10 @@ class ModelSpec:
     long_rope: LongRope = ONE_ROPE
 
     @property
+    def task(self) -> Task:
+        return Task.GENERATE if self.pooling is None else self.pooling.task
+
+    @property
     def fingerprint(self) -> str:
         """A digest of what an adapter must fit, as "sha256:...": architecture, vocabulary, shapes of all modules."""
         linears = {name: [shape.in_features, shape.out_features] for name, shape in self.linears.items()}
