@@ -60,15 +60,19 @@ def generation_requests(
 
 
 def pooling_requests(
-    request: web.Request, model: ResolvedModel, fields: RequestFields, inputs: Sequence[EncodedInput]
+    request: web.Request,
+    model: ResolvedModel,
+    fields: RequestFields,
+    inputs: Sequence[EncodedInput],
+    is_unit: bool | None = None,
 ) -> list[InferenceRequest]:
-    """One request for each input, to be answered by a vector."""
+    """One request for each input, to be answered by a vector. `is_unit`: see PoolingParams."""
     template = _template(request, model, fields)
     made = [
         replace(
             _row(template, model, item.token_ids),
             request_id=f"{template.request_id}-{number}",
-            pooling=PoolingParams(item.type_ids if any(item.type_ids) else ()),
+            pooling=PoolingParams(item.type_ids if any(item.type_ids) else (), is_unit),
         )
         for number, item in enumerate(inputs)
     ]

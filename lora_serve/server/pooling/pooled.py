@@ -49,14 +49,15 @@ async def pool(
     rules: InputRules,
     *,
     may_leave: bool = False,
+    is_unit: bool | None = None,
 ) -> PooledAnswer:
-    """Pool all inputs; if they `may_leave`, perhaps as embeddings of a neighbour.
+    """Pool all inputs; if they `may_leave`, perhaps as embeddings of a neighbour. `is_unit`: see PoolingParams.
 
     Raises InvalidRequestError, and the error with which one of them ends.
     """
     context = request[CONTEXT]
     encoded = await encode_inputs(model.text, model.spec, inputs, rules)
-    requests = pooling_requests(request, model, fields, encoded)
+    requests = pooling_requests(request, model, fields, encoded, is_unit)
     services = request.app[SERVICES]
     rows = Rows(services, context, model, requests, max_in_flight=MAX_IN_FLIGHT)
     if services.overflow is not None and may_leave:
