@@ -114,7 +114,7 @@ def test_values_of_several_kinds_stand_behind_the_flags_of_0_33(model: str) -> N
 
 
 def test_repository_in_place_of_a_folder_is_pointed_to_the_hub(model: str) -> None:
-    with pytest.raises(ConfigError, match=r"acme/bot is not a folder .*give hf://acme/bot$"):
+    with pytest.raises(ConfigError, match=r"acme/bot is not a folder .*on the hub it is hf://acme/bot$"):
         load_settings([model, "--lora-modules", "bot=acme/bot"])
     with pytest.raises(ConfigError, match=r"not a folder \(got bot=/no/such/place\)$"):
         load_settings([model, "--lora-modules", "bot=/no/such/place"])
