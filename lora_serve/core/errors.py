@@ -255,6 +255,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return said or isinstance(error, MemoryError)
 
 
+def overload(error: BaseException) -> CapacityError | None:
+    """The refusal in place of an error that lack of memory caused; None: it has another cause."""
+    return CapacityError(f"{NO_MEMORY} at present: try again.") if is_out_of_memory(error) else None
+
+
 def start_error(error: Exception) -> LoraServeError:
     """The error in words with which a start ends. Raises `error` if there are none."""
     if isinstance(error, LoraServeError):

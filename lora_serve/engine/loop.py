@@ -9,14 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
-from lora_serve.core.errors import (
-    NO_MEMORY,
-    CapacityError,
-    InternalError,
-    LoraServeError,
-    NotReadyError,
-    is_out_of_memory,
-)
+from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError, overload
 from lora_serve.core.message import Call
 from lora_serve.core.messages import (
     Abort,
@@ -93,7 +86,7 @@ class EngineLoop:
             pass
         except BaseException as error:  # SystemExit too: nobody would notice that this thread is gone
             _log.exception("the mailbox could not be read")
-            found += self._recover(_failure(error))
+            found += self._recover(overload(error) or InternalError(FAILURE))
         return found
 
     def _step(self) -> tuple[bool, list[FromLoop]]:
@@ -103,7 +96,7 @@ class EngineLoop:
             return is_busy, self._noted([*events, *self._replies()])
         except BaseException as error:
             _log.exception("the step failed")
-            return False, self._recover(_failure(error))
+            return False, self._recover(overload(error) or InternalError(FAILURE))
 
     def _timeout(self) -> float | None:
         """Seconds until something must happen even without a message."""
@@ -117,7 +110,7 @@ class EngineLoop:
             return self._noted([*self._handle(message), *self._replies()])
         except BaseException as error:
             _log.exception("a %s could not be handled", type(message).__name__)
-            failure = _failure(error)
+            failure = overload(error) or InternalError(FAILURE)
         found = self._recover(failure)
         if isinstance(message, Call):
             found.append(Reply(message.call_id, error=failure))
@@ -199,8 +192,3 @@ class EngineLoop:
     def _repeat(self, commands: Iterable[AdapterCommand]) -> None:
         for command in commands:
             self._engine.command(Command(_NO_CALL, command))
-
-
-def _failure(error: BaseException) -> LoraServeError:
-    """The error with which all requests end."""
-    return CapacityError(f"{NO_MEMORY}: try again.") if is_out_of_memory(error) else InternalError(FAILURE)

@@ -117,6 +117,7 @@ async def chat_prompt(
 
     Raises InvalidRequestError.
     """
+    is_cut, special = bool(fields.truncate_prompt_tokens), bool(fields.add_special_tokens)
     has_calls = bool(tools.tools) or any(message.tool_calls or message.role == "tool" for message in messages)
 
     def render() -> RenderedChat:
@@ -127,16 +128,13 @@ async def chat_prompt(
             continue_final_message=fields.continue_final_message,
             template_values=fields.template_values,
             tools=_tools_for(text, spec, tools),
-            check=lambda rendered: (
-                None if fields.truncate_prompt_tokens else check_can_fit(text, spec, rendered, "messages")
-            ),
+            check=lambda rendered: None if is_cut else check_can_fit(text, spec, rendered, "messages"),
             hint=hint,
         )
 
     length = LONG + 1 if has_calls else sum(MESSAGE_LENGTH + len(message.content) for message in messages)
     thread = text.template.thread
     rendered = await (thread_if_long(length, render) if thread is None else thread(render))
-    special = bool(fields.add_special_tokens)
     token_ids = await thread_if_long(len(rendered.text), lambda: text.encode_chat(rendered, special))
     if not token_ids:
         raise InvalidRequestError("The messages give an empty prompt.", param="messages")

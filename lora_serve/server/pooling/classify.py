@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ async def create_classification(request: web.Request) -> web.StreamResponse:
     answer = await pool(request, fields, model, inputs, rules)
     labels = labels_of(services, answer.adapters)
     is_multi_label = services.spec.pooling is not None and services.spec.pooling.is_multi_label
+    weighed = partial(probabilities, is_multi_label=is_multi_label, use_activation=fields.use_activation)
 
     def made() -> dict[str, Any]:
         return {
@@ -38,14 +40,7 @@ async def create_classification(request: web.Request) -> web.StreamResponse:
             "object": "list",
             "created": int(time.time()),
             "model": answer.adapters.model,
-            "data": [
-                _item(
-                    index,
-                    probabilities(row, is_multi_label=is_multi_label, use_activation=fields.use_activation),
-                    labels,
-                )
-                for index, row in enumerate(answer.arrays)
-            ],
+            "data": [_item(index, weighed(logits), labels) for index, logits in enumerate(answer.arrays)],
             "usage": answer.usage,
         }
 

@@ -27,13 +27,11 @@ async def create_embedding(request: web.Request) -> web.StreamResponse:
     _check_dimensions(fields.dimensions, request.app[SERVICES].spec)
     model = resolve(request, fields)
     inputs, rules = await read_inputs(fields, model)
-    answer = await pool(request, fields, model, inputs, rules, may_leave=True, is_unit=fields.use_activation)
-    is_unit = fields.use_activation
-    if is_unit is None and model.spec.pooling is not None:
-        is_unit = model.spec.pooling.is_normalized
-    data = await _data(
-        [shortened(vector, fields.dimensions, is_unit=bool(is_unit)) for vector in answer.vectors], fields
-    )
+    answer = await pool(request, fields, model, inputs, rules, may_leave=True)
+    normalizes = model.spec.pooling is not None and model.spec.pooling.is_normalized
+    is_unit = normalizes if fields.use_activation is None else fields.use_activation
+    vectors = [shortened(vector, fields.dimensions, is_unit=is_unit) for vector in answer.vectors]
+    data = await _data(vectors, fields)
     head = json.dumps({"object": "list", "model": answer.adapters.model, "usage": answer.usage})
     return web.Response(text=f'{head[:-1]}, "data": [{data}]}}', content_type="application/json")
 

@@ -10,13 +10,7 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import Task
-from lora_serve.server.inference.prompts import (
-    chat_messages,
-    chat_prompt,
-    check_can_fit,
-    read_prompts,
-    thread_if_long,
-)
+from lora_serve.server.inference.prompts import chat_messages, chat_prompt, check_can_fit, read_prompts, thread_if_long
 from lora_serve.server.inference.requests import check_vocabulary
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.schemas.pooling import InputFields
@@ -57,9 +51,9 @@ async def read_inputs(fields: InputFields, model: ResolvedModel) -> tuple[Sequen
     if (fields.input is None) == (fields.messages is None):
         raise InvalidRequestError("Send `input` or `messages`, one of them.", param="input")
     param, value = ("input", fields.input) if fields.messages is None else ("messages", fields.messages)
-    chats = value if _is_list(value) and all(isinstance(item, list) for item in value) else [value]
+    chats = value if value and isinstance(value, list) and all(isinstance(item, list) for item in value) else [value]
     cut = fields.truncate_prompt_tokens, fields.truncation_side
-    if param == "input" and not all(_is_list(chat) and isinstance(chat[0], dict) for chat in chats):
+    if param == "input" and not all(chat and isinstance(chat, list) and isinstance(chat[0], dict) for chat in chats):
         for name in ("chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
             if getattr(fields, name):
                 raise InvalidRequestError(f"`{name}` goes with `messages`: no template reads texts.", param=name)
@@ -119,11 +113,9 @@ class _InputEncoder:
             check_vocabulary(item, self.spec, self.rules.param)
             return EncodedInput(self._cut(item), ())
         else:
-            special = self.rules.add_special_tokens
+            special, side = self.rules.add_special_tokens, self.rules.side
             prepared = self.text.preparation.of(item) if self._is_embedding else item
-            found = self.text.encode_input(
-                prepared, add_special_tokens=special, max_tokens=self.limit, side=self.rules.side
-            )
+            found = self.text.encode_input(prepared, add_special_tokens=special, max_tokens=self.limit, side=side)
         return found if self._takes_pairs else EncodedInput(found.token_ids, ())
 
     def _cut(self, token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -147,10 +139,6 @@ def check_count(inputs: Sequence[Any], param: str) -> None:
     if len(inputs) > MAX_INPUTS:
         message = f"At most {MAX_INPUTS} inputs are allowed in one request (`{param}` has {len(inputs)})."
         raise InvalidRequestError(message, param=param)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value)
 
 
 def _limit(rules: InputRules, spec: ModelSpec) -> int | None:

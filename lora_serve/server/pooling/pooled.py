@@ -17,7 +17,7 @@ from lora_serve.server.inference.requests import pooling_requests
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.pooling.inputs import Input, InputRules, encode_inputs
-from lora_serve.server.schemas.request import RequestFields
+from lora_serve.server.schemas.pooling import PoolingFields
 from lora_serve.server.services import SERVICES
 
 MAX_IN_FLIGHT = 256  # of one answer: more than a step takes, and not the whole queue of all callers
@@ -43,21 +43,20 @@ class PooledAnswer:
 
 async def pool(
     request: web.Request,
-    fields: RequestFields,
+    fields: PoolingFields,
     model: ResolvedModel,
     inputs: Sequence[Input],
     rules: InputRules,
     *,
     may_leave: bool = False,
-    is_unit: bool | None = None,
 ) -> PooledAnswer:
-    """Pool all inputs; if they `may_leave`, perhaps as embeddings of a neighbour. `is_unit`: see PoolingParams.
+    """Pool all inputs; if they `may_leave`, perhaps as embeddings of a neighbour.
 
     Raises InvalidRequestError, and the error with which one of them ends.
     """
     context = request[CONTEXT]
     encoded = await encode_inputs(model.text, model.spec, inputs, rules)
-    requests = pooling_requests(request, model, fields, encoded, is_unit)
+    requests = pooling_requests(request, model, fields, encoded)
     services = request.app[SERVICES]
     rows = Rows(services, context, model, requests, max_in_flight=MAX_IN_FLIGHT)
     if services.overflow is not None and may_leave:
