@@ -10,7 +10,7 @@ import importlib
 import sys
 
 from lora_serve import __version__
-from lora_serve.core.errors import ConfigError, LoraServeError, did_you_mean
+from lora_serve.core.errors import ConfigError, did_you_mean, start_error
 from lora_serve.logs import drop_import_noise
 
 # Command: its arguments, what it does. Each is a module of lora_serve/commands with `run(arguments) -> exit code`.
@@ -36,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     drop_import_noise()
     try:
         return _run(given)
-    except LoraServeError as error:
-        for line in str(error).splitlines():
+    except Exception as error:
+        for line in str(start_error(error)).splitlines():
             print(f"lora-serve: error: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # a server that is up ends by itself

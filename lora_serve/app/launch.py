@@ -18,7 +18,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +27,7 @@ from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, end_within, on_signals
 from lora_serve.app.tracing import opened_traces
+from lora_serve.core.patient_threads import PatientThreads
 from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts import engine_host_module
@@ -102,7 +102,7 @@ async def run_server(
     module = engine_host_module(settings.engine)
     module.use_one_core()
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(8, "asyncio", initializer=module.use_one_core))
+    loop.set_default_executor(PatientThreads(8, "asyncio", initializer=module.use_one_core))
     loop.set_exception_handler(on_loop_error)
     stop = asyncio.Event()
     on_signals(stop, tls)

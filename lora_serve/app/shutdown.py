@@ -26,7 +26,11 @@ def end_within(seconds: float, code: int) -> None:
     timer = threading.Timer(seconds, _end, (code,))
     timer.daemon = True
     timer.name = "last resort"
-    timer.start()
+    try:
+        timer.start()
+    except RuntimeError:  # no memory for a thread
+        signal.signal(signal.SIGALRM, lambda number, frame: _end(code))
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _end(code: int) -> None:

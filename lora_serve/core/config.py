@@ -23,7 +23,7 @@ class ModelConfig:
     attention: str  # name of a file in model/attention, or "auto"
     lora_kernel: str  # name of a file in model/lora/kernels, or "auto"
     quantization: str  # "none": as the checkpoint is; "int8", "int4": weights are quantised at load
-    task: str = "auto"  # "auto": as the checkpoint says, or a value of `Task`
+    task: str = "auto"  # "auto", "pooling": as the checkpoint says, or a value of `Task`
     pooling: str = "auto"  # "auto": as the checkpoint says, or "cls", "mean", "last"
     fuse_layers: bool = True  # replace layers by fused kernels where they prove to compute the same
     cuda_graphs: bool = True  # capture decode steps, on devices that can

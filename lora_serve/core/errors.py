@@ -6,12 +6,19 @@ The tree knows nothing of HTTP; `server/answers/errors.py` is the one place that
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
+NO_MEMORY = "This machine, or a limit of this process (ulimit -v, its container's), leaves too little memory"
+_NO_MEMORY = re.compile(
+    "can't start new thread|can't allocate memory|DefaultCPUAllocator|not enough memory|out of memory|bad_alloc|"
+    "failed to map segment|[Cc]annot allocate memory"
+)
 Unit = Literal["requests", "tokens", "registrations", "acts"]
 _log = logging.getLogger(__name__)
 
@@ -249,6 +256,28 @@ class InternalError(LoraServeError):
 
 class NumericalError(InternalError):
     """A row's logits are not finite."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if there was no memory for an object, a tensor, a thread or a library; most say so by words alone."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    said = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error)) is not None
+    return said or isinstance(error, MemoryError)
+
+
+def overload(error: BaseException) -> CapacityError | None:
+    """The refusal in place of an error that lack of memory caused; None: it has another cause."""
+    return CapacityError(f"{NO_MEMORY} at present: try again.") if is_out_of_memory(error) else None
+
+
+def start_error(error: Exception) -> LoraServeError:
+    """The error in words with which a start ends. Raises `error` if there are none."""
+    if isinstance(error, LoraServeError):
+        return error
+    if is_out_of_memory(error):
+        return ModelError(f"{NO_MEMORY} to start: {' '.join(str(error).split())[:200] or 'MemoryError'}")
+    raise error
 
 
 def contained(call: Callable[[], T]) -> T:

@@ -68,6 +68,7 @@ class PoolingParams:
     """A prompt that is answered by one vector, in one step: its embedding, or its labels' logits."""
 
     token_type_ids: tuple[int, ...] = ()  # one per prompt token, for a pair of texts; empty: all 0
+    is_unit: bool | None = None  # an embedding's length is made 1, or left; None: as the model says
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ def check_folders(settings: NamesFiles) -> None:
     for item in settings.lora_modules:
         path = item.partition("=")[2]
         if "://" not in path and not is_there(Path(path).is_dir):
-            raise ConfigError(f"--lora-modules: {_shown(path)} is not a folder (got {_shown(item)})")
+            hint = f"; on the hub it is hf://{path}" if "/" in path and _HUB_ID.fullmatch(path) else ""
+            raise ConfigError(f"--lora-modules: {_shown(path)} is not a folder (got {_shown(item)}){hint}")
 
 
 def _shown(value: object) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
-from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError
+from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError, overload
 from lora_serve.core.message import Call
 from lora_serve.core.messages import (
     Abort,
@@ -84,9 +84,9 @@ class EngineLoop:
                 found += self._take(self._mailbox.get_nowait())
         except queue.Empty:
             pass
-        except BaseException:  # SystemExit too: nobody would notice that this thread is gone
+        except BaseException as error:  # SystemExit too: nobody would notice that this thread is gone
             _log.exception("the mailbox could not be read")
-            found += self._recover()
+            found += self._recover(overload(error) or InternalError(FAILURE))
         return found
 
     def _step(self) -> tuple[bool, list[FromLoop]]:
@@ -94,9 +94,9 @@ class EngineLoop:
         try:
             is_busy, events = self._engine.step()
             return is_busy, self._noted([*events, *self._replies()])
-        except BaseException:
+        except BaseException as error:
             _log.exception("the step failed")
-            return False, self._recover()
+            return False, self._recover(overload(error) or InternalError(FAILURE))
 
     def _timeout(self) -> float | None:
         """Seconds until something must happen even without a message."""
@@ -108,11 +108,12 @@ class EngineLoop:
         """Handle one message; a bug in that ends all requests, and the loop goes on."""
         try:
             return self._noted([*self._handle(message), *self._replies()])
-        except BaseException:
+        except BaseException as error:
             _log.exception("a %s could not be handled", type(message).__name__)
-        found = self._recover()
+            failure = overload(error) or InternalError(FAILURE)
+        found = self._recover(failure)
         if isinstance(message, Call):
-            found.append(Reply(message.call_id, error=InternalError(FAILURE)))
+            found.append(Reply(message.call_id, error=failure))
         return found
 
     def _handle(self, message: Mail) -> Sequence[FromLoop]:
@@ -161,13 +162,12 @@ class EngineLoop:
 
     # -- after a bug -------------------------------------------------------------------------------------------
 
-    def _recover(self) -> list[FromLoop]:
+    def _recover(self, error: LoraServeError) -> list[FromLoop]:
         """Every request ends, every command is answered, and the tables are empty.
 
         A request may have left the tables by an end that was lost with the step or the message, so the tables are not
         asked who is there. Adapters that were to leave are not among those that are fetched again.
         """
-        error = InternalError(FAILURE)
         if self._rebuild is None:
             self._engine.scheduler.fail_all(error)
             return self._end_all(error)

@@ -13,12 +13,15 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from lora_serve.client.wire import FrameSplitter, frame_of, to_engine
-from lora_serve.core.messages import FromEngine, ToEngine
+from lora_serve.core.errors import start_error
+from lora_serve.core.messages import FromEngine, LoadRefused, ToEngine
 from lora_serve.logs.handler import flush_log
 
 FAILED = 1  # exit code
+REFUSED = 2  # exit code: a setting or the model is wrong, or there is too little memory
 _READ_BYTES = 2**18
 _log = logging.getLogger(__name__)
 
@@ -71,6 +74,13 @@ class Channel:
         self._outbox.put(None)
         self._writer.join()
         self._end.close()
+
+    def refuse(self, error: Exception) -> NoReturn:
+        """Tell the server why there is no engine, and end the process. Raises what `start_error` raises."""
+        self.send([LoadRefused(start_error(error))])
+        self.close()
+        flush_log()
+        os._exit(REFUSED)
 
     def _received(self) -> bytes:
         try:

@@ -40,10 +40,14 @@ def main() -> int:
     configure = next(messages, None)
     if not isinstance(configure, Configure):
         return 1
-    with without_collections():
-        from lora_serve.engine_host.child_engine import ChildEngine  # torch: after the parent can be heard
+    try:
+        with without_collections():
+            from lora_serve.engine_host.child_engine import ChildEngine  # torch: after the parent can be heard
 
-    return run(ChildEngine(configure, channel), channel, messages)
+        engine = ChildEngine(configure, channel)
+    except Exception as error:
+        channel.refuse(error)
+    return run(engine, channel, messages)
 
 
 def open_channel() -> tuple[Channel, Iterator[ToEngine]]:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import sys
 import threading
 
-from lora_serve.core.errors import LoraServeError
-from lora_serve.core.messages import Configure, LoadRefused, Ready, Reply, ToEngine, WarmUpDone
+from lora_serve.core.messages import Configure, Ready, Reply, ToEngine, WarmUpDone
 from lora_serve.engine_host.channel import Channel, run_fatally
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 from lora_serve.engine_host.service import EngineService
 from lora_serve.logs import configure_logging, timed
-from lora_serve.logs.handler import LogHandler, flush_log
+from lora_serve.logs.handler import LogHandler
 from lora_serve.logs.streams import divert_streams
 from lora_serve.model.loading.transformers_import import import_transformers
 from lora_serve.model.system.process import return_freed_memory
 
-REFUSED = 2  # exit code: a setting or the model is wrong
 _log = logging.getLogger(__name__)
 
 
@@ -52,11 +49,8 @@ class ChildEngine:
         """Load the model and tell the parent; the process ends if the model cannot be loaded."""
         try:
             self._load()
-        except LoraServeError as error:
-            self._channel.send([LoadRefused(error)])
-            self._channel.close()
-            flush_log()
-            os._exit(REFUSED)
+        except Exception as error:
+            self._channel.refuse(error)
 
     def _load(self) -> None:
         configure = self._configure

@@ -7,7 +7,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +28,7 @@ from lora_serve.core.messages import (
     WarmUpDone,
 )
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.patient_threads import PatientThreads
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop, Mail
 from lora_serve.engine_host.channel import run_fatally
@@ -87,7 +87,7 @@ class EngineService:
         self._served = served
         self._send = send
         # as many as the registry's threads will ever be: these take turns there, by tenant
-        self._validating = ThreadPoolExecutor(MAX_REGISTRATIONS, "validator", initializer=on_thread)
+        self._validating = PatientThreads(MAX_REGISTRATIONS, "validator", initializer=on_thread)
         loop = EngineLoop(served.engine, served.mailbox, send, served.rebuild)
         self.thread = threading.Thread(target=run_fatally("the engine's loop", loop.run), name="engine")
         self.thread.start()

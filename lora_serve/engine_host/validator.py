@@ -11,10 +11,9 @@ from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.registration.validation import convert, validate
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.errors import AdapterUnavailableError, is_out_of_memory
 from lora_serve.core.messages import AdapterSize
 from lora_serve.model.lora.host_adapter import HostAdapter
-from lora_serve.model.system.device_memory import is_out_of_memory
 
 
 class LastFolded:

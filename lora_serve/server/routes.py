@@ -169,32 +169,25 @@ TABLE = RouteTable(
         tasks=_EMBED,
         answer=pooling_answers.Embeddings,
     ),
-    Route(
-        "POST",
-        "/classify",
-        _INFERENCE,
-        create_classification,
-        ClassifyFields,
-        tasks=_CLASSIFY,
-        answer=pooling_answers.Labels,
+    *(
+        Route(
+            "POST",
+            path,
+            _INFERENCE,
+            create_classification,
+            ClassifyFields,
+            tasks=_CLASSIFY,
+            answer=pooling_answers.Labels,
+        )
+        for path in ("/classify", "/v1/classify")
     ),
-    Route(
-        "POST",
-        "/v1/classify",
-        _INFERENCE,
-        create_classification,
-        ClassifyFields,
-        tasks=_CLASSIFY,
-        answer=pooling_answers.Labels,
+    *(
+        Route("POST", path, _INFERENCE, create_score, ScoreFields, tasks=_COMPARE, answer=pooling_answers.Scores)
+        for path in ("/score", "/v1/score")
     ),
-    Route("POST", "/score", _INFERENCE, create_score, ScoreFields, tasks=_COMPARE, answer=pooling_answers.Scores),
-    Route("POST", "/v1/score", _INFERENCE, create_score, ScoreFields, tasks=_COMPARE, answer=pooling_answers.Scores),
-    Route("POST", "/rerank", _INFERENCE, create_rerank, RerankFields, tasks=_COMPARE, answer=pooling_answers.Ranking),
-    Route(
-        "POST", "/v1/rerank", _INFERENCE, create_rerank, RerankFields, tasks=_COMPARE, answer=pooling_answers.Ranking
-    ),
-    Route(
-        "POST", "/v2/rerank", _INFERENCE, create_rerank, RerankFields, tasks=_COMPARE, answer=pooling_answers.Ranking
+    *(
+        Route("POST", path, _INFERENCE, create_rerank, RerankFields, tasks=_COMPARE, answer=pooling_answers.Ranking)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Route("GET", "/v1/models", _MODELS, models.list_models, answer=generated.ModelList),
     Route("GET", "/v1/models/{id}", _MODELS, models.get_model, answer=generated.ModelCard),

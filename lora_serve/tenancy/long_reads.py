@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from lora_serve.core.errors import NotReadyError
+from lora_serve.core.patient_threads import PatientThreads
 
 _MAX_READS = 2  # at a time; the processor's time that they take is the event loop's, too
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class LongReads:
 
     def __init__(self, title: str) -> None:
         """`title`: names the threads."""
-        self._threads = ThreadPoolExecutor(_MAX_READS, f"long-reads-{title}")
+        self._threads = PatientThreads(_MAX_READS, f"long-reads-{title}")
 
     async def run(self, read: Callable[[], T]) -> T:
         """Calls `read` once it has a thread. Raises what it raises, and NotReadyError if the system gives no thread, or

@@ -121,17 +121,32 @@ class TextModel:
         return ControlTokens(self._backend, templates, listed=listed, unknown=self.wrapper.unk_token)
 
     def encode_input(
-        self, text: str, pair: str | None = None, *, add_special_tokens: bool = True, max_tokens: int | None = None
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        side: str | None = None,
     ) -> EncodedInput:
         """Encode one text, or two for a pair; longer ones are cut to `max_tokens` so that the special tokens stay.
 
+        `side`: where they lose tokens; None: on the tokenizer's own.
         Raises InvalidRequestError if the special tokens alone are more than `max_tokens`.
         """
         encoding = _encoded(self._backend, text, pair, add_special_tokens)
         if max_tokens is not None and len(encoding) > max_tokens:
-            encoding = _cut(self._backend, text, pair, add_special_tokens, max_tokens, self.truncation_side)
+            encoding = _cut(self._backend, text, pair, add_special_tokens, max_tokens, side or self.truncation_side)
         has_types = "token_type_ids" in self.wrapper.model_input_names
         return EncodedInput(tuple(encoding.ids), tuple(encoding.type_ids) if has_types else ())
+
+    def beginning(self, text: str, max_tokens: int) -> str:
+        """The longest beginning of `text` that ends between two tokens and gives `max_tokens` at most by itself."""
+        while True:
+            (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+            if len(encoding) <= max_tokens:
+                return text
+            text = text[: min(encoding.offsets[max_tokens - 1][1], encoding.offsets[max_tokens][0], len(text) - 1)]
 
     @property
     def truncation_side(self) -> str:

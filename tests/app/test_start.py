@@ -191,3 +191,15 @@ def test_weights_without_memory_are_not_drawn_and_others_are() -> None:
         with_memory = torch.nn.init.normal_(torch.zeros(64))
     assert without.weight.is_meta
     assert with_memory.std() > 0.5
+
+
+def test_process_without_memory_for_a_thread_ends_in_time_too() -> None:
+    program = (
+        "import threading, time\n"
+        "from lora_serve.app.shutdown import end_within\n"
+        'def refuse(self): raise RuntimeError("can\'t start new thread")\n'
+        "threading.Thread.start = refuse\n"
+        "end_within(0.05, 7)\n"
+        "time.sleep(20)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=20, check=False).returncode == 7

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import aclosing
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import (
     AdapterUnavailableError,
+    CapacityError,
     InternalError,
     NotReadyError,
     QueueFullError,
@@ -119,6 +121,17 @@ async def test_a_bug_in_the_step_ends_the_requests_and_not_the_loop(
     with monkeypatch.context() as patch:
         patch.setattr(client._engine.scheduler, "update", lambda *_: 1 / 0)
         with pytest.raises(Exception, match="engine failed"):
+            [_ async for _ in client.infer(request("r"))]
+    assert len([_ async for _ in client.infer(request("s"))]) == 6
+
+
+@pytest.mark.parametrize("part", ["update", "add"])
+async def test_lack_of_memory_in_the_loop_is_overload(
+    client: ThreadEngineClient, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(client._engine.scheduler, part, Mock(side_effect=MemoryError))
+        with pytest.raises(CapacityError, match="memory"):
             [_ async for _ in client.infer(request("r"))]
     assert len([_ async for _ in client.infer(request("s"))]) == 6
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -165,6 +168,37 @@ def test_a_wrong_command_line_is_2_in_one_line(
     assert captured.err.count("\n") == 1, captured.err
     assert all(word in captured.err for word in words), captured.err
     assert "clé" not in captured.err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), ImportError("libx.so: failed to map segment from shared object"), OSError(errno.ENOMEM, "x")],
+)
+def test_too_little_memory_is_2_in_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lora_serve.commands.serve.run", Mock(side_effect=error))
+    assert main(["serve"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ulimit -v" in line
+    monkeypatch.setattr("lora_serve.commands.serve.run", Mock(side_effect=ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        main(["serve"])
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_a_start_in_too_little_address_space_says_so(engine: str, tmp_path: Path) -> None:
+    most = 400 * 2**20
+    ended = subprocess.run(
+        [sys.executable, "-m", "lora_serve", "serve", "lora_serve/demo_data/model", "--engine", engine, "--port", "0",
+         "--store", str(tmp_path)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("lora-serve: error: ")
+    assert "ulimit -v" in line
 
 
 def test_a_wrong_url_in_the_environment_is_2(

@@ -78,6 +78,48 @@ def test_each_flag_meets_its_fate(model: str, flag: VllmFlag) -> None:
                 load_settings([model, *(given(flag) if flag.takes is Takes.SWITCH else [flag.name, value])])
 
 
+def test_every_flag_of_vllm_0_33_is_known() -> None:
+    """The names of `vllm serve` were taken from its engine/arg_utils.py and entrypoints/common/cli_args.py."""
+    theirs = Path(__file__).with_name("vllm_flags.txt").read_text().split()
+    assert len(theirs) > 300
+    assert set(theirs) - {flag.name for flag in FLAGS} - OURS == set()
+    assert len({name for flag in FLAGS for name in (flag.name, flag.short) if name}) == sum(
+        1 + bool(flag.short) for flag in FLAGS
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "task"),
+    [
+        (["--runner", "pooling"], "pooling"),
+        (["--runner", "pooling", "--convert", "classify"], "classify"),
+        (["--convert", "embed", "--runner", "pooling"], "embed"),
+        (["--runner", "pooling", "--convert", "none"], "pooling"),
+        (["--runner", "auto"], "auto"),
+    ],
+)
+def test_runner_that_pools_is_a_task(model: str, given: list[str], task: str) -> None:
+    assert load_settings([model, *given]).task == task
+
+
+def test_values_of_several_kinds_stand_behind_the_flags_of_0_33(model: str) -> None:
+    line = "--numa-bind --numa-bind-nodes 0 1 -ac {} -dpb ray --max-num-queued-reqs 7 --mm-encoder-tp-mode data -pcp 1"
+    settings, notes = command_line([model, *line.split()])
+    assert settings.max_queue == 7
+    assert [note.split()[0] for note in notes] == [
+        "--numa-bind", "--numa-bind-nodes", "--attention-config", "--data-parallel-backend", "--mm-encoder-tp-mode",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="--tool-parser-plugin x"):
+        load_settings([model, "--tool-parser-plugin", "x"])
+
+
+def test_repository_in_place_of_a_folder_is_pointed_to_the_hub(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"acme/bot is not a folder .*on the hub it is hf://acme/bot$"):
+        load_settings([model, "--lora-modules", "bot=acme/bot"])
+    with pytest.raises(ConfigError, match=r"not a folder \(got bot=/no/such/place\)$"):
+        load_settings([model, "--lora-modules", "bot=/no/such/place"])
+
+
 def test_switch_that_is_turned_off_refuses_nothing(model: str) -> None:
     assert load_settings([model, "--no-trust-remote-code"]) == load_settings([model])
     with pytest.raises(ConfigError, match="no code of a checkpoint"):
@@ -86,10 +128,10 @@ def test_switch_that_is_turned_off_refuses_nothing(model: str) -> None:
 
 def test_every_refused_flag_has_its_line(model: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_settings([model, "-tp", "2", "--speculative-config", "{}", "--runner", "pooling"])
+        load_settings([model, "-tp", "2", "--speculative-config", "{}", "--runner", "draft"])
     lines = str(refused.value).splitlines()
     assert [line.split(":")[0] for line in lines] == [
-        "--tensor-parallel-size 2", "--speculative-config {}", "--runner pooling",
+        "--tensor-parallel-size 2", "--speculative-config {}", "--runner draft",
     ]  # fmt: skip
 
 

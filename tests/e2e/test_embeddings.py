@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 from collections.abc import Iterator, Sequence
 
@@ -16,6 +17,7 @@ from tests.e2e.conftest import ADMIN
 from tests.e2e.plain_http import call
 from tests.e2e.pooling_place import MAX_LENGTH, NAMES, TEXTS, TOLERANCE, Place, serving
 from tests.engine_choice import EngineHost
+from tests.pooling_models import load_base
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,15 @@ def test_shortened_vectors_have_unit_length_again(openai: OpenAI, place: Place) 
     short = openai.embeddings.create(model="tiny", input="the fox", dimensions=8).data[0].embedding
     head = place.plain(None, "the fox")[:8]
     np.testing.assert_allclose(short, (head / head.norm()).numpy(), atol=TOLERANCE)
+
+
+def test_vector_without_activation_is_the_plain_mean(server: ServerProcess, place: Place) -> None:
+    body = {"input": "the fox", "use_activation": False, "encoding_format": "base64", "embed_dtype": "float16"}
+    (item,) = call(f"{server.url}/v1/embeddings", body).json["data"]
+    hidden = load_base(place.model, "embed")(**place.tokenizer("the fox", return_tensors="pt")).last_hidden_state[0]
+    mean = hidden.mean(0).detach().numpy()
+    assert abs(np.linalg.norm(mean) - 1) > 0.1
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(item["embedding"]), "<f2"), mean, atol=1e-3)
 
 
 def test_long_texts_are_refused_or_cut(server: ServerProcess, place: Place) -> None:

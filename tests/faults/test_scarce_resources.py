@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -121,6 +123,26 @@ def test_engine_without_memory_to_take_answers_right_or_not_at_all(
         eventually(lambda: is_whole(server, engine_host), "it does not go on")
     assert server.exit_code is None
     ask_all(server, canaries)
+
+
+LONG_CHAT = {"messages": [{"role": "user", "content": "x " * 60_000}], "max_tokens": 2}  # tokenised on a thread
+
+
+def test_server_without_address_space_refuses_in_words_and_ends_well(
+    engine_host: EngineHost, world: World, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with engine_host.serving(arguments(world, tmp_path / "store", is_first=True), log) as process:
+        assert answer(process, "acme/a").status == 200
+        # Less than a thread's stack, and more than asyncio reads at a time: it resets what it cannot read.
+        with limited([process.pid], resource.RLIMIT_AS, [_num_bytes(process.pid) + 4 * MIB]):
+            with ThreadPoolExecutor(12) as crowd:
+                asked = [crowd.submit(call, f"{process.url}/v1/chat/completions", LONG_CHAT) for _ in range(12)]
+                assert {reply.result().status for reply in asked} <= {400, 503}
+            os.kill(process.pid, signal.SIGTERM)
+            eventually(lambda: process.exit_code is not None, "it does not end")
+        assert process.exit_code == 0
+    assert log.read_text().count("Traceback") == 0
 
 
 def is_whole(process: ServerProcess, host: EngineHost) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,23 @@ def test_any_pair_is_cut_as_transformers_cuts_it(first: str, second: str, limit:
     assert list(found.type_ids) == expected["token_type_ids"]
 
 
-BERT, ORACLE = pair_of("bert")
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(text=st.text(max_size=60), most=st.integers(1, 20))
+def test_beginning_of_a_text_is_as_long_as_its_tokens_allow(kind: str, text: str, most: int) -> None:
+    mine, oracle = PAIRS[kind]
+    found = mine.beginning(text, most)
+    assert text.startswith(found)
+    whole = oracle(text, add_special_tokens=False, return_offsets_mapping=True)
+    assert len(oracle(found, add_special_tokens=False)["input_ids"]) <= most
+    if len(whole["input_ids"]) <= most:
+        assert found == text
+    else:
+        ends = [min(end, start) for (_, end), (start, _) in itertools.pairwise(whole["offset_mapping"])]
+        assert len(found) <= ends[most - 1]
+
+
+PAIRS = {kind: pair_of(kind) for kind in TOKENIZERS}
+BERT, ORACLE = PAIRS["bert"]
 
 
 def test_what_is_not_too_long_is_not_cut() -> None:

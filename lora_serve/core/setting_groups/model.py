@@ -31,8 +31,10 @@ class ServedModelSettings(SettingsGroup):
         description="weights and activations; auto: the checkpoint's own where the device multiplies it faster than "
         "float32, else float32",
     )
-    task: Literal["auto", "generate", "embed", "classify"] = Field(
-        "auto", description="what the model does; auto: as its config.json and sentence-transformers files say"
+    task: Literal["auto", "generate", "embed", "classify", "pooling"] = Field(
+        "auto",
+        description="what the model does; auto: as its config.json and sentence-transformers files say; pooling: "
+        "classify with a classifier's head, else embed",
     )
     pooling: Literal["auto", "cls", "mean", "last"] = Field(
         "auto", description="which tokens make an embedding; auto: as the model's files say"

@@ -1,38 +1,34 @@
-"""The table of vLLM's flags (`vllm serve --help=all`, releases 0.6 to 0.11). Flags whose names are settings of this
+"""The table of vLLM's flags (`vllm serve --help=all`, releases 0.6 to 0.33). Flags whose names are settings of this
 server mean the same and are not in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from lora_serve.core.vllm.flag import Fate, Takes, VllmFlag
 from lora_serve.core.vllm.speculation import ignored_in_speculative_config, read_speculative_config
 
-_ONE_DEVICE = "this server runs on one device"
-_ALWAYS = "always on"
-_TEXT_ONLY = "this server takes text only"
-_LOGS = "the log has its own form (--log-format)"
-_COMPILES = "nothing is compiled here (--cuda-graphs)"
-_BACKEND = "there is one backend, llguidance"
 _SPECULATION = "tokens are guessed without a second model (--speculate)"
-_PER_REQUEST = "a request asks for it by its own field"
-_CHECKPOINT = "a checkpoint is served as it is"
 
 
 def _meant(name: str, setting: str, why: str = "", **more: object) -> VllmFlag:
     return VllmFlag(name, Fate.MEANT, why, setting=setting, **more)  # type: ignore[arg-type]
 
 
-def _ignored(name: str, why: str, takes: Takes = Takes.ONE, **more: object) -> VllmFlag:
-    return VllmFlag(name, Fate.IGNORED, why, takes, **more)  # type: ignore[arg-type]
+def _flags(fate: Fate, table: str) -> Iterator[VllmFlag]:
+    """The flags of a text like those below."""
+    for reason, _, names in (line.rpartition(": ") for line in table.strip().replace("\n  ", " ").splitlines()):
+        why, _, harmless = reason.rstrip("]").partition(" [")
+        for name, _, short in (name.partition("/") for name in names.split()):
+            takes = {"+": Takes.SWITCH, "*": Takes.MANY}.get(name[0], Takes.ONE)
+            values = tuple("" if value == "-" else value for value in harmless.split())
+            yield VllmFlag(name.lstrip("+*"), fate, why, takes, short, values)
 
 
-def _refused(
-    name: str, why: str, *harmless: str, takes: Takes = Takes.ONE, short: str = "", instead: str = ""
-) -> VllmFlag:
-    return VllmFlag(name, Fate.REFUSED, why, takes, short, harmless, instead)
+def _refused(name: str, why: str, harmless: str, instead: str, short: str = "") -> VllmFlag:
+    return VllmFlag(name, Fate.REFUSED, why, Takes.ONE, short, (harmless,), instead)
 
-
-_SWITCH, _MANY = Takes.SWITCH, Takes.MANY
 
 _MEANT = (
     _meant("--scheduling-policy", "--policy"),
@@ -40,10 +36,11 @@ _MEANT = (
         "--enforce-eager",
         "--cuda-graphs",
         "--enforce-eager is --no-cuda-graphs",
-        takes=_SWITCH,
+        takes=Takes.SWITCH,
         values={"on": "off", "off": "on"},
     ),
     _meant("--kv-cache-memory-bytes", "--kv-cache-memory"),
+    _meant("--device-memory-utilization", "--gpu-memory-utilization"),
     _meant(
         "--speculative-config",
         "--speculate",
@@ -53,180 +50,194 @@ _MEANT = (
         ignored=ignored_in_speculative_config,
     ),
     _meant(
-        "--runner", "--task", "for `pooling` give --task embed or classify", values={"auto": "", "generate": "generate"}
-    ),
-    _meant(
         "--convert",
         "--task",
         "for rewards there is nothing here",
         values={"auto": "", "none": "", "embed": "embed", "classify": "classify"},
     ),
+    _meant(
+        "--runner",
+        "--task",
+        "--convert says which kind of pooling; drafts need no model of their own",
+        values={"auto": "", "generate": "generate", "pooling": "pooling"},
+    ),
+    _meant("--max-num-queued-reqs", "--max-queue", "counts what waits, without what runs"),
+    _meant("--max-num-queued-tokens", "--max-queue-tokens", "counts prompts that wait"),
 )
 
-_IGNORED = (
-    # The server.
-    _ignored("--enable-lora", _ALWAYS, _SWITCH),
-    _ignored("--uvicorn-log-level", _LOGS),
-    _ignored("--disable-uvicorn-access-log", _LOGS, _SWITCH),
-    _ignored("--disable-access-log-for-endpoints", "probes are logged only if their status changes"),
-    _ignored("--disable-log-requests", "no prompt is ever logged", _SWITCH),
-    _ignored("--enable-log-requests", "no prompt is ever logged", _SWITCH),
-    _ignored("--enable-log-outputs", "no answer is ever logged", _SWITCH),
-    _ignored("--enable-log-deltas", "no answer is ever logged", _SWITCH),
-    _ignored("--max-log-len", "no prompt is ever logged"),
-    _ignored("--log-config-file", _LOGS),
-    _ignored("--log-error-stack", "a bug's traceback is always logged, never answered", _SWITCH),
-    _ignored("--disable-log-stats", "figures are in /metrics", _SWITCH),
-    _ignored("--aggregate-engine-logging", "there is one engine", _SWITCH),
-    _ignored("--enable-request-id-headers", _ALWAYS, _SWITCH),
-    _ignored("--enable-server-load-tracking", "GET /admin/engine tells the load", _SWITCH),
-    _ignored("--enable-tokenizer-info-endpoint", _ALWAYS, _SWITCH),
-    _ignored("--enable-prompt-tokens-details", _ALWAYS, _SWITCH),
-    _ignored("--disable-frontend-multiprocessing", "--engine says where the engine runs", _SWITCH),
-    _ignored("--disable-fastapi-docs", "/docs and /openapi.json tell nothing about this server's tenants", _SWITCH),
-    _ignored("--enable-offline-docs", "/docs needs nothing from elsewhere", _SWITCH),
-    _ignored("--allow-credentials", "keys are sent in a header, never in cookies", _SWITCH),
-    _ignored("--allowed-methods", "origins in --allowed-origins may use all of them"),
-    _ignored("--allowed-headers", "origins in --allowed-origins may send all of them"),
-    _ignored("--enable-ssl-refresh", "SIGHUP reads a renewed certificate", _SWITCH),
-    _ignored("--h11-max-incomplete-event-size", "--max-header-size, --max-body-size"),
-    _ignored("--h11-max-header-count", "--max-header-size"),
-    # Tools and structured output.
-    _ignored("--enable-auto-tool-choice", _ALWAYS, _SWITCH),
-    _ignored("--guided-decoding-backend", _BACKEND),
-    _ignored("--guided-decoding-disable-fallback", _BACKEND, _SWITCH),
-    _ignored("--guided-decoding-disable-any-whitespace", "a request's schema says it", _SWITCH),
-    _ignored("--structured-outputs-config", _BACKEND),
-    # LoRA.
-    _ignored("--lora-extra-vocab-size", "added tokens are each adapter's own, in any number"),
-    _ignored("--enable-lora-bias", "trained biases are always served", _SWITCH),
-    _ignored("--fully-sharded-loras", _ONE_DEVICE, _SWITCH),
-    _ignored("--max-prompt-adapters", "there are none without --enable-prompt-adapter"),
-    _ignored("--max-prompt-adapter-token", "there are none without --enable-prompt-adapter"),
-    # Scheduling and memory.
-    _ignored("--enable-chunked-prefill", "always on; --max-num-batched-tokens is a chunk's size", _SWITCH),
-    _ignored("--max-num-partial-prefills", "--max-num-batched-tokens is what prompts share"),
-    _ignored("--max-long-partial-prefills", "--max-num-batched-tokens is what prompts share"),
-    _ignored("--long-prefill-token-threshold", "--prompt-stretch bounds what long prompts cost others"),
-    _ignored("--prefix-caching-hash-algo", "blocks are found by SHA-256 under a secret"),
-    _ignored("--async-scheduling", "the engine schedules beside the step", _SWITCH),
-    _ignored("--disable-async-output-proc", "the engine schedules beside the step", _SWITCH),
-    _ignored("--stream-interval", "a token is sent when it is there"),
-    _ignored("--num-lookahead-slots", "guessed tokens take blocks that are free (--speculate)"),
-    _ignored("--num-scheduler-steps", "a step is one token of each row"),
-    _ignored("--multi-step-stream-outputs", "a step is one token of each row", _SWITCH),
-    _ignored("--scheduler-delay-factor", "--batch-wait-ms"),
-    _ignored("--preemption-mode", "--swap-space decides it"),
-    _ignored("--use-v2-block-manager", "there is one", _SWITCH),
-    _ignored("--disable-hybrid-kv-cache-manager", "there is one", _SWITCH),
-    _ignored("--calculate-kv-scales", "the KV cache is not quantised", _SWITCH),
-    _ignored("--num-gpu-blocks-override", "--kv-cache-memory"),
-    # Kernels.
-    _ignored("--compilation-config", _COMPILES, short="-O"),
-    _ignored("--cuda-graph-sizes", _COMPILES, _MANY),
-    _ignored("--cudagraph-capture-sizes", _COMPILES, _MANY),
-    _ignored("--max-cudagraph-capture-size", _COMPILES),
-    _ignored("--max-seq-len-to-capture", _COMPILES),
-    _ignored("--disable-cascade-attn", "--attention", _SWITCH),
-    _ignored("--disable-custom-all-reduce", _ONE_DEVICE, _SWITCH),
-    _ignored("--attention-backend", "--attention"),
-    _ignored("--model-impl", "transformers' own modules are always served"),
-    _ignored("--enable-flash-late-interaction", "there are no late-interaction models here", _SWITCH),
-    # Processes and machines.
-    _ignored("--distributed-executor-backend", _ONE_DEVICE),
-    _ignored("--enable-expert-parallel", _ONE_DEVICE, _SWITCH),
-    _ignored("--max-parallel-loading-workers", _ONE_DEVICE),
-    _ignored("--ray-workers-use-nsight", _ONE_DEVICE, _SWITCH),
-    _ignored("--tokenizer-pool-size", "tokenizers run beside the event loop"),
-    _ignored("--tokenizer-pool-type", "tokenizers run beside the event loop"),
-    _ignored("--safetensors-load-strategy", "weights are mapped, and read once"),
-    _ignored("--use-tqdm-on-load", _LOGS, _SWITCH),
-    # Figures.
-    _ignored("--collect-detailed-traces", "traces have all there is to tell"),
-    _ignored("--show-hidden-metrics-for-version", "no metric is hidden"),
-    # Images and the like.
-    _ignored("--limit-mm-per-prompt", _TEXT_ONLY),
-    _ignored("--mm-processor-kwargs", _TEXT_ONLY),
-    _ignored("--mm-processor-cache-gb", _TEXT_ONLY),
-    _ignored("--disable-mm-preprocessor-cache", _TEXT_ONLY, _SWITCH),
-    _ignored("--media-io-kwargs", _TEXT_ONLY),
-    _ignored("--allowed-local-media-path", _TEXT_ONLY),
-    _ignored("--allowed-media-domains", _TEXT_ONLY, _MANY),
-    _ignored("--interleave-mm-strings", _TEXT_ONLY, _SWITCH),
-    _ignored("--skip-mm-profiling", _TEXT_ONLY, _SWITCH),
-)
+# A reason and its flags: + marks a switch, * a list of values, /-n a short name, and [] harmless values (-: none).
+_IGNORED = """
+always on: +--enable-lora +--enable-request-id-headers +--enable-tokenizer-info-endpoint
+  +--enable-prompt-tokens-details +--enable-auto-tool-choice
+the log has its own form (--log-format): --uvicorn-log-level --log-config-file --log-level --logging-config
+  +--disable-uvicorn-access-log +--use-tqdm-on-load +--enable-logging-iteration-details
+probes are logged only if their status changes: --disable-access-log-for-endpoints
+no prompt is ever logged: --max-log-len +--disable-log-requests +--enable-log-requests
+no answer is ever logged: +--enable-log-outputs +--enable-log-deltas
+a bug's traceback is always logged, never answered: +--log-error-stack
+figures are in /metrics: --kv-cache-metrics-sample --custom-histogram-buckets --per-request-spec-decode-metrics
+  +--disable-log-stats +--kv-cache-metrics +--cudagraph-metrics +--enable-mfu-metrics
+the header Server-Timing tells a request's times: +--enable-per-request-metrics
+there is one engine: +--aggregate-engine-logging
+GET /admin/engine tells the load: +--enable-server-load-tracking
+--engine says where the engine runs: +--disable-frontend-multiprocessing
+/docs and /openapi.json tell nothing about this server's tenants: +--disable-fastapi-docs
+/docs needs nothing from elsewhere: +--enable-offline-docs
+keys are sent in a header, never in cookies: +--allow-credentials
+origins in --allowed-origins may use all of them: --allowed-methods
+origins in --allowed-origins may send all of them: --allowed-headers
+SIGHUP reads a renewed certificate: +--enable-ssl-refresh
+--max-header-size, --max-body-size: --h11-max-incomplete-event-size
+--max-header-size: --h11-max-header-count
+a stream sends nothing between two tokens: --sse-keep-alive-interval
+answers name the versions that made them by headers: --fingerprint-mode --fingerprint-value
+there is no /v2/chat of Cohere's: --cohere-format +--cohere-is-reasoning-model
+variables of vLLM's are not read: +--fail-on-environ-validation
+is for devices of other makers: --additional-config
+there is one backend, llguidance: --guided-decoding-backend --structured-outputs-config
+  +--guided-decoding-disable-fallback
+/inference/v1/generate is always there: +--enable-scale-out
+a request's schema says it: +--guided-decoding-disable-any-whitespace
+added tokens are each adapter's own, in any number: --lora-extra-vocab-size
+heads have labels in any number: --max-lora-cls-labels
+trained biases are always served: +--enable-lora-bias
+adapters of all forms share a batch: +--specialize-active-lora +--enable-mixed-moe-lora-format
+  +--enable-moe-shared-loras
+there are none without --enable-prompt-adapter: --max-prompt-adapters --max-prompt-adapter-token
+always on; --max-num-batched-tokens is a chunk's size: +--enable-chunked-prefill
+--max-num-batched-tokens is what prompts share: --max-num-partial-prefills --max-long-partial-prefills
+  --max-num-scheduled-tokens --prefill-schedule-interval
+--prompt-stretch bounds what long prompts cost others: --long-prefill-token-threshold
+  +--long-prefill-token-threshold-adaptive
+--max-num-seqs: --max-num-active-seqs
+memory is estimated before a row starts: --watermark +--scheduler-reserve-full-isl
+blocks are found by SHA-256 under a secret: --prefix-caching-hash-algo --prefix-match-unit
+  --prefix-cache-retention-interval +--swa-bounded-replay
+the engine schedules beside the step: +--async-scheduling +--disable-async-output-proc
+a token is sent when it is there: --stream-interval
+guessed tokens take blocks that are free (--speculate): --num-lookahead-slots
+a step is one token of each row: --num-scheduler-steps +--multi-step-stream-outputs
+--batch-wait-ms: --scheduler-delay-factor
+--swap-space decides it: --preemption-mode --kv-offloading-size --kv-offloading-backend
+there is one: +--use-v2-block-manager +--disable-hybrid-kv-cache-manager
+the KV cache is not quantised: +--calculate-kv-scales *--kv-cache-dtype-skip-layers
+--kv-cache-memory: --num-gpu-blocks-override
+weights stay on the device: --offload-backend --offload-num-in-group --offload-prefetch-step *--offload-params
+  *--cpu-offload-params
+nothing is compiled here (--cuda-graphs): --compilation-config/-O --max-cudagraph-capture-size --max-seq-len-to-capture
+  --optimization-level --performance-mode --jit-monitor-mode +--jit-monitor-verbose *--cuda-graph-sizes
+  *--cudagraph-capture-sizes
+--attention: --attention-backend --attention-config/-ac +--disable-cascade-attn
+this server has kernels of its own: --kernel-config --ir-op-priority --moe-backend --linear-backend
+  --sparse-indexer-topk-backend --gdn-prefill-backend --kda-prefill-backend --kda-decode-backend
+  +--enable-flashinfer-autotune +--monokernel +--kv-sharing-fast-prefill +--enable-cumem-allocator
+numbers are drawn by a rule of this server's own: +--use-fp64-gumbel
+transformers' own modules are always served: --model-impl
+there are no late-interaction models here: +--enable-flash-late-interaction
+models with a recurrent state are not served: --mamba-backend --mamba-ssu-algorithm --mamba-cache-philox-rounds
+  --mamba-cache-dtype --mamba-ssm-cache-dtype --mamba-block-size --mamba-cache-mode --replayssm-buffer-len
+  +--enable-mamba-cache-stochastic-rounding +--enable-mamba-shared-prefix-checkpoint +--use-replayssm
+this server runs on one device: --distributed-executor-backend --max-parallel-loading-workers
+  --distributed-timeout-seconds --master-addr --cpu-distributed-timeout-seconds --master-port --dcp-comm-backend
+  --dcp-kv-cache-interleave-size --ubatch-size --cp-kv-cache-interleave-size --all2all-backend --eplb-config
+  --expert-placement-strategy --dp-sync-interval --dbo-decode-token-threshold --dbo-prefill-token-threshold
+  --elastic-ep-max-dp-size --fault-tolerance-config --data-parallel-address/-dpa --data-parallel-rpc-port/-dpp
+  --data-parallel-backend/-dpb --data-parallel-supervisor-port --dp-supervisor-probe-interval-s
+  --dp-supervisor-probe-timeout-s --dp-supervisor-probe-failure-threshold +--enable-expert-parallel
+  +--fully-sharded-loras +--disable-custom-all-reduce +--ray-workers-use-nsight +--dcp-q-replicate +--enable-hc-sp
+  +--enable-batch-sharded-sampling +--enable-ep-weight-filter +--enable-dbo +--enable-eplb +--enable-elastic-ep
+  +--disable-nccl-for-dp-synchronization +--enable-nccl-comm-suspend +--enable-fault-tolerance
+threads run where this process may: numactl: +--numa-bind *--numa-bind-nodes *--numa-bind-cpus
+the server watches its engine: --watchdog-config
+tokenizers run beside the event loop: --tokenizer-pool-size --tokenizer-pool-type --renderer-num-workers
+weights are mapped, and read once: --safetensors-load-strategy --safetensors-prefetch-num-threads
+  --safetensors-prefetch-block-size
+only safetensors are read: --pt-load-map-location *--ignore-patterns
+there is no /sleep: --sleep-mode-backend +--sleep-mode-offload-cudagraph *--sleep-preserve-parameter-names
+traces have all there is to tell: --collect-detailed-traces --profiler-config +--enable-layerwise-nvtx-tracing
+no metric is hidden: --show-hidden-metrics-for-version
+this server takes text only: --limit-mm-per-prompt --mm-processor-kwargs --mm-processor-cache-gb --media-io-kwargs
+  --mm-processor-device --allowed-local-media-path --mm-processor-cache-type --mm-hasher-algorithm
+  --mm-shm-cache-max-object-size-mb --mm-encoder-tp-mode --mm-encoder-attn-backend --mm-encoder-attn-dtype
+  --mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-path --mm-encoder-fp8-scale-save-margin --video-pruning-rate
+  --mm-tensor-ipc --video-pruning-method --mm-ipc-gpu-memory-gb --ec-transfer-config --ec-manager-config
+  +--disable-mm-preprocessor-cache +--interleave-mm-strings +--skip-mm-profiling +--language-model-only
+  +--mm-device-do-normalize +--disable-chunked-mm-input +--enable-tower-connector-lora +--enable-mm-embeds
+  +--trust-request-mm-kwargs +--enable-shm-tensor-arena *--allowed-media-domains
+"""
 
-_REFUSED = (
-    # One device, one engine.
-    _refused("--tensor-parallel-size", _ONE_DEVICE, "1", short="-tp"),
-    _refused("--pipeline-parallel-size", _ONE_DEVICE, "1", short="-pp"),
-    _refused(
-        "--data-parallel-size",
-        "engines side by side are a fleet (--engine ray)",
-        "1",
-        short="-dp",
-        instead="--replicas",
-    ),
-    _refused("--decode-context-parallel-size", _ONE_DEVICE, "1", short="-dcp"),
-    _refused("--api-server-count", "there is one process for HTTP", "1", short="-asc"),
-    _refused("--nnodes", _ONE_DEVICE, "1"),
-    _refused("--headless", _ONE_DEVICE, takes=_SWITCH),
-    _refused("--cpu-offload-gb", "weights stay on the device", "0", "0.0"),
-    _refused("--kv-transfer-config", "KV blocks stay in this server"),
-    _refused("--kv-events-config", "KV blocks stay in this server"),
-    # The model.
-    _refused("--trust-remote-code", "no code of a checkpoint is ever run", takes=_SWITCH),
-    _refused("--tokenizer", "the model's own tokenizer is used: put its files into the model's folder"),
-    _refused("--tokenizer-mode", "the fast tokenizer is used", "auto", "hf"),
-    _refused("--tokenizer-revision", "the model's own tokenizer is used"),
-    _refused("--revision", "download that revision and give its folder"),
-    _refused("--code-revision", "no code of a checkpoint is ever run"),
-    _refused("--hf-config-path", _CHECKPOINT),
-    _refused("--hf-overrides", _CHECKPOINT, "{}"),
-    _refused("--rope-scaling", f"{_CHECKPOINT}: edit its config.json", "{}"),
-    _refused("--rope-theta", f"{_CHECKPOINT}: edit its config.json"),
-    _refused("--hf-token", "set the environment variable HF_TOKEN"),
-    _refused("--download-dir", "set the environment variable HF_HOME"),
-    _refused("--load-format", "only safetensors are read", "auto", "safetensors"),
-    _refused("--config-format", "only Hugging Face's form is read", "auto", "hf"),
-    _refused("--model-loader-extra-config", "only safetensors are read", "{}"),
-    _refused("--kv-cache-dtype", "the KV cache has the model's own dtype", "auto"),
-    _refused("--disable-sliding-window", _CHECKPOINT, takes=_SWITCH),
-    _refused("--skip-tokenizer-init", "text needs a tokenizer", takes=_SWITCH),
-    _refused("--generation-config", "defaults of sampling come with a request, or with an adapter's metadata", "vllm"),
-    _refused(
-        "--override-generation-config", "defaults of sampling come with a request, or with an adapter's metadata", "{}"
-    ),
-    _refused("--override-pooler-config", "--pooling", "{}"),
-    _refused("--pooler-config", "--pooling", "{}"),
-    _refused("--logits-processors", "no code from elsewhere is run", takes=_MANY),
-    _refused("--logits-processor-pattern", "no code from elsewhere is run"),
-    _refused("--logprobs-mode", "logprobs are those before bias and penalties", "raw_logprobs"),
-    # LoRA.
-    _refused("--lora-dtype", "an adapter is computed in the model's dtype", "auto"),
-    _refused("--long-lora-scaling-factors", "adapters come with a scale of their own"),
-    _refused("--default-mm-loras", _TEXT_ONLY),
-    _refused("--enable-prompt-adapter", "adapters are LoRA's kind", takes=_SWITCH),
-    # Speculation.
-    _refused("--speculative-model", _SPECULATION),
-    _refused("--num-speculative-tokens", _SPECULATION, "0", instead="--speculate"),
-    # Requests and answers.
-    _refused("--chat-template-content-format", "content is given to templates as text", "auto", "string"),
-    _refused("--trust-request-chat-template", "a template in a request is never used", takes=_SWITCH),
-    _refused("--default-chat-template-kwargs", _PER_REQUEST, "{}"),
-    _refused("--response-role", "the role of an answer is assistant", "assistant"),
-    _refused("--return-tokens-as-token-ids", _PER_REQUEST, takes=_SWITCH),
-    _refused("--enable-force-include-usage", "a request asks for it (stream_options)", takes=_SWITCH),
-    _refused(
-        "--exclude-tools-when-tool-choice-none", "the template gets the tools that a request names", takes=_SWITCH
-    ),
-    _refused("--tool-parser-plugin", "no code from elsewhere is run", ""),
-    _refused("--tool-server", "tools are the caller's", ""),
-    _refused("--enable-sleep-mode", "there is no /sleep", takes=_SWITCH),
-    _refused("--middleware", "no code from elsewhere is run"),
-    _refused("--uds", "this server listens on TCP only"),
-    _refused("--ssl-ciphers", "TLS 1.2 and newer, with the ciphers of OpenSSL's defaults"),
-    _refused("--tokens-only", "text is always served", takes=_SWITCH),
-)
+_REFUSED = """
+this server runs on one device [1]: --tensor-parallel-size/-tp --pipeline-parallel-size/-pp
+  --decode-context-parallel-size/-dcp --nnodes --prefill-context-parallel-size/-pcp --data-parallel-size-local/-dpl
+there is one process for HTTP [1]: --api-server-count/-asc
+this server runs on one device [0]: --node-rank/-r --data-parallel-rank/-dpn --data-parallel-start-rank/-dpr
+this server runs on one device: +--headless +--data-parallel-hybrid-lb/-dph +--data-parallel-external-lb/-dpe
+  +--data-parallel-multi-port-external-lb/-dpm
+set the environment variable CUDA_VISIBLE_DEVICES: --device-ids
+weights stay on the device [0 0.0]: --cpu-offload-gb --offload-group-size
+KV blocks stay in this server: --kv-transfer-config --kv-events-config
+the base's weights stay as they are: --weight-transfer-config
+no code of a checkpoint is ever run: +--trust-remote-code --code-revision
+the model's own tokenizer is used: put its files into the model's folder: --tokenizer
+the fast tokenizer is used [auto hf]: --tokenizer-mode
+the model's own tokenizer is used: --tokenizer-revision
+download that revision and give its folder: --revision
+a checkpoint is served as it is: --hf-config-path --engram-config +--disable-sliding-window
+  +--allow-deprecated-quantization
+a checkpoint is served as it is [{}]: --hf-overrides --quantization-config --diffusion-config/-dc
+a checkpoint is served as it is: edit its config.json [{}]: --rope-scaling
+a checkpoint is served as it is: edit its config.json: --rope-theta
+set the environment variable HF_TOKEN: --hf-token
+set the environment variable HF_HOME: --download-dir
+only safetensors are read [auto safetensors]: --load-format
+only Hugging Face's form is read [auto hf]: --config-format
+only safetensors are read [{}]: --model-loader-extra-config
+the KV cache has the model's own dtype [auto]: --kv-cache-dtype
+text needs a tokenizer: +--skip-tokenizer-init
+defaults of sampling come with a request, or with an adapter's metadata [vllm]: --generation-config
+defaults of sampling come with a request, or with an adapter's metadata [{}]: --override-generation-config
+--pooling [{}]: --override-pooler-config --pooler-config
+no code from elsewhere is run: *--logits-processors --logits-processor-pattern --middleware --io-processor-plugin
+no code from elsewhere is run [-]: --tool-parser-plugin --reasoning-parser-plugin --worker-extension-cls
+no code from elsewhere is run [auto]: --worker-cls
+no code from elsewhere is run [{}]: --model-class-overrides
+no code from elsewhere is run: --policy: --scheduler-cls
+logprobs are those before bias and penalties [raw_logprobs]: --logprobs-mode
+an adapter is computed in the model's dtype [auto]: --lora-dtype
+adapters come with a scale of their own: --long-lora-scaling-factors
+this server takes text only: --default-mm-loras
+an adapter is served on all the modules that it names: *--lora-target-modules
+adapters are LoRA's kind: +--enable-prompt-adapter
+tokens are guessed without a second model (--speculate): --speculative-model --spec-model
+tokens are guessed without a second model (--speculate) [ngram ngram_gpu]: --spec-method
+content is given to templates as text [auto string]: --chat-template-content-format
+a template in a request is never used: +--trust-request-chat-template
+a request asks for it by its own field [{}]: --default-chat-template-kwargs --reasoning-effort-map
+a request asks for it by its own field [auto none]: --anthropic-disabled-thinking-effort
+each tool says it (`strict`) [auto]: --tool-strict-level
+thinking has no budget of its own [{}]: --reasoning-config
+answers are not watermarked: --watermark-config
+answers hold tokens and log-probabilities alone [{}]: --aux-output-config
+answers hold tokens and log-probabilities alone: +--enable-return-routed-experts +--return-sampling-mask
+prompts are texts or token ids: +--enable-prompt-embeds
+tokens are drawn, never dictated: +--enable-trace-replay
+the role of an answer is assistant [assistant]: --response-role
+a request asks for it by its own field: +--return-tokens-as-token-ids
+a request asks for it (stream_options): +--enable-force-include-usage
+the template gets the tools that a request names: +--exclude-tools-when-tool-choice-none
+tools are the caller's [-]: --tool-server
+there is no /sleep: +--enable-sleep-mode
+this server listens on TCP only: --uds
+TLS 1.2 and newer, with the ciphers of OpenSSL's defaults: --ssl-ciphers
+text is always served: +--tokens-only +--mm-encoder-only
+this server speaks HTTP: +--grpc --grpc-port
+"""
 
-FLAGS = (*_MEANT, *_IGNORED, *_REFUSED)
+FLAGS = (
+    *_MEANT,
+    *_flags(Fate.IGNORED, _IGNORED),
+    *_flags(Fate.REFUSED, _REFUSED),
+    _refused("--data-parallel-size", "engines side by side are a fleet (--engine ray)", "1", "--replicas", "-dp"),
+    _refused("--num-speculative-tokens", _SPECULATION, "0", "--speculate"),
+    _refused("--spec-tokens", _SPECULATION, "0", "--speculate"),
+)

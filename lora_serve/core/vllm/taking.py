@@ -64,7 +64,7 @@ def taken(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     if lines:
         raise ConfigError("\n".join(lines))
     notes = [f"{flag.name} means nothing here: {flag.why}" for flag, _ in ours if flag.fate is Fate.IGNORED]
-    for flag, value in ours:
+    for flag, value in sorted(ours, key=lambda item: FLAGS.index(item[0])):
         if flag.fate is Fate.MEANT and (meant := _meaning(flag, value)):
             stands = _shown(settings.setdefault(flag.setting.removeprefix("--").replace("-", "_"), meant))
             if stands != meant:

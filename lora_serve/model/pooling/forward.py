@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lora_serve.core.request import Task
-from lora_serve.model.pooling.plan import PoolingPlan
+from lora_serve.model.pooling.plan import Normalize, PoolingPlan
 from lora_serve.model.pooling.step import PoolingStep
 from lora_serve.model.step.step_context import StepContext
 
@@ -57,13 +57,14 @@ class PooledForward:
             if self._plan.task is Task.CLASSIFY:
                 logits: Tensor = self._module.score(output.last_hidden_state) if self._has_score else output.logits
                 return logits.reshape(len(step.lengths), -1).float()
-            return self._embedding(output.last_hidden_state[:, 0])
+            return self._embedding(output.last_hidden_state[:, 0], step)
 
-    def _embedding(self, pooled: Tensor) -> Tensor:
-        pooled = pooled.float()
-        for after in self._plan.steps:
+    def _embedding(self, pooled: Tensor, step: PoolingStep) -> Tensor:
+        pooled, plan = pooled.float(), self._plan
+        for after in plan.steps[:-1] if plan.is_normalized else plan.steps:
             pooled = after(pooled)
-        return pooled
+        are_unit = [[plan.is_normalized if is_unit is None else is_unit] for is_unit in step.are_unit]
+        return torch.where(torch.tensor(are_unit, device=pooled.device), Normalize()(pooled), pooled)
 
     def _exchange(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         pooled = pool(output.last_hidden_state.flatten(0, 1), self._context.step, self._plan.pooling)

@@ -174,7 +174,7 @@ class PoolingPlan:
 def plan_pooling(config: ModelConfig) -> PoolingPlan | None:
     """The plan for a pooling model; None: the model generates. Raises ConfigError and ModelError."""
     hf_config = read_model_config(config)
-    modules = read_modules(config.model) if config.task in ("auto", Task.EMBED) else None
+    modules = read_modules(config.model) if config.task in ("auto", "pooling", Task.EMBED) else None
     task = _task(config.task, hf_config, has_modules=modules is not None)
     if task is not Task.EMBED and config.pooling != "auto":
         raise ConfigError(f"--pooling {config.pooling}: only goes with --task embed (the task is {task})")
@@ -190,13 +190,15 @@ def plan_pooling(config: ModelConfig) -> PoolingPlan | None:
 
 
 def _task(asked: str, hf_config: Any, *, has_modules: bool) -> Task:
-    if asked != "auto":
+    if asked not in ("auto", "pooling"):
         return Task(asked)
     if has_modules:
         return Task.EMBED
     (architecture,) = (getattr(hf_config, "architectures", None) or [""])[:1]
     if architecture.endswith("ForSequenceClassification"):
         return Task.CLASSIFY
+    if asked == "pooling":
+        return Task.EMBED
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or (not architecture and _is_decoder(hf_config)):
         return Task.GENERATE
     return Task.EMBED if architecture.endswith(_HEADLESS) or not architecture else Task.GENERATE

@@ -11,6 +11,7 @@ from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput,
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import InternalError, LoraServeError, ModelError, NumericalError
 from lora_serve.core.messages import SmokeTestResult
+from lora_serve.core.request import PoolingParams
 from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.changes import ReplacedLinear
 from lora_serve.model.lora.host_adapter import HostAdapter
@@ -120,7 +121,8 @@ class PoolingRunner:
 
 
 def _pooling_row(row: Row) -> PoolingRow:
-    return PoolingRow(row.token_ids, () if row.pool is None else row.pool.token_type_ids, row.adapters, row.is_long)
+    pool = row.pool or PoolingParams()
+    return PoolingRow(row.token_ids, pool.token_type_ids, row.adapters, row.is_long, pool.is_unit)
 
 
 def _output(row: Row, answer: Tensor) -> RowOutput:

@@ -22,6 +22,7 @@ class PoolingRow:
     token_type_ids: tuple[int, ...] = ()  # empty: all 0
     adapters: tuple[RowAdapter, ...] = ()
     is_long: bool = False  # see `LongRope`
+    is_unit: bool | None = None  # an embedding's length is made 1, or left; None: as the model says
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class PoolingStep:
     lengths: Tensor  # [num_rows] int64
     firsts: Tensor  # [num_rows] flat positions
     lasts: Tensor  # [num_rows] flat positions
+    are_unit: tuple[bool | None, ...]  # of each row, as in PoolingRow
     lora: tuple[LoraTokens, ...]
     lora_logits: tuple[LoraTokens, ...]  # of the pooled rows
     vocabularies: OutputWidths | None = None
@@ -91,6 +93,7 @@ class Layout:
             lengths=self._tensor(lengths),
             firsts=self._tensor(starts),
             lasts=self._tensor([start + self._last(row.token_ids) for start, row in zip(starts, rows, strict=True)]),
+            are_unit=tuple(row.is_unit for row in rows),
             lora=passes_of(adapters, [(0, width) for width in widths], self.device),
             lora_logits=passes_of(adapters, [(length - 1, length) for length in lengths], self.device),
             vocabularies=own_labels,

@@ -12,11 +12,10 @@ import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-from lora_serve.core.errors import DeviceMemoryError
+from lora_serve.core.errors import DeviceMemoryError, is_out_of_memory
 from lora_serve.model.system.container_memory import free_in_container
 
 R = TypeVar("R")
-_WORDS_OF_CPU = ("can't allocate memory", "DefaultCPUAllocator", "not enough memory")
 
 
 def total_memory(device: torch.device) -> int:
@@ -30,13 +29,6 @@ def free_memory(device: torch.device) -> int:
     machine = _available_memory() or int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     container = free_in_container()
     return machine if container is None else min(machine, container)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if torch had no memory for a tensor; the CPU's allocator says so only in the error's text."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS_OF_CPU)
 
 
 def within_memory(device: torch.device, call: Callable[[], R]) -> R:

@@ -74,6 +74,9 @@ def wire_error(error: Exception, request_id: str) -> WireError:
     """The answer to `error`. An unexpected one is logged with its traceback and shown as a fixed text."""
     if isinstance(error, web.HTTPException):
         return _http_exception(error)
+    if (refusal := errors.overload(error)) is not None:
+        logger.warning("request %s is refused, as there is no memory: %s", request_id, error)
+        error = refusal
     for kind, status, name, code in _TABLE:
         if isinstance(error, kind):
             reasons = error.reasons[:MAX_REASONS] if isinstance(error, errors.InvalidAdapterError) else ()

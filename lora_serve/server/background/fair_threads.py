@@ -13,11 +13,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lora_serve.core.errors import NotReadyError, RateLimitedError, contained
+from lora_serve.core.patient_threads import PatientThreads
 from lora_serve.server.background.tasks import Call
 
 MAX_WAITING = 64  # calls of one tenant
@@ -66,7 +67,7 @@ class FairThreads:
         self._running: Counter[str] = Counter()
         self._is_closed = False
         self._has_thread = False  # it stays
-        self._executor = ThreadPoolExecutor(num_threads, name, initializer=on_start)
+        self._executor = PatientThreads(num_threads, name, initializer=on_start)
 
     def check(self, tenant: str) -> None:
         """Raises RateLimitedError if as many calls of the tenant wait as may."""

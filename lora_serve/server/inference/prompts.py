@@ -13,6 +13,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, max_tokens_for
 from lora_serve.server.schemas.generation import ChatFields, CompletionFields, SamplingFields
+from lora_serve.server.schemas.pooling import InputFields
 from lora_serve.server.schemas.tools import NO_TOOLS, ToolUse
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.control_tokens import RenderedChat
@@ -107,13 +108,16 @@ async def chat_messages(value: Any) -> tuple[ChatMessage, ...]:
 async def chat_prompt(
     text: TextModel,
     spec: ModelSpec,
-    fields: ChatFields,
+    fields: ChatFields | InputFields,
     messages: tuple[ChatMessage, ...],
     tools: ToolUse = NO_TOOLS,
     hint: str = "",
 ) -> tuple[int, ...]:
-    """Render the messages and encode them. `hint`: see `render_chat`. Raises InvalidRequestError."""
-    limit = prompt_limit(fields, spec)
+    """Render the messages and encode them. `hint`: see `render_chat`. Inputs to be pooled are cut later.
+
+    Raises InvalidRequestError.
+    """
+    is_cut, special = bool(fields.truncate_prompt_tokens), bool(fields.add_special_tokens)
     has_calls = bool(tools.tools) or any(message.tool_calls or message.role == "tool" for message in messages)
 
     def render() -> RenderedChat:
@@ -123,19 +127,21 @@ async def chat_prompt(
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             template_values=fields.template_values,
-            documents=fields.documents,
+            documents=fields.documents if isinstance(fields, ChatFields) else None,
             tools=_tools_for(text, spec, tools),
-            check=lambda rendered: None if limit else check_can_fit(text, spec, rendered, "messages"),
+            check=lambda rendered: None if is_cut else check_can_fit(text, spec, rendered, "messages"),
             hint=hint,
         )
 
     length = LONG + 1 if has_calls else sum(MESSAGE_LENGTH + len(message.content) for message in messages)
     thread = text.template.thread
     rendered = await (thread_if_long(length, render) if thread is None else thread(render))
-    token_ids = await thread_if_long(len(rendered.text), lambda: text.encode_chat(rendered, fields.add_special_tokens))
+    token_ids = await thread_if_long(len(rendered.text), lambda: text.encode_chat(rendered, special))
     if not token_ids:
         raise InvalidRequestError("The messages give an empty prompt.", param="messages")
-    return token_ids if limit is None else _cut(token_ids, fields, limit)
+    if isinstance(fields, InputFields) or (limit := prompt_limit(fields, spec)) is None:
+        return token_ids
+    return _cut(token_ids, fields, limit)
 
 
 def _tools_for(text: TextModel, spec: ModelSpec, tools: ToolUse) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from lora_serve.server.inference.defaults import MAX_TOKENS_NAMES
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.inference.token_rules import bad_word_ids, biases_of
 from lora_serve.server.schemas.generation import SamplingFields
+from lora_serve.server.schemas.pooling import PoolingFields
 from lora_serve.server.schemas.request import RequestFields
 from lora_serve.server.services import SERVICES
 from lora_serve.text.tokenizer import EncodedInput
@@ -62,7 +63,7 @@ def generation_requests(
 
 
 def pooling_requests(
-    request: web.Request, model: ResolvedModel, fields: RequestFields, inputs: Sequence[EncodedInput]
+    request: web.Request, model: ResolvedModel, fields: PoolingFields, inputs: Sequence[EncodedInput]
 ) -> list[InferenceRequest]:
     """One request for each input, to be answered by a vector."""
     template = _template(request, model, fields)
@@ -70,7 +71,7 @@ def pooling_requests(
         replace(
             _row(template, model, item.token_ids),
             request_id=f"{template.request_id}-{number}",
-            pooling=PoolingParams(item.type_ids if any(item.type_ids) else ()),
+            pooling=PoolingParams(item.type_ids if any(item.type_ids) else (), fields.use_activation),
         )
         for number, item in enumerate(inputs)
     ]

@@ -22,7 +22,7 @@ def can_leave(request: InferenceRequest) -> bool:
     if request.max_cold_wait is not None or request.grammar is not None:
         return False
     if pooling is not None:
-        return not pooling.token_type_ids
+        return not pooling.token_type_ids and pooling.is_unit is None
     is_random = sampling.temperature > 0
     return not (
         (sampling.seed is not None and is_random)  # its numbers are drawn otherwise elsewhere

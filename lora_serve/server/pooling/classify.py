@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,8 @@ from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.inference.prompts import read_prompts
 from lora_serve.server.inference.resolve import resolve
-from lora_serve.server.pooling.inputs import MAX_INPUTS, InputRules
+from lora_serve.server.pooling.inputs import read_inputs
 from lora_serve.server.pooling.pooled import Vector, pool
 from lora_serve.server.schemas.pooling import ClassifyFields
 from lora_serve.server.services import SERVICES, Services
@@ -28,11 +28,11 @@ async def create_classification(request: web.Request) -> web.StreamResponse:
     model = resolve(request, fields)
     for candidate in model.candidates:
         labels_of(services, candidate)
-    inputs = await read_prompts(fields.input, "input", MAX_INPUTS)
-    rules = InputRules("input", fields.add_special_tokens, fields.truncate_prompt_tokens)
+    inputs, rules = await read_inputs(fields, model)
     answer = await pool(request, fields, model, inputs, rules)
     labels = labels_of(services, answer.adapters)
     is_multi_label = services.spec.pooling is not None and services.spec.pooling.is_multi_label
+    weighed = partial(probabilities, is_multi_label=is_multi_label, use_activation=fields.use_activation)
 
     def made() -> dict[str, Any]:
         return {
@@ -40,15 +40,14 @@ async def create_classification(request: web.Request) -> web.StreamResponse:
             "object": "list",
             "created": int(time.time()),
             "model": answer.adapters.model,
-            "data": [_item(index, logits, labels, is_multi_label) for index, logits in enumerate(answer.arrays)],
+            "data": [_item(index, weighed(logits), labels) for index, logits in enumerate(answer.arrays)],
             "usage": answer.usage,
         }
 
     return await json_answer(request, made, len(inputs) * (len(labels) + 10))
 
 
-def _item(index: int, logits: Vector, labels: tuple[str, ...], is_multi_label: bool) -> dict[str, Any]:
-    probs = probabilities(logits, is_multi_label=is_multi_label)
+def _item(index: int, probs: list[float], labels: tuple[str, ...]) -> dict[str, Any]:
     best = max(range(len(probs)), key=probs.__getitem__)
     return {"index": index, "label": labels[best], "probs": probs, "num_classes": len(probs)}
 
@@ -74,13 +73,15 @@ def labels_of(services: Services, adapters: AdapterSet) -> tuple[str, ...]:
     return labels
 
 
-def probabilities(logits: Vector, *, is_multi_label: bool) -> list[float]:
+def probabilities(logits: Vector, *, is_multi_label: bool, use_activation: bool | None = None) -> list[float]:
     """Softmax over the labels, or a sigmoid for each if they do not exclude one another or there is only one.
 
-    The same as in transformers' TextClassificationPipeline.
+    The same as in transformers' TextClassificationPipeline. Without activation the logits as they are.
     """
     values = logits.astype(np.float64)
-    if is_multi_label or len(values) == 1:
+    if use_activation is False:
+        found = values
+    elif is_multi_label or len(values) == 1:
         found = np.exp(-np.logaddexp(0.0, -values))
     else:
         powers = np.exp(values - values.max())

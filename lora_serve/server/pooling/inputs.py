@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import Task
-from lora_serve.server.inference.prompts import check_can_fit, thread_if_long
+from lora_serve.server.inference.prompts import chat_messages, chat_prompt, check_can_fit, read_prompts, thread_if_long
 from lora_serve.server.inference.requests import check_vocabulary
+from lora_serve.server.inference.resolve import ResolvedModel
+from lora_serve.server.schemas.pooling import InputFields
 from lora_serve.text.tokenizer import EncodedInput, TextModel
 
 MAX_INPUTS = 2048
@@ -29,11 +32,42 @@ Input = str | Sequence[int] | TextPair
 
 @dataclass(frozen=True, slots=True)
 class InputRules:
-    """How inputs become tokens. `truncate`: to so many tokens, -1: to the model's limit, None: refuse longer ones."""
+    """How inputs become tokens. `truncate`: to so many tokens, -1: to the model's limit, None: refuse longer ones.
+
+    `side`: where they lose them; None: on the tokenizer's own.
+    """
 
     param: str
     add_special_tokens: bool = True
     truncate: int | None = None
+    side: str | None = None
+
+
+async def read_inputs(fields: InputFields, model: ResolvedModel) -> tuple[Sequence[Input], InputRules]:
+    """The texts or token ids of `input`, or the chats of `messages` (or `input`) as token ids.
+
+    Raises InvalidRequestError.
+    """
+    if (fields.input is None) == (fields.messages is None):
+        raise InvalidRequestError("Send `input` or `messages`, one of them.", param="input")
+    param, value = ("input", fields.input) if fields.messages is None else ("messages", fields.messages)
+    chats = value if value and isinstance(value, list) and all(isinstance(item, list) for item in value) else [value]
+    cut = fields.truncate_prompt_tokens, fields.truncation_side
+    if param == "input" and not all(chat and isinstance(chat, list) and isinstance(chat[0], dict) for chat in chats):
+        for name in ("chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+            if getattr(fields, name):
+                raise InvalidRequestError(f"`{name}` goes with `messages`: no template reads texts.", param=name)
+        texts = await read_prompts(value, "input", MAX_INPUTS)
+        return texts, InputRules("input", fields.add_special_tokens is not False, *cut)
+    if not model.text.template.source:
+        raise InvalidRequestError("This model has no chat template: send texts as `input`.", param=param)
+    check_count(chats, param)
+    found = []
+    for chat in chats:
+        messages = await chat_messages(chat)
+        found.append(await chat_prompt(model.text, model.spec, fields, messages, hint=model.hint))
+        await asyncio.sleep(0)
+    return found, InputRules(param, False, *cut)
 
 
 async def encode_inputs(
@@ -74,21 +108,22 @@ class _InputEncoder:
 
     def _encoded(self, item: Input) -> EncodedInput:
         if isinstance(item, TextPair):
-            found = self.text.encode_input(item.first, item.second, max_tokens=self.limit)
+            found = self.text.encode_input(item.first, item.second, max_tokens=self.limit, side=self.rules.side)
         elif not isinstance(item, str):
             check_vocabulary(item, self.spec, self.rules.param)
             return EncodedInput(self._cut(item), ())
         else:
-            special = self.rules.add_special_tokens
+            special, side = self.rules.add_special_tokens, self.rules.side
             prepared = self.text.preparation.of(item) if self._is_embedding else item
-            found = self.text.encode_input(prepared, add_special_tokens=special, max_tokens=self.limit)
+            found = self.text.encode_input(prepared, add_special_tokens=special, max_tokens=self.limit, side=side)
         return found if self._takes_pairs else EncodedInput(found.token_ids, ())
 
     def _cut(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Token ids have no special tokens that a cut would have to keep."""
         if self.limit is None:
             return tuple(token_ids)
-        return tuple(token_ids[: self.limit] if self.text.truncation_side == "right" else token_ids[-self.limit :])
+        side = self.rules.side or self.text.truncation_side
+        return tuple(token_ids[: self.limit] if side == "right" else token_ids[-self.limit :])
 
     @property
     def _is_embedding(self) -> bool:

@@ -17,7 +17,7 @@ from lora_serve.server.inference.requests import pooling_requests
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.pooling.inputs import Input, InputRules, encode_inputs
-from lora_serve.server.schemas.request import RequestFields
+from lora_serve.server.schemas.pooling import PoolingFields
 from lora_serve.server.services import SERVICES
 
 MAX_IN_FLIGHT = 256  # of one answer: more than a step takes, and not the whole queue of all callers
@@ -43,7 +43,7 @@ class PooledAnswer:
 
 async def pool(
     request: web.Request,
-    fields: RequestFields,
+    fields: PoolingFields,
     model: ResolvedModel,
     inputs: Sequence[Input],
     rules: InputRules,

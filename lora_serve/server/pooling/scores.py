@@ -18,14 +18,16 @@ from lora_serve.core.request import Task
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.inference.resolve import resolve
+from lora_serve.server.inference.prompts import thread_if_long
+from lora_serve.server.inference.resolve import ResolvedModel, resolve
 from lora_serve.server.pooling.classify import labels_of, probabilities
 from lora_serve.server.pooling.inputs import InputRules, TextPair, check_count
 from lora_serve.server.pooling.pooled import Vector, pool
-from lora_serve.server.schemas.pooling import PoolingFields, RerankFields, ScoreFields
+from lora_serve.server.schemas.pooling import ComparingFields, RerankFields, ScoreFields
 from lora_serve.server.services import SERVICES, Services
 
 T = TypeVar("T")
+_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,16 @@ async def create_score(request: web.Request) -> web.StreamResponse:
     1 to N texts, or N to N.
     """
     fields = check_fields(ScoreFields, await read_json(request))
-    firsts, seconds = texts_of(fields.text_1, "text_1"), texts_of(fields.text_2, "text_2")
+    given = [names for names in _SIDES if all(getattr(fields, name) is not None for name in names)]
+    if len(given) != 1:
+        names = ", or ".join(f"`{first}` and `{second}`" for first, second in _SIDES)
+        raise InvalidRequestError(f"Send the texts as {names}.", param="text_1")
+    first, second = given[0]
+    firsts, seconds = texts_of(getattr(fields, first), first), texts_of(getattr(fields, second), second)
     if len(firsts) not in (1, len(seconds)):
-        message = f"`text_1` must hold one text, or as many as `text_2` ({len(seconds)}; got {len(firsts)})."
-        raise InvalidRequestError(message, param="text_1")
-    scores = await score_pairs(request, fields, firsts, seconds, "text_2")
+        message = f"`{first}` must hold one text, or as many as `{second}` ({len(seconds)}; got {len(firsts)})."
+        raise InvalidRequestError(message, param=first)
+    scores = await score_pairs(request, fields, firsts, seconds, second)
     return web.json_response(
         {
             "id": f"score-{request[CONTEXT].request_id}",
@@ -80,7 +87,7 @@ async def create_rerank(request: web.Request) -> web.StreamResponse:
 
 
 async def score_pairs(
-    request: web.Request, fields: PoolingFields, firsts: Sequence[str], seconds: Sequence[str], param: str
+    request: web.Request, fields: ComparingFields, firsts: Sequence[str], seconds: Sequence[str], param: str
 ) -> Scores:
     """Score one first text against all second ones, or one for each. `param`: the field of the second ones.
 
@@ -88,7 +95,9 @@ async def score_pairs(
     cosine of two embeddings. Raises InvalidRequestError.
     """
     services, model = request.app[SERVICES], resolve(request, fields)
-    rules = InputRules(param, truncate=fields.truncate_prompt_tokens)
+    rules = InputRules(param, truncate=fields.truncate_prompt_tokens, side=fields.truncation_side)
+    firsts = await _beginnings(model, firsts, fields.max_tokens_per_query, "max_tokens_per_query")
+    seconds = await _beginnings(model, seconds, fields.max_tokens_per_doc, "max_tokens_per_doc")
     assert services.spec.pooling is not None, "the route is for pooling models"
     if services.spec.pooling.task is Task.EMBED:
         answer = await pool(request, fields, model, [*firsts, *seconds], rules)
@@ -100,7 +109,8 @@ async def score_pairs(
         pairs = zip(_repeated(firsts, len(seconds)), seconds, strict=True)
         texts = [TextPair(first, second) for first, second in pairs]
         answer = await pool(request, fields, model, texts, rules)
-        values = [probabilities(logits, is_multi_label=False)[0] for logits in answer.arrays]
+        activation = fields.use_activation
+        values = [probabilities(logits, is_multi_label=False, use_activation=activation)[0] for logits in answer.arrays]
     return Scores(values, answer.adapters.model, answer.usage)
 
 
@@ -138,6 +148,15 @@ def cosine(left: Vector, right: Vector) -> float:
     a, b = left.astype(np.float64), right.astype(np.float64)
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / norms if norms else 0.0
+
+
+async def _beginnings(model: ResolvedModel, texts: Sequence[str], max_tokens: int, param: str) -> Sequence[str]:
+    """The texts, each cut to so many tokens of its own; 0: whole. Raises InvalidRequestError."""
+    if max_tokens >= (longest := model.spec.max_model_len):
+        raise InvalidRequestError(f"`{param}` must be less than {longest}, this model's limit.", param=param)
+    if not max_tokens:
+        return texts
+    return await thread_if_long(sum(map(len, texts)), lambda: [model.text.beginning(x, max_tokens) for x in texts])
 
 
 def _repeated(items: Sequence[T], count: int) -> list[T]:

@@ -7,19 +7,28 @@ from typing import Annotated, Any
 from lora_serve.server.schemas.markers import Ignored, Refused
 from lora_serve.server.schemas.request import RequestFields
 
-NO_TEMPLATE = "a request's template is never used: the model has one, and its adapter may have another"
 _NO_TRANSFER = "one server computes prompt and answer; no key or value is moved between servers"
-_NO_MEDIA = "models here read and write text only"
+NO_MEDIA = "models here read and write text only"
 _ONE_CACHE = "every tenant's prompts are found again by their tokens; `cache_salt` keeps prompts apart"
 _FOR_CHATS = "tools are for chats: use /v1/chat/completions"
 _OLDER_FORM = "this is OpenAI's older form of tools: use `tools` and `tool_choice`"
 _NO_STORE = "no answer is stored, so nothing can be found again by it"
 
 
-class UnservedFields(RequestFields):
+class UnservedInputFields(RequestFields):
+    """Fields that all requests with texts have in common."""
+
+    chat_template: Annotated[
+        Any,
+        Refused("a request's template is never used: the model has one, and its adapter may have another", ("",)),
+    ] = None
+    mm_processor_kwargs: Annotated[Any, Ignored(NO_MEDIA)] = None
+    request_id: Annotated[Any, Ignored("the server's own ids count; the header `X-Request-Id` is given back")] = None
+
+
+class UnservedFields(UnservedInputFields):
     """Fields that completions and chat have in common."""
 
-    chat_template: Annotated[Any, Refused(NO_TEMPLATE, ("",))] = None
     use_beam_search: Annotated[Any, Refused("beam search is not done here: use `n` with `best_of`", (False,))] = None
     length_penalty: Annotated[Any, Ignored("has a meaning for beam search only, which is refused")] = None
     watermarking: Annotated[Any, Refused("answers are not watermarked: leave it out", (False,))] = None
@@ -36,11 +45,9 @@ class UnservedFields(RequestFields):
     kv_transfer_params: Annotated[Any, Ignored(_NO_TRANSFER)] = None
     ec_transfer_params: Annotated[Any, Ignored(_NO_TRANSFER)] = None
     vllm_xargs: Annotated[Any, Ignored("is read by vLLM's own plugins only, and there are none here")] = None
-    mm_processor_kwargs: Annotated[Any, Ignored(_NO_MEDIA)] = None
     return_mm_kwargs: Annotated[Any, Ignored("has a meaning for vLLM's render endpoints only")] = None
     return_token_offsets: Annotated[Any, Ignored("has a meaning for vLLM's render endpoints only")] = None
     routed_experts_prompt_start: Annotated[Any, Ignored("experts' routes are not returned")] = None
-    request_id: Annotated[Any, Ignored("the server's own ids count; the header `X-Request-Id` is given back")] = None
     session_id: Annotated[Any, Ignored("requests are found together by their prompts, not by a name")] = None
     stream_interval: Annotated[Any, Ignored("each step's tokens are sent at once; the text is the same")] = None
 
@@ -62,8 +69,8 @@ class UnservedChatFields(UnservedFields):
     suffix: Annotated[Any, Refused("is not for chats: let the last message ask for it", ("",))] = None
     functions: Annotated[Any, Refused(_OLDER_FORM, ([],))] = None
     function_call: Annotated[Any, Refused(_OLDER_FORM, ("none",))] = None
-    audio: Annotated[Any, Refused(f"no sound can be answered: {_NO_MEDIA}")] = None
-    modalities: Annotated[Any, Refused(f'only ["text"] can be answered: {_NO_MEDIA}', (["text"], []))] = None
+    audio: Annotated[Any, Refused(f"no sound can be answered: {NO_MEDIA}")] = None
+    modalities: Annotated[Any, Refused(f'only ["text"] can be answered: {NO_MEDIA}', (["text"], []))] = None
     web_search_options: Annotated[Any, Refused("the web is not searched: put what is known into `messages`")] = None
     moderation: Annotated[Any, Refused("answers are not moderated: leave it out")] = None
     verbosity: Annotated[Any, Ignored("models here have no such setting: ask in words")] = None
@@ -71,7 +78,7 @@ class UnservedChatFields(UnservedFields):
         Any, Refused("use `return_token_ids`, or POST /tokenize and /detokenize", (False,))
     ] = None
     prediction: Annotated[Any, Ignored("can make an answer quicker, but never another one")] = None
-    media_io_kwargs: Annotated[Any, Ignored(_NO_MEDIA)] = None
+    media_io_kwargs: Annotated[Any, Ignored(NO_MEDIA)] = None
     store: Annotated[Any, Ignored(_NO_STORE)] = None
     metadata: Annotated[Any, Ignored(_NO_STORE)] = None
     service_tier: Annotated[Any, Ignored("there is one tier; see `priority`")] = None

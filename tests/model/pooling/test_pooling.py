@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import peft
 import pytest
 import torch
 
+from lora_serve.core.request import PoolingParams
 from tests.local_engine import LocalEngine
 from tests.pooling_models import (
     FAMILIES,
@@ -46,6 +48,23 @@ def test_embeddings_of_mixed_rows_are_those_of_each_row_alone(family: str, tmp_p
     assert_close(run(engine, rows), expected)
     far = [pooled(hidden_alone(plain[None], tokens), how_of(family)) for tokens, _ in rows]
     assert (torch.stack(far) - torch.stack(expected))[1].abs().max() > 100 * TOLERANCE
+
+
+def test_each_row_says_whether_its_length_is_made_1(tmp_path: Path) -> None:
+    model = save_pooling_model("bert", "embed", tmp_path / "model")
+    engine, plain = LocalEngine(model, {}, task="embed"), load_base(model, "embed")
+    wishes = (None, False, True, False)
+    requests = [
+        replace(engine.request(tokens), pooling=PoolingParams((), wish))
+        for tokens, wish in zip(prompts(4), wishes, strict=True)
+    ]
+    answers = [
+        torch.frombuffer(bytearray(answer.pooled or b""), dtype=torch.float32) for answer in engine.run(requests)
+    ]
+    means = [hidden_alone(plain, tokens).mean(0) for tokens in prompts(4)]
+    assert_close(
+        answers, [mean if wish is False else mean / mean.norm() for mean, wish in zip(means, wishes, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("family", mostly_nightly(FAMILIES, *REPRESENTATIVE))

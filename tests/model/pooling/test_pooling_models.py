@@ -49,6 +49,18 @@ def test_task_follows_from_the_checkpoint(family: str, saved_for: str, task: Tas
     assert (parts.num_blocks == 0) == (task is not None)
 
 
+@pytest.mark.parametrize(
+    ("family", "saved_for", "task"),
+    [("llama", "generate", Task.EMBED), ("llama", "classify", Task.CLASSIFY), ("bert", "embed", Task.EMBED)],
+)
+def test_task_of_a_model_that_shall_pool_follows_from_its_head(
+    family: str, saved_for: str, task: Task, tmp_path: Path
+) -> None:
+    spec = build(save_pooling_model(family, saved_for, tmp_path), task="pooling").spec
+    assert spec.pooling is not None
+    assert spec.pooling.task is task
+
+
 def test_encoder_of_masked_words_embeds(tmp_path: Path) -> None:
     model = save_pooling_model("bert", "embed", tmp_path / "model")
     AutoModelForMaskedLM.from_pretrained(model).save_pretrained(tmp_path / "mlm")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from typing import Any
+from unittest import mock
 from unittest.mock import Mock
 
 import aiohttp
 import pytest
+import torch
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
@@ -170,3 +173,24 @@ async def test_write_to_a_client_that_left_is_no_error_of_ours(caplog: pytest.Lo
         assert (await answer(make_mocked_request("GET", "/", transport=gone, app=app), write)).status == 499
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert (await answer(make_mocked_request("GET", "/", transport=alive, app=app), write)).status == 500
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+async def test_lack_of_memory_is_overload(
+    http: aiohttp.ClientSession, house: Any, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    with mock.patch("lora_serve.server.openai.completions.resolve", side_effect=error):
+        async with http.post("/v1/completions", json={"prompt": "x"}) as answer:
+            body = (await answer.json())["error"]
+    assert (answer.status, body["code"], answer.headers["Retry-After"]) == (503, "overloaded", "1")
+    assert "ulimit -v" in body["message"]
+    assert not any(record.exc_info for record in caplog.records)

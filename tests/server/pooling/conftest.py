@@ -14,14 +14,20 @@ from tests.server.conftest import BASE, HIDDEN, LAYERS
 from tests.text.tiny_tokenizer import bert_tokenizer
 
 DIMENSION = 4  # of the mock's vectors
-EMBED = PoolingSpec(Task.EMBED, DIMENSION, takes_pairs=True)
+EMBED = PoolingSpec(Task.EMBED, DIMENSION, takes_pairs=True, is_normalized=True)
 CLASSIFY = PoolingSpec(Task.CLASSIFY, 0, ("bad", "fair", "good", "best"), takes_pairs=True)
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role + ' ' + message.content + '[SEP]' }}{% endfor %}"
+    "{{ tone | default('') }}{% if add_generation_prompt %}{{ 'assistant' }}{% endif %}"
+)
 RANK = replace(CLASSIFY, labels=("relevance",))
 
 
 @pytest.fixture(scope="session")
 def text_model() -> TextModel:
-    return TextModel(bert_tokenizer())
+    tokenizer = bert_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return TextModel(tokenizer)
 
 
 @pytest.fixture

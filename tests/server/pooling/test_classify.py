@@ -12,6 +12,7 @@ import torch
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.client.mock import MockReply
 from lora_serve.core.model_spec import PoolingSpec
+from lora_serve.text.tokenizer import TextModel
 from tests.catalog_versions import digest
 from tests.server.conftest import BASE
 from tests.server.pooling.conftest import CLASSIFY
@@ -49,6 +50,20 @@ async def test_answer_has_vllms_shape_and_softmax(http: aiohttp.ClientSession, h
         assert (item["label"], item["num_classes"]) == ("good", 4)
         assert item["probs"] == pytest.approx(expected, abs=1e-7)
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] > 0
+
+
+async def test_without_activation_the_logits_are_shown(http: aiohttp.ClientSession, house: Any) -> None:
+    house.engine.script = lambda request: MockReply(pooled=LOGITS)
+    (item,) = (await classify(http, input="the fox", use_activation=False))["data"]
+    assert (item["label"], item["probs"]) == ("good", LOGITS)
+    (item,) = (await classify(http, input="the fox", use_activation=True))["data"]
+    assert sum(item["probs"]) == pytest.approx(1)
+
+
+async def test_chat_is_classified_as_one_input(http: aiohttp.ClientSession, house: Any, text_model: TextModel) -> None:
+    assert len((await classify(http, messages=[{"role": "user", "content": "the fox"}]))["data"]) == 1
+    expected = text_model.wrapper("user the fox[SEP]", add_special_tokens=False)["input_ids"]
+    assert list(house.engine.requests[0].prompt_token_ids) == expected
 
 
 async def test_token_ids_are_an_input(http: aiohttp.ClientSession, house: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+import torch
 from openai import AsyncOpenAI, BadRequestError
 
 from lora_serve.client.mock import MockReply, derived_token_id
@@ -18,7 +19,9 @@ from lora_serve.core.errors import AdapterUnavailableError, InternalError
 from lora_serve.core.request import InferenceRequest, OnCold
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.server.pooling.pooled import MAX_IN_FLIGHT
+from lora_serve.text.tokenizer import TextModel
 from tests.server.conftest import BASE
+from tests.text.tiny_tokenizer import bert_tokenizer
 
 PATH = "/v1/embeddings"
 
@@ -90,6 +93,21 @@ async def test_special_tokens_can_be_left_out(http: aiohttp.ClientSession, house
         ({"input": "x", "dimensions": 0}, "dimensions"),
         ({"input": "x", "dimensions": 5}, "dimensions"),
         ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "x", "embed_dtype": "fp8_e4m3"}, "embed_dtype"),
+        ({"input": "x", "endianness": "middle"}, "endianness"),
+        ({"input": "x", "truncation_side": "middle"}, "truncation_side"),
+        ({"input": "x", "padding": "max_length"}, "padding"),
+        ({"input": "x", "normalize": False}, "normalize"),
+        ({"input": "x", "use_activation": "no"}, "use_activation"),
+        ({"input": "x", "cache_salt": ""}, "cache_salt"),
+        ({"input": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"input": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"input": "x", "messages": [{"role": "user", "content": "x"}]}, "input"),
+        ({"messages": []}, "messages"),
+        ({"messages": [[]]}, "messages"),
+        ({"messages": "x"}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ messages }}"}, "chat_template"),
         ({"input": "x" * 30, "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
         ({"input": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"input": "x", "truncate_prompt_tokens": 65}, "truncate_prompt_tokens"),
@@ -131,6 +149,97 @@ async def test_dimensions_cut_and_renormalise(openai: AsyncOpenAI, house: Any) -
     assert short.data[0].embedding == pytest.approx([0.6, 0.8], abs=1e-6)
     whole = await openai.embeddings.create(model=BASE, input="x", dimensions=4)
     assert whole.data[0].embedding == pytest.approx([0.3, 0.4, 0.5, 0.70710678], abs=1e-7)
+
+
+async def test_dimensions_of_a_vector_without_activation_are_cut_alone(http: aiohttp.ClientSession, house: Any) -> None:
+    house.engine.script = lambda request: MockReply(pooled=[3.0, 4.0, 5.0, 6.0])
+    for given, expected in (
+        ({"use_activation": False}, [3.0, 4.0]),
+        ({"use_activation": True}, [0.6, 0.8]),
+        ({}, None),
+    ):
+        async with http.post(PATH, json={"input": "x", "dimensions": 2, **given}) as answer:
+            found = (await answer.json())["data"][0]["embedding"]
+        assert found == pytest.approx(expected or [0.6, 0.8])
+        assert house.engine.requests[-1].pooling.is_unit is given.get("use_activation")
+
+
+@pytest.mark.parametrize("endianness", ["native", "big", "little"])
+@pytest.mark.parametrize("embed_dtype", ["float32", "float16", "bfloat16"])
+async def test_base64_has_the_dtype_and_the_order_of_bytes_that_were_asked_for(
+    http: aiohttp.ClientSession, house: Any, embed_dtype: str, endianness: str
+) -> None:
+    values = torch.cat(
+        [torch.randn(2000), torch.tensor([0.0, -0.0, 1e-8, 65519.9, 65520.0, 1.0 + 2**-8, 1.0 + 3 * 2**-8])]
+    )
+    house.engine.script = lambda request: MockReply(pooled=values.tolist())
+    asked = {"input": "x", "encoding_format": "base64", "embed_dtype": embed_dtype, "endianness": endianness}
+    async with http.post(PATH, json=asked) as answer:
+        raw = base64.b64decode((await answer.json())["data"][0]["embedding"])
+    expected = values.to(getattr(torch, embed_dtype))
+    bits = expected.view(torch.int32 if embed_dtype == "float32" else torch.int16).numpy()
+    kind = np.dtype(bits.dtype).newbyteorder({"native": "=", "big": ">", "little": "<"}[endianness])
+    assert np.array_equal(np.frombuffer(raw, kind), bits)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("given", ["the fox jumps over dogs", list(range(5, 30))])
+async def test_side_that_loses_tokens_is_the_callers(
+    http: aiohttp.ClientSession, house: Any, text_model: TextModel, side: str, given: Any
+) -> None:
+    asked = {"input": given, "truncate_prompt_tokens": 6, "truncation_side": side}
+    async with http.post(PATH, json=asked) as answer:
+        assert answer.status == 200, await answer.text()
+    oracle = bert_tokenizer()
+    oracle.truncation_side = side
+    cut = given[-6:] if side == "left" else given[:6]
+    expected = oracle(given, truncation=True, max_length=6)["input_ids"] if isinstance(given, str) else cut
+    assert list(house.engine.requests[0].prompt_token_ids) == expected
+
+
+CHATS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "the fox [SEP]"}],
+    [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}],
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "chats"),
+    [
+        ({"messages": CHATS[0]}, CHATS[:1]),
+        ({"messages": CHATS}, CHATS),
+        ({"input": CHATS[1]}, CHATS[1:]),
+        ({"input": CHATS}, CHATS),
+        ({"messages": CHATS[0], "add_generation_prompt": True, "add_special_tokens": True}, CHATS[:1]),
+        ({"messages": CHATS[0], "chat_template_kwargs": {"tone": "dog"}}, CHATS[:1]),
+    ],
+)
+async def test_chats_are_rendered_by_the_models_template(
+    http: aiohttp.ClientSession, house: Any, text_model: TextModel, given: dict[str, Any], chats: Any
+) -> None:
+    async with http.post(PATH, json={"model": BASE, **given}) as answer:
+        assert answer.status == 200, await answer.text()
+        assert len((await answer.json())["data"]) == len(chats)
+    tone, prompt = given.get("chat_template_kwargs", {}).get("tone", ""), given.get("add_generation_prompt", False)
+    for request, chat in zip(house.engine.requests, chats, strict=True):
+        plain = [{**m, "content": m["content"] if isinstance(m["content"], str) else "a"} for m in chat]
+        text = text_model.wrapper.apply_chat_template(plain, tokenize=False, add_generation_prompt=prompt, tone=tone)
+        expected = text_model.wrapper(text, add_special_tokens=given.get("add_special_tokens", False))["input_ids"]
+        written = request.prompt_token_ids.count(text_model.token_id("[SEP]"))
+        if chat is CHATS[0]:  # what the caller writes is no control token
+            assert written == 1 + given.get("add_special_tokens", False)
+        else:
+            assert list(request.prompt_token_ids) == expected
+
+
+async def test_chats_are_cut_like_texts(http: aiohttp.ClientSession, house: Any) -> None:
+    long = {"messages": [{"role": "user", "content": "fox " * 100}]}
+    async with http.post(PATH, json=long) as answer:
+        error = (await answer.json())["error"]
+        assert (answer.status, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
+    async with http.post(PATH, json={**long, "truncate_prompt_tokens": -1}) as answer:
+        assert answer.status == 200, await answer.text()
+    assert len(house.engine.requests[0].prompt_token_ids) == 64
 
 
 async def test_adapter_is_in_headers_and_in_every_request(http: aiohttp.ClientSession, house: Any) -> None:

@@ -16,6 +16,7 @@ from lora_serve.server.routes import TABLE
 from lora_serve.text.tokenizer import TextModel
 from tests.server.conftest import BASE
 from tests.server.pooling.conftest import CLASSIFY, RANK
+from tests.text.tiny_tokenizer import bert_tokenizer
 
 SCORE_PATHS = [route.path for route in TABLE.routes if route.handler is create_score]
 RERANK_PATHS = [route.path for route in TABLE.routes if route.handler is create_rerank]
@@ -106,6 +107,47 @@ class TestCrossEncoder:
         assert request.prompt_token_ids[-1] == whole["input_ids"][-1]
         assert request.pooling.token_type_ids.count(0) == 10  # [CLS], 8 tokens, [SEP]
 
+    async def test_without_activation_the_score_is_the_logit(self, http: aiohttp.ClientSession, house: Any) -> None:
+        house.engine.script = lambda request: MockReply(pooled=[-1.5])
+        body = await post(http, "/score", text_1="fox", text_2="a", use_activation=False)
+        assert body["data"][0]["score"] == -1.5
+        body = await post(http, "/rerank", query="fox", documents=["a"], use_activation=False)
+        assert body["results"][0]["relevance_score"] == -1.5
+
+    @pytest.mark.parametrize(
+        "names", [("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items")]
+    )
+    async def test_texts_have_all_of_vllms_names(
+        self, http: aiohttp.ClientSession, house: Any, encoded: Any, names: tuple[str, str]
+    ) -> None:
+        body = await post(http, "/score", **dict(zip(names, ("fox", ["a", "b"]), strict=True)))
+        assert len(body["data"]) == 2
+        assert [request.prompt_token_ids for request in house.engine.requests] == [
+            encoded("fox", "a"), encoded("fox", "b"),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("path", ["/score", "/v1/rerank"])
+    async def test_each_text_is_cut_to_tokens_of_its_own(
+        self, http: aiohttp.ClientSession, house: Any, encoded: Any, path: str
+    ) -> None:
+        texts = {
+            "text_1": "the fox runs",
+            "text_2": ["jumps over"],
+            "query": "the fox runs",
+            "documents": ["jumps over"],
+        }
+        given = {name: texts[name] for name in (("text_1", "text_2") if path == "/score" else ("query", "documents"))}
+        await post(http, path, **given, max_tokens_per_query=3, max_tokens_per_doc=2)
+        assert [request.prompt_token_ids for request in house.engine.requests] == [encoded("the fox", "ju")]
+
+    async def test_side_that_loses_tokens_is_the_callers(self, http: aiohttp.ClientSession, house: Any) -> None:
+        oracle = bert_tokenizer()
+        oracle.truncation_side = "left"
+        pair = "the fox runs", "jumps over the dog"
+        await post(http, "/score", text_1=pair[0], text_2=pair[1], truncate_prompt_tokens=12, truncation_side="left")
+        expected = oracle(*pair, truncation=True, max_length=12)["input_ids"]
+        assert list(house.engine.requests[0].prompt_token_ids) == expected
+
 
 class TestClassifierOfManyLabels:
     @pytest.fixture
@@ -150,6 +192,12 @@ class TestEmbeddingModel:
         ("/score", {"text_1": ["a", "b"], "text_2": "c"}),
         ("/score", {"text_1": "a", "text_2": [1, 2]}),
         ("/score", {"text_1": "a", "text_2": ["b"] * 2049}),
+        ("/score", {"text_1": "a", "documents": "b"}),
+        ("/score", {"text_1": "a", "text_2": "b", "data_1": "a", "data_2": "c"}),
+        ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}),
+        ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_query": 64}),
+        ("/score", {"text_1": "a", "text_2": "b", "instruction": "Judge."}),
+        ("/score", {"text_1": "a", "text_2": "b", "chat_template_kwargs": {"instruction": "Judge."}}),
         ("/rerank", {"query": "a", "documents": []}),
         ("/rerank", {"query": "a", "documents": "b"}),
         ("/rerank", {"query": "", "documents": ["b"]}),
