@@ -23,6 +23,13 @@ from lora_serve.adapters.checkpoint.binding.resizing import check_head
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, FoundTemplate, examine_template, read_kept
 from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.end_tokens import (
+    NO_END_TOKENS,
+    EndTokens,
+    find_end_tokens,
+    read_end_tokens,
+    write_end_tokens,
+)
 from lora_serve.adapters.checkpoint.peft_config import (
     GENERATION_TASKS,
     OTHER_METHODS,
@@ -53,6 +60,7 @@ class Artifact:
     bound: BoundAdapter
     added_tokens: tuple[AddedToken, ...] = ()
     template: FoundTemplate | None = None  # None: it brings no chat template, or none that is known here
+    ends: EndTokens = NO_END_TOKENS
 
 
 def read_artifact(
@@ -66,7 +74,7 @@ def read_artifact(
     """Check the folder's files and bind every tensor. `digest`: the folder's, if it is known already.
 
     `base_tokens`, `base_templates`: for a folder of our own that is to be registered; the tokens that a tokenizer.json
-    in it adds, and a chat template that is not the base's, become a part of its content.
+    in it adds, those that end its answers, and a chat template that is not the base's, become a part of its content.
 
     The values themselves are `weights.check_values`'s part. Raises InvalidAdapterError with every reason, OSError.
     """
@@ -75,7 +83,12 @@ def read_artifact(
     if base_tokens is not None:
         write_added_tokens(folder, find_added_tokens(folder, bound, spec, base_tokens))
     template = read_kept(folder) if base_templates is None else examine_template(folder, base_templates)
-    return Artifact(digest or adapter_digest(folder), config, tensors, bound, read_added_tokens(folder), template)
+    tokens, ends = read_added_tokens(folder), read_end_tokens(folder)
+    if base_tokens is not None and spec.pooling is None:
+        vocab_size = bound.vocab_size or spec.vocab_size
+        ends = find_end_tokens(folder, tokens, base_tokens, vocab_size, spec.eos_token_ids)
+        write_end_tokens(folder, ends)
+    return Artifact(digest or adapter_digest(folder), config, tensors, bound, tokens, template, ends)
 
 
 def parse_artifact(content: AdapterContent, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> Artifact:

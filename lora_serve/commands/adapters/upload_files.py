@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lora_serve.commands.admin_client import AdminClient, Reply
 
 REQUIRED = ("adapter_config.json", "adapter_model.safetensors")
-OPTIONAL = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+OPTIONAL = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 
 

@@ -64,7 +64,7 @@ def stored(members: Members) -> bytes:
     return zipped(members, zipfile.ZIP_STORED)
 
 
-SIDES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+SIDES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 FORMATS = [tar, tar_gz, ustar, gnu, zipped, stored]
 Packed = Callable[[Members], bytes]
 
