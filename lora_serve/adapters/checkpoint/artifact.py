@@ -20,6 +20,7 @@ from lora_serve.adapters.checkpoint.binding.expert_layers import num_old_layers
 from lora_serve.adapters.checkpoint.binding.method_binder import bind_method
 from lora_serve.adapters.checkpoint.binding.model_views import bind_to_view
 from lora_serve.adapters.checkpoint.binding.resizing import check_head
+from lora_serve.adapters.checkpoint.binding.tensor_names import PREFIX
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, FoundTemplate, examine_template, read_kept
 from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
@@ -38,7 +39,7 @@ from lora_serve.adapters.checkpoint.peft_config import (
     parse_config,
     read_config,
 )
-from lora_serve.adapters.checkpoint.safetensors_header import HeaderBounds, TensorInfo, read_header
+from lora_serve.adapters.checkpoint.safetensors_header import HeaderBounds, TensorInfo, is_zero, read_header
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -61,6 +62,7 @@ class Artifact:
     added_tokens: tuple[AddedToken, ...] = ()
     template: FoundTemplate | None = None  # None: it brings no chat template, or none that is known here
     ends: EndTokens = NO_END_TOKENS
+    left_out: str = ""  # a sentence, if it has tensors of parts that no text runs through
 
 
 def read_artifact(
@@ -88,7 +90,8 @@ def read_artifact(
         vocab_size = bound.vocab_size or spec.vocab_size
         ends = find_end_tokens(folder, tokens, base_tokens, vocab_size, spec.eos_token_ids)
         write_end_tokens(folder, ends)
-    return Artifact(digest or adapter_digest(folder), config, tensors, bound, tokens, template, ends)
+    left_out = _left_out(folder, tensors, spec)
+    return Artifact(digest or adapter_digest(folder), config, tensors, bound, tokens, template, ends, left_out)
 
 
 def parse_artifact(content: AdapterContent, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> Artifact:
@@ -105,10 +108,27 @@ def _tasks(spec: ModelSpec) -> tuple[str, ...]:
     return GENERATION_TASKS if spec.pooling is None else POOLING_TASKS
 
 
+def _unmet_part(name: str, spec: ModelSpec) -> str:
+    """The part of the model that no text runs through and that a tensor belongs to, under any of its names."""
+    path = name.removeprefix(PREFIX).removeprefix("model.")
+    return next((part for part in spec.unmet if path.startswith(part.removeprefix("model.") + ".")), "")
+
+
+def _left_out(folder: Path, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> str:
+    parts = {name: part for name in tensors if (part := _unmet_part(name, spec))}
+    if not parts:
+        return ""
+    trained = [tensors[name] for name in parts if not name.endswith(("lora_A.weight", "lora_embedding_A"))]
+    how = "all zero, so nothing is lost" if is_zero(folder / WEIGHTS_NAME, trained) else "not zero"
+    named = ", ".join(dict.fromkeys(parts.values()))
+    return f"{len(parts)} tensors of {named}, which no text runs through, were left out; what they add is {how}."
+
+
 def _bound_to(
     spec: ModelSpec, config: PeftConfig, tensors: Mapping[str, TensorInfo], max_rank: int | None
 ) -> BoundAdapter:
-    bound = bind_to_view(spec, functools.partial(_bound, config, tensors, max_rank))
+    met = {name: info for name, info in tensors.items() if not _unmet_part(name, spec)}
+    bound = bind_to_view(spec, met, functools.partial(_bound, config, met, max_rank))
     if reasons := list(check_head(bound, spec)):
         raise InvalidAdapterError(reasons)
     return bound

@@ -101,7 +101,7 @@ def token_warnings(artifact: Artifact) -> list[str]:
         "read and written as ordinary text, and ends no answer."
         for name, text in strange.items()
         if text not in added and not (name == "eos_token" and artifact.ends.warnings)
-    ] + list(artifact.ends.warnings)
+    ] + [*artifact.ends.warnings, *([artifact.left_out] if artifact.left_out else [])]
 
 
 def _is_hub_id(name: str) -> bool:
