@@ -147,8 +147,8 @@ def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) ->
 
 def _saved_paths(module: PreTrainedModel, observation: Observation) -> dict[str, str]:
     """Module -> its path in checkpoints, where transformers renames it as it loads them."""
-    transforms = reversed(get_model_conversion_mapping(module, add_legacy=False))
-    renamings = [one.reverse_transform() for one in transforms if type(one) is WeightRenaming]
+    transforms = [one.reverse_transform() for one in reversed(get_model_conversion_mapping(module, add_legacy=False))]
+    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
     saved = {path: apply_renamings(f"{path}.weight", renamings) for path in observation.sites}
     return {path: name.removesuffix(".weight") for path, name in saved.items() if name != f"{path}.weight"}
 

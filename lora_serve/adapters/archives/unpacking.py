@@ -126,7 +126,12 @@ class _Taker:
         if is_folder or path.name not in _NAMES or len(path.parts) > 2:
             return
         if path.name in self._parents:
-            raise InvalidAdapterError([f"{path.name} is in the archive twice"])
+            before = self._parents[path.name]
+            if path.parent == before or "" not in (path.parent.name, before.name):
+                raise InvalidAdapterError([f"{path.name} is in the archive twice"])
+            if path.parent.name:  # a trainer's checkpoint below the files themselves
+                return
+            (self._folder / path.name).unlink()
         self._parents[path.name] = path.parent
         with (self._folder / path.name).open("xb") as file:
             self._copy(member, file)

@@ -49,6 +49,7 @@ _TENSORS_PER_PARAMETER = 6  # its copy, the original, and a low-rank delta, each
 _OTHER_TENSORS = 64  # that belong to no module, as VeRA's
 _ENTRY_BYTES = 512  # of a tensor in the header, beside its module's path
 _METADATA_BYTES = 2**18
+_OF_TRAINING = (".lora_velora_embed", ".lora_monteclora_sampler.")  # what VeLoRA and MonteCLoRA train with
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,11 @@ def _left_out(folder: Path, tensors: Mapping[str, TensorInfo], spec: ModelSpec) 
 def _bound_to(
     spec: ModelSpec, config: PeftConfig, tensors: Mapping[str, TensorInfo], max_rank: int | None
 ) -> BoundAdapter:
-    met = {name: info for name, info in tensors.items() if not _unmet_part(name, spec)}
+    met = {
+        name: info
+        for name, info in tensors.items()
+        if not _unmet_part(name, spec) and not any(mark in name for mark in _OF_TRAINING)
+    }
     bound = bind_to_view(spec, met, functools.partial(_bound, config, met, max_rank))
     if reasons := list(check_head(bound, spec)):
         raise InvalidAdapterError(reasons)
