@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.added_tokens import (
@@ -25,7 +25,6 @@ from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, FoundTem
 from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.checkpoint.end_tokens import (
-    NO_END_TOKENS,
     EndTokens,
     find_end_tokens,
     read_end_tokens,
@@ -62,7 +61,7 @@ class Artifact:
     bound: BoundAdapter
     added_tokens: tuple[AddedToken, ...] = ()
     template: FoundTemplate | None = None  # None: it brings no chat template, or none that is known here
-    ends: EndTokens = NO_END_TOKENS
+    ends: EndTokens = field(default_factory=EndTokens)
     left_out: str = ""  # a sentence, if it has tensors of parts that no text runs through
 
 

@@ -10,23 +10,14 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.chat_template import side_table, tokens_of
-from lora_serve.adapters.checkpoint.digest import (
-    END_TOKENS_NAME,
-    GENERATION_CONFIG_NAME,
-    MAX_CONFIG_BYTES,
-    TOKENIZER_CONFIG_NAME,
-)
-from lora_serve.adapters.regular_file import open_regular
+from lora_serve.adapters.checkpoint.digest import END_TOKENS_NAME, GENERATION_CONFIG_NAME, TOKENIZER_CONFIG_NAME
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
-from lora_serve.core.strict_json import parse_object
 
 MAX_END_TOKENS = 64
-_NO_NUMBERS = "its eos_token_id is neither a token id nor a list of at most 64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +28,26 @@ class EndTokens:
     warnings: tuple[str, ...] = ()
 
 
-NO_END_TOKENS = EndTokens()
-
-
 def find_end_tokens(
     folder: Path, added: Collection[AddedToken], base: BaseTokens, vocab_size: int, ends: Collection[int]
 ) -> EndTokens:
     """The tokens of a trainer's folder. `vocab_size`: the adapter's; `ends`: the model's own. Raises OSError."""
-    numbers, warnings = _numbered(side_table(folder, GENERATION_CONFIG_NAME).get("eos_token_id"), vocab_size)
+    value = side_table(folder, GENERATION_CONFIG_NAME).get("eos_token_id")
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if len(listed) > MAX_END_TOKENS or any(type(number) is not int or number < 0 for number in listed):
+        listed, strange = [], [f"The eos_token_id of its {GENERATION_CONFIG_NAME}, neither an id nor a list of few,"]
+    else:
+        strange = [
+            f"The eos_token_id {number} of its {GENERATION_CONFIG_NAME}" for number in listed if number >= vocab_size
+        ]
     text = tokens_of(side_table(folder, TOKENIZER_CONFIG_NAME)).get("eos_token")
     if text is not None:
         known = {token.content: token.id for token in added}
-        number = known.get(text, base.ids.get(text, vocab_size))
-        if number < vocab_size:
-            numbers.append(number)
-        else:
-            place = f"eos_token of its {TOKENIZER_CONFIG_NAME}, {text[:100]!r}"
-            warnings.append(f"The {place}, is no single token of the served vocabulary: it ends no answer.")
-    return EndTokens(tuple(sorted({*numbers} - {*ends, *base.ends})), tuple(warnings))
+        listed = [*listed, known.get(text, base.ids.get(text, vocab_size))]
+        strange += [f"The eos_token {text[:100]!r} of its {TOKENIZER_CONFIG_NAME}"] if listed[-1] >= vocab_size else []
+    own = {number for number in listed if number < vocab_size} - {*ends, *base.ends}
+    why = "is no single token of the served vocabulary: it ends no answer."
+    return EndTokens(tuple(sorted(own)), tuple(f"{what} {why}" for what in strange))
 
 
 def write_end_tokens(folder: Path, found: EndTokens) -> None:
@@ -65,22 +58,7 @@ def write_end_tokens(folder: Path, found: EndTokens) -> None:
 
 def read_end_tokens(folder: Path) -> EndTokens:
     """The tokens that a registration kept. Raises InvalidAdapterError, OSError."""
-    path = folder / END_TOKENS_NAME
-    if not path.is_file():
-        return NO_END_TOKENS
-    with open_regular(path) as file:
-        table = parse_object(file.read(MAX_CONFIG_BYTES), END_TOKENS_NAME)
-    numbers = table.get("token_ids")
+    numbers = side_table(folder, END_TOKENS_NAME).get("token_ids", [])
     if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
         raise InvalidAdapterError([f"{END_TOKENS_NAME} must hold token ids"])
     return EndTokens(tuple(numbers))
-
-
-def _numbered(value: Any, vocab_size: int) -> tuple[list[int], list[str]]:
-    """The token ids, and sentences for those that are none."""
-    listed = value if isinstance(value, list) else [] if value is None else [value]
-    if len(listed) > MAX_END_TOKENS or any(type(number) is not int or number < 0 for number in listed):
-        return [], [f"{GENERATION_CONFIG_NAME}: {_NO_NUMBERS}: it ends no answer."]
-    beyond = [number for number in listed if number >= vocab_size]
-    reason = "of its generation_config.json is beyond the served vocabulary: it ends no answer."
-    return [n for n in listed if n < vocab_size], [f"The eos_token_id {number} {reason}" for number in beyond]

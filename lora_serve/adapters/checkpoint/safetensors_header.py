@@ -70,9 +70,8 @@ def is_zero(path: Path, tensors: Iterable[TensorInfo]) -> bool:
         start = 8 + int.from_bytes(file.read(8), "little")
         for tensor in tensors:
             file.seek(start + tensor.begin)
-            for left in range(tensor.end - tensor.begin, 0, -_PIECE):
-                if any(file.read(min(left, _PIECE))):
-                    return False
+            if any(any(file.read(min(left, _PIECE))) for left in range(tensor.end - tensor.begin, 0, -_PIECE)):
+                return False
     return True
 
 

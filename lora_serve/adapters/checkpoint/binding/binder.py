@@ -51,9 +51,9 @@ class _Binder:
         self._left: dict[TensorPlace, str] = {}
         self._copies: list[tuple[str, str]] = []
         self._misfits: list[tuple[Shape, Shape]] = []  # of lora_A: the file's shape, and the one asked for
-        self._num_unknown = 0
         for name in self._tensors:
             self._place(name)
+        self._placed = bool(self._left)
         self._vocab_size = resized_to(config, self._left, self._tensors, spec)
         self._num_labels = labels_in(self._left, self._tensors, spec)
 
@@ -97,7 +97,7 @@ class _Binder:
             cause = f"it was trained for {base} (hidden size {widths.pop()}), and this base model has {hidden}"
         elif not widths and len(ranks) == 1:
             cause = "adapter_config.json says rank {1}, and the tensors have rank {0}".format(*ranks.pop())
-        elif self._num_unknown == len(self._tensors) > _FEW_REASONS:
+        elif len(self._tensors) > _FEW_REASONS and not self._placed:
             cause = f"it was trained for {base}: none of its tensors is named as a module of this base model"
         else:
             return self.reasons
@@ -109,7 +109,6 @@ class _Binder:
     def _place(self, name: str) -> None:
         place = place_of(name)
         if place is None or place.module not in self._known_modules:
-            self._num_unknown += 1
             self.reasons.append(f"tensor {name[:200]!r} belongs to no module of {self._spec.architecture}")
         elif place in self._left and place.role == "parameter":
             self._copy(self._left[place], name)  # PEFT: once as trained, once more as an embedding or for bias="all"
