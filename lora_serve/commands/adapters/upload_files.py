@@ -75,8 +75,8 @@ def files_of(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         raise ConfigError(f"PATH: {path} is neither a folder nor an archive")
     if missing := [name for name in REQUIRED if not (path / name).is_file()]:
-        pickle = ": adapter_model.bin is a pickle, save the adapter as safetensors"
-        why = pickle if (path / "adapter_model.bin").is_file() else ""
+        is_pickle = (path / "adapter_model.bin").is_file()
+        why = ": adapter_model.bin is a pickle, save the adapter as safetensors" if is_pickle else ""
         raise ConfigError(f"PATH: {path} holds no {' and no '.join(missing)}{why}")
     return {name: path / name for name in (*REQUIRED, *OPTIONAL) if (path / name).is_file()}
 

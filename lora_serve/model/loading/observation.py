@@ -79,7 +79,8 @@ class ModuleWatch:
     def __init__(self, module: nn.Module, num_tokens: int, num_outputs: int) -> None:
         """The token and output counts of the pass that is to be watched; no module may have either as a dimension."""
         self._numbers = (num_tokens, num_outputs)
-        self._parts = [path for path, part in module.named_modules() if path and path.count(".") < 2 and _owns(part)]
+        parameters = [path for path, _ in module.named_parameters()]
+        self._parts = dict.fromkeys(".".join(p.split(".")[:n]) for p in parameters for n in (1, 2) if p.count(".") >= n)
         self._seen: dict[str, list[Site | None]] = {}
         self._owners = {
             path: owner
@@ -116,10 +117,6 @@ class ModuleWatch:
             self._seen.setdefault(path, []).append(_site(inputs, output, self._numbers) if is_known else None)
 
         return note
-
-
-def _owns(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
 
 
 @torch.inference_mode()

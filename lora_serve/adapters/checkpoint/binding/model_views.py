@@ -54,7 +54,8 @@ def bind_to_view(spec: ModelSpec, tensors: Iterable[str], bind: Callable[[ModelS
         return bind(spec)
     except InvalidAdapterError as error:
         refusal = error
-    named = {path for name in tensors for path in _heads(name.removeprefix(PREFIX))}
+    inner = [name.removeprefix(PREFIX) for name in tensors]
+    named = {name[: dot.start()] for name in inner for dot in re.finditer(r"\.", name)}  # paths of modules, and more
     for view in _views(spec) if named else ():
         if named.isdisjoint(view.path_of):
             continue
@@ -85,11 +86,6 @@ def _text_names(spec: ModelSpec) -> Iterator[dict[str, str]]:
     for other, outside in ((_ALONE, ""), (_WRAPPED, ""), (_WRAPPED_ONCE, "language_model.")):
         if other != served:
             yield {p: other + p.removeprefix(served) if p.startswith(served) else outside + p for p in paths}
-
-
-def _heads(name: str) -> Iterator[str]:
-    """The beginnings of a tensor's name that may be its module's path."""
-    return (name[: match.start()] for match in re.finditer(r"\.", name))
 
 
 def _paths(spec: ModelSpec) -> frozenset[str]:
