@@ -14,9 +14,11 @@ from pathlib import Path
 from tests.kind_matrix import BASE, verdicts
 from tests.oracle import ARCHITECTURES
 from tests.peft_kinds import KINDS
+from tests.peft_methods import method_verdicts
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reference" / "adapters.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+METHODS = "<!-- methods: begin -->", "<!-- methods: end -->"
 _ABOUT = {BASE: "no adapter", **{name: kind.about for name, kind in KINDS.items()}}
 Verdicts = Mapping[str, Mapping[str, str]]  # architecture -> kind -> verdict
 
@@ -69,14 +71,32 @@ def _verdict(cell: str, notes: Mapping[str, str]) -> str:
     return f"{match[1]}: {notes[match[2]]}" if match else cell
 
 
-def with_table(document: str, table: str) -> str:
+def methods_table(found: Mapping[str, str]) -> str:
+    """Markdown: a line for each of PEFT's methods."""
+    lines = ["| method | what becomes of it |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {shortened(verdict)} |" for name, verdict in found.items())])
+
+
+def read_methods(document: str) -> dict[str, str]:
+    """The inverse of `methods_table`."""
+    text = document.partition(METHODS[0])[2].partition(METHODS[1])[0]
+    _, _, *lines = [_cells(line) for line in text.splitlines() if line.startswith("|")]
+    return {line[0]: line[1] for line in lines}
+
+
+def with_table(document: str, table: str, begin: str = BEGIN, end: str = END) -> str:
     """The document with another table between its markers."""
-    before, _, rest = document.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
+    before, _, rest = document.partition(begin)
+    return f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}"
 
 
 def main(architectures: Sequence[str]) -> int:
-    """Ask the given architectures anew, or all; others keep their column. Exit code 1 if a verdict is WRONG."""
+    """Ask PEFT's methods and the given architectures, or all, anew; others keep theirs. 1 if a verdict is WRONG."""
+    with tempfile.TemporaryDirectory() as folder:
+        methods = method_verdicts(Path(folder))
+    DOCUMENT.write_text(with_table(DOCUMENT.read_text(), methods_table(methods), *METHODS))
+    if list(architectures) == ["methods"]:
+        return any(verdict.startswith("WRONG") for verdict in methods.values())
     found = {} if not architectures else read_table(DOCUMENT.read_text())
     for architecture in architectures or ARCHITECTURES:
         with tempfile.TemporaryDirectory() as folder:

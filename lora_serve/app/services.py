@@ -49,7 +49,7 @@ def build_services(
     config, adapter_config = settings.server_slice(), settings.adapter_slice()
     admin_key = load_admin_key(settings.admin_key, settings.store, monitor)
     monitor.start()  # after everything was opened: from now on it tries again what could not be opened for writing
-    base_tokens = BaseTokens(text.vocabulary())
+    base_tokens = BaseTokens(text.vocabulary(), text.eos_token_ids)
     quota_of, processes = keys.directory.quota_of, TemplateProcesses(NUM_PROCESSES)
     templates = base_templates(text, model.spec, processes, adapter_config.chat_templates)
     registry = Registry(

@@ -233,7 +233,8 @@ class MockEngineClient:
                 row.produced += 1
                 self._view.token(request, row.produced)
                 yield TokenEvent(request.request_id, token_id, self._logprobs(request, token_id))
-                if token_id in self._stop_ids(request) and row.produced >= request.sampling.min_tokens:
+                sampling = request.sampling
+                if token_id in sampling.ends(self.eos_token_ids) and row.produced >= sampling.min_tokens:
                     reason = FinishReason.STOP.value
                     yield FinishEvent(request.request_id, FinishReason.STOP, token_id)
                     return
@@ -246,10 +247,6 @@ class MockEngineClient:
             self.gate.leave(request.request_id)
             if reason == "abort":
                 self.aborted.append(request.request_id)
-
-    def _stop_ids(self, request: InferenceRequest) -> tuple[int, ...]:
-        sampling = request.sampling
-        return sampling.stop_token_ids + (() if sampling.ignore_eos else self.eos_token_ids)
 
     def _tokens(self, request: InferenceRequest, reply: MockReply) -> list[int]:
         limit = 0 if request.pooling is not None else request.sampling.max_tokens

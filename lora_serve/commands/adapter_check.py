@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,27 +13,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lora_serve.adapters.checkpoint.added_tokens import BaseTokens, find_added_tokens
+from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
-from lora_serve.adapters.checkpoint.chat_template import FoundTemplate, compare_template, kept_bytes
-from lora_serve.adapters.checkpoint.digest import (
-    CONFIG_NAME,
-    SIDE_NAMES,
-    TOKENIZER_NAME,
-    WEIGHTS_NAME,
-    adapter_digest,
-)
+from lora_serve.adapters.checkpoint.chat_template import FoundTemplate
+from lora_serve.adapters.checkpoint.digest import SIDE_NAMES
 from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.checkpoint.weights.values import check_values
 from lora_serve.adapters.registration.smoke_test import check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.registration.summary import base_warnings, kinds_of, token_warnings, traits_of
-from lora_serve.adapters.regular_file import copy_regular
+from lora_serve.adapters.sources.folder import copy_files
 from lora_serve.app.services import base_templates
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
-from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, PayloadTooLargeError
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.settings import Settings
 from lora_serve.logs import configure_logging
@@ -64,55 +58,37 @@ def run(folder: Path, settings: Settings) -> int:
 
 def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdict:
     """Checks the adapter as a registration does, without storing it."""
-    folder = folder.resolve()
-    artifact, origin = None, dict[str, Any]()
+    artifact, origin, rank = None, dict[str, Any](), settings.max_lora_rank
     try:
-        artifact = _with_text(folder, read_artifact(folder, parts.spec, settings.max_lora_rank), settings, parts)
-        check_values(folder, artifact)
-        with _served(folder, artifact, parts, settings.max_lora_rank) as (stored, artifact, origin):
-            tested, num_bytes = _try(stored, artifact, parts, settings.max_lora_rank)
+        with tempfile.TemporaryDirectory() as name:
+            copy = Path(name)
+            copy_files(folder, copy, settings.max_upload_size, None)
+            artifact = _read(copy, settings, parts)
+            check_values(copy, artifact)
+            if artifact.config.init:
+                plain, origin = convert_to_plain_lora(copy, artifact, parts.spec, parts.undo, rank)
+                artifact = replace(plain, template=artifact.template, ends=artifact.ends)
+            tested, num_bytes = _try(copy, artifact, parts, rank)
         warnings = base_warnings(artifact.config.base_model, (parts.spec.name, settings.base_name))
         check_smoke_test(tested)
     except InvalidAdapterError as error:
         return Verdict(tuple(error.reasons), artifact, origin=origin)
+    except (AdapterUnavailableError, PayloadTooLargeError) as error:
+        return Verdict((str(error),))
     except OSError as error:
         return Verdict((f"{folder} cannot be read: {error.strerror}",))
     return Verdict((), artifact, tested, num_bytes, (*warnings, *token_warnings(artifact)), origin)
 
 
-@contextmanager
-def _served(
-    folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int
-) -> Iterator[tuple[Path, Artifact, dict[str, Any]]]:
-    """The folder that a registration would store, its content, and where it was converted from, if it was."""
-    if not artifact.config.init:
-        yield folder, artifact, {}
-        return
-    with tempfile.TemporaryDirectory() as name:
-        copy = Path(name)
-        for file in (CONFIG_NAME, WEIGHTS_NAME):
-            copy_regular(folder / file, copy / file)
-        plain, origin = convert_to_plain_lora(copy, artifact, parts.spec, parts.undo, max_rank)
-        yield copy, replace(plain, added_tokens=artifact.added_tokens, template=artifact.template), origin
-
-
-def _with_text(folder: Path, artifact: Artifact, settings: Settings, parts: ModelParts) -> Artifact:
-    """The artifact with the tokens that its tokenizer adds to the base's, and with its own chat template.
-
-    Raises InvalidAdapterError, OSError.
-    """
+def _read(folder: Path, settings: Settings, parts: ModelParts) -> Artifact:
+    """The artifact of a private copy, as a registration reads it. Raises InvalidAdapterError, OSError."""
     if not any((folder / name).is_file() for name in SIDE_NAMES):
-        return artifact
+        return read_artifact(folder, parts.spec, settings.max_lora_rank)
     text = TextModel.load(settings.model)
-    if (folder / TOKENIZER_NAME).is_file():
-        tokens = find_added_tokens(folder, artifact.bound, parts.spec, BaseTokens(text.vocabulary()))
-        artifact = replace(artifact, added_tokens=tokens)
     with closing(TemplateProcesses(1)) as processes:
-        base = base_templates(text, parts.spec, processes, settings.adapter_chat_templates)
-        template = None if base is None else compare_template(folder, base)
-    if template is not None and template.kept is not None:
-        artifact = replace(artifact, digest=adapter_digest(folder, kept_bytes(template.kept)))
-    return replace(artifact, template=template)
+        templates = base_templates(text, parts.spec, processes, settings.adapter_chat_templates)
+        tokens = BaseTokens(text.vocabulary(), text.eos_token_ids)
+        return read_artifact(folder, parts.spec, settings.max_lora_rank, base_tokens=tokens, base_templates=templates)
 
 
 def _try(folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int) -> tuple[SmokeTestResult, int]:
@@ -132,6 +108,8 @@ def _print(folder: Path, verdict: Verdict, console: Console, rule: str) -> None:
         if verdict.origin:
             init, rank = verdict.origin["init"], verdict.origin["r"]
             console.print(f"converted: from {init} of rank {rank} to plain LoRA of twice the rank", markup=False)
+        if verdict.artifact.ends.ids:
+            console.print(f"ends its answers, too: {', '.join(map(str, verdict.artifact.ends.ids))} (token ids)")
         if verdict.artifact.template is not None:
             console.print(f"chat template: {_template_text(verdict.artifact.template, rule)}", markup=False)
         console.print(f"digest: {verdict.artifact.digest}", markup=False)

@@ -49,6 +49,7 @@ class AdapterTraits:
     vocab_size: int = 0  # of its own embedding and output head; 0: the base's
     added_tokens: tuple[AddedToken, ...] = ()  # by their ids, which follow the base tokenizer's
     num_labels: int = 0  # of a classification head of its own; 0: it has none, and the base's labels are its own
+    eos_token_ids: tuple[int, ...] = ()  # end its answers beside the base's
 
 
 @dataclass(frozen=True, slots=True)

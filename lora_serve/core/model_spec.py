@@ -100,6 +100,8 @@ class ModelSpec:
     pooling: PoolingSpec | None = None  # None: it generates
     ties_embeddings: bool = False  # the output head multiplies by the input embedding's own weight
     kernels: KernelDescription | None = None  # None: on a GPU
+    saved_paths: Mapping[str, str] = field(default_factory=dict)  # of modules that checkpoints call otherwise
+    unmet: tuple[str, ...] = ()  # parts that no text runs through, such as a tower for images
     long_rope: LongRope = ONE_ROPE
 
     @property

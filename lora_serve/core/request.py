@@ -46,6 +46,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()  # tokens that may not come one after another in the answer
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()  # of the adapters and of the tokenizer, beside the model's
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; k: the chosen token's and the k best
     prompt_logprobs: int | None = None  # likewise for each prompt token
@@ -53,6 +54,10 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    def ends(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens that end the answer. `eos_token_ids`: the model's own."""
+        return self.stop_token_ids + (() if self.ignore_eos else eos_token_ids + self.eos_token_ids)
 
 
 class Task(enum.StrEnum):

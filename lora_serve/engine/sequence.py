@@ -187,10 +187,8 @@ def pooled_events(sequence: Sequence, values: bytes, now: float) -> list[Event]:
 def finish_of(sequence: Sequence, token: int, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishEvent | None:
     """The request's end, if its newest token `token` is its last."""
     request, params = sequence.request, sequence.request.sampling
-    if sequence.num_output >= params.min_tokens:
-        is_eos = token in eos_token_ids and not params.ignore_eos
-        if params.max_tokens > 0 and (is_eos or token in params.stop_token_ids):
-            return FinishEvent(request.request_id, FinishReason.STOP, token)
+    if sequence.num_output >= params.min_tokens and params.max_tokens > 0 and token in params.ends(eos_token_ids):
+        return FinishEvent(request.request_id, FinishReason.STOP, token)
     if sequence.num_output >= params.max_tokens or len(sequence.token_ids) >= max_model_len:
         return FinishEvent(request.request_id, FinishReason.LENGTH)
     return None

@@ -27,7 +27,7 @@ _WAYS_OF_SAMPLING = (
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, seed=1),
     SamplingParams(presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1, min_tokens=1),
-    SamplingParams(temperature=0.0, logit_bias=((0, 1.0),), stop_token_ids=(0,)),
+    SamplingParams(temperature=0.0, logit_bias=((0, 1.0),), stop_token_ids=(0,), eos_token_ids=(0,)),
     SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=3),
     SamplingParams(temperature=0.0, allowed_token_ids=(0, 1), bad_words=((1,),)),
 )

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
 from transformers.modeling_utils import AttentionInterface
 
 from lora_serve.core.config import ModelConfig
@@ -143,7 +145,17 @@ def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) ->
         output_head=path_of(module, head) or "",
         ties_embeddings=head is not None and head.weight is embedding.weight,
         kernels=found.kernels,
+        saved_paths=_saved_paths(module, observation),
+        unmet=observation.unmet,
     )
+
+
+def _saved_paths(module: PreTrainedModel, observation: Observation) -> dict[str, str]:
+    """Module -> its path in checkpoints, where transformers renames it as it loads them."""
+    transforms = [one.reverse_transform() for one in reversed(get_model_conversion_mapping(module, add_legacy=False))]
+    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+    saved = {path: apply_renamings(f"{path}.weight", renamings) for path in observation.sites}
+    return {path: name.removesuffix(".weight") for path, name in saved.items() if name != f"{path}.weight"}
 
 
 def _listed(eos: int | list[int] | None) -> list[int]:

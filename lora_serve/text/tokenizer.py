@@ -120,6 +120,12 @@ class TextModel:
         templates = f"{self.template.source}\n{self.template.tools_source}"
         return ControlTokens(self._backend, templates, listed=listed, unknown=self.wrapper.unk_token)
 
+    @functools.cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's own end-of-text token, if it has one: some models' generation_config.json names another."""
+        found = self.wrapper.eos_token_id
+        return () if found is None else (int(found),)
+
     def encode_input(
         self,
         text: str,

@@ -147,6 +147,17 @@ def test_own_chat_template_is_told_and_is_in_the_digest(tmp_path: Path, capsys: 
     assert any(line.startswith("chat template: differs") and "admin" in line for line in lines)
     assert sum(line.startswith("digest: ") for line in lines) == 1
     assert plain not in lines
+    (tmp_path / "links").mkdir()
+    for file in folder.iterdir():  # as a hub's cache keeps a snapshot
+        (tmp_path / "links" / file.name).symlink_to(file)
+    assert check(capsys, tmp_path / "links", "--model", model)[1][:-1] == lines[:-1]
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 100000]}')
+    code, ended = check(capsys, folder, "--model", model)
+    assert (code, "ends its answers, too: 7 (token ids)" in ended) == (0, True)
+    assert sum(line.startswith("warning: ") and "100000" in line for line in ended) == 1
+    digests = [line for line in (*lines, *ended) if line.startswith("digest: ")]
+    assert len({*digests}) == len(digests) == 2
+    (folder / "generation_config.json").unlink()
     (folder / "chat_template.jinja").write_text("own {{ eos_token }}")
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<|nope|>"}')
     code, lines = check(capsys, folder, "--model", model)

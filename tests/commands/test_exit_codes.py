@@ -215,6 +215,9 @@ def test_a_folder_without_weights_is_2_and_says_what_is_missing(
     (tmp_path / "adapter_config.json").write_text("{}")
     assert main(["adapters", "upload", "a", str(tmp_path)]) == 2
     assert "adapter_model.safetensors" in capsys.readouterr().err
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    assert main(["adapters", "upload", "a", str(tmp_path)]) == 2
+    assert "adapter_model.bin is a pickle" in capsys.readouterr().err
 
 
 def test_help_has_examples_and_exit_codes_and_no_subcommand_is_2(capsys: pytest.CaptureFixture[str]) -> None:

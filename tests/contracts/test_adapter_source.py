@@ -548,7 +548,7 @@ class HubPlace(Place):
         return HubSource(f"http://127.0.0.1:{free_port()}", timeout=1.0), "hf://org/adapter"
 
 
-TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")  # looked for; most adapters have none
+TEMPLATES = ("chat_template.jinja", "tokenizer_config.json", "generation_config.json")  # most adapters have none
 
 
 class TestHub(AdapterSourceContract):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from tests.adapters_table import DOCUMENT, adapters_table, read_table, shortened, with_table
+from tests.adapters_table import DOCUMENT, adapters_table, read_methods, read_table, shortened, with_table
 from tests.kind_matrix import BASE, verdicts
 from tests.oracle import ARCHITECTURES, REPRESENTATIVE
 from tests.peft_kinds import KINDS
+from tests.peft_methods import method_names, method_verdicts
 from tests.tiers import mostly_nightly
 
 # Refused on purpose: (architecture, kind), or kind for all of them, and a pattern of the reason.
@@ -43,6 +45,17 @@ def test_table_in_the_documentation_says_what_the_run_found(found: tuple[str, Ma
     architecture, by_kind = found
     told = read_table(DOCUMENT.read_text())[architecture]
     assert told == {kind: shortened(verdict) for kind, verdict in by_kind.items()}
+
+
+@pytest.mark.nightly
+def test_table_of_pefts_methods_says_what_a_run_finds(tmp_path: Path) -> None:
+    found = method_verdicts(tmp_path)
+    assert [name for name, verdict in found.items() if verdict.startswith("WRONG")] == []
+    assert read_methods(DOCUMENT.read_text()) == {name: shortened(verdict) for name, verdict in found.items()}
+
+
+def test_table_of_pefts_methods_names_each_of_them() -> None:
+    assert list(read_methods(DOCUMENT.read_text())) == method_names()
 
 
 def test_table_names_every_architecture_and_kind_and_nothing_else() -> None:

@@ -197,7 +197,7 @@ async def test_template_for_tools_is_tried_with_tools(tenancy: Tenancy) -> None:
         ("{{ messages[0].content }}{{ eos_token }}", "<|nope|>", True),
         ("{{ messages[0].content }}<|nope|>", "<|nope|>", True),
         ("{{ messages[0].content }}{{ eos_token }}", "<|end|>", False),
-        ("{{ messages[0].content }}", "<|nope|>", False),
+        ("{{ messages[0].content }}", "<|nope|>", True),
     ],
 )
 async def test_special_token_that_is_no_token_here_is_a_warning(

@@ -1,9 +1,9 @@
 """Unpacks an uploaded or fetched tar, tar.gz or zip of an adapter into files whose names are fixed here.
 
 Only adapter_config.json and adapter_model.safetensors are taken, at the top or below one folder, and a tokenizer.json,
-tokenizer_config.json or chat_template.jinja beside them; other files are skipped. Links, devices, absolute names and
-".." are refused wherever they occur. Each stream is read to its end and checked against its checksums, skipped members
-included.
+tokenizer_config.json, chat_template.jinja or generation_config.json beside them; other files are skipped. Links,
+devices, absolute names and ".." are refused wherever they occur. Each stream is read to its end and checked against its
+checksums, skipped members included.
 """
 
 from __future__ import annotations
@@ -126,7 +126,12 @@ class _Taker:
         if is_folder or path.name not in _NAMES or len(path.parts) > 2:
             return
         if path.name in self._parents:
-            raise InvalidAdapterError([f"{path.name} is in the archive twice"])
+            before = self._parents[path.name]
+            if path.parent == before or "" not in (path.parent.name, before.name):
+                raise InvalidAdapterError([f"{path.name} is in the archive twice"])
+            if path.parent.name:  # a trainer's checkpoint below the files themselves
+                return
+            (self._folder / path.name).unlink()
         self._parents[path.name] = path.parent
         with (self._folder / path.name).open("xb") as file:
             self._copy(member, file)

@@ -86,7 +86,8 @@ def _check_types(entry: CatalogEntry) -> None:
         raise TypeError("a value is of another type than it must be")
     counts = [entry.last_version, *(canary.version for canary in canaries), *(token.id for token in tokens)]
     counts += [number for version in versions for number in (version.version, version.rank, version.num_bytes)]
-    counts += [number for one in traits for number in (one.vocab_size, one.num_labels, *one.invocation_tokens)]
+    counts += [number for one in traits for number in (one.vocab_size, one.num_labels)]
+    counts += [number for one in traits for number in (*one.invocation_tokens, *one.eos_token_ids)]
     if not all(type(number) is int and 0 <= number < 2**62 for number in counts):
         raise ValueError("a number is none")
     amounts = [entry.created, *(version.created for version in versions), *(canary.percent for canary in canaries)]

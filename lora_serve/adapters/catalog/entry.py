@@ -41,6 +41,7 @@ class VersionEntry:
             noted.get("vocab_size", 0),
             tuple(AddedToken(**token) for token in noted.get("added_tokens", ())),
             noted.get("num_labels", 0),
+            tuple(noted.get("eos_token_ids", ())),
         )
 
 

@@ -37,6 +37,7 @@ class BaseTokens:
     """The base tokenizer's whole vocabulary, added tokens included."""
 
     ids: Mapping[str, int]
+    ends: tuple[int, ...] = ()  # its own end-of-text token, which ends every answer
 
 
 class _TokenizerFile(msgspec.Struct):

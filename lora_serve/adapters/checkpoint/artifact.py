@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.added_tokens import (
@@ -20,9 +20,16 @@ from lora_serve.adapters.checkpoint.binding.expert_layers import num_old_layers
 from lora_serve.adapters.checkpoint.binding.method_binder import bind_method
 from lora_serve.adapters.checkpoint.binding.model_views import bind_to_view
 from lora_serve.adapters.checkpoint.binding.resizing import check_head
+from lora_serve.adapters.checkpoint.binding.tensor_names import PREFIX
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, FoundTemplate, examine_template, read_kept
 from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.end_tokens import (
+    EndTokens,
+    find_end_tokens,
+    read_end_tokens,
+    write_end_tokens,
+)
 from lora_serve.adapters.checkpoint.peft_config import (
     GENERATION_TASKS,
     OTHER_METHODS,
@@ -31,7 +38,7 @@ from lora_serve.adapters.checkpoint.peft_config import (
     parse_config,
     read_config,
 )
-from lora_serve.adapters.checkpoint.safetensors_header import HeaderBounds, TensorInfo, read_header
+from lora_serve.adapters.checkpoint.safetensors_header import HeaderBounds, TensorInfo, is_zero, read_header
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -41,6 +48,7 @@ _TENSORS_PER_PARAMETER = 6  # its copy, the original, and a low-rank delta, each
 _OTHER_TENSORS = 64  # that belong to no module, as VeRA's
 _ENTRY_BYTES = 512  # of a tensor in the header, beside its module's path
 _METADATA_BYTES = 2**18
+_OF_TRAINING = (".lora_velora_embed", ".lora_monteclora_sampler.")  # what VeLoRA and MonteCLoRA train with
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,8 @@ class Artifact:
     bound: BoundAdapter
     added_tokens: tuple[AddedToken, ...] = ()
     template: FoundTemplate | None = None  # None: it brings no chat template, or none that is known here
+    ends: EndTokens = field(default_factory=EndTokens)
+    left_out: str = ""  # a sentence, if it has tensors of parts that no text runs through
 
 
 def read_artifact(
@@ -66,7 +76,7 @@ def read_artifact(
     """Check the folder's files and bind every tensor. `digest`: the folder's, if it is known already.
 
     `base_tokens`, `base_templates`: for a folder of our own that is to be registered; the tokens that a tokenizer.json
-    in it adds, and a chat template that is not the base's, become a part of its content.
+    in it adds, those that end its answers, and a chat template that is not the base's, become a part of its content.
 
     The values themselves are `weights.check_values`'s part. Raises InvalidAdapterError with every reason, OSError.
     """
@@ -75,7 +85,13 @@ def read_artifact(
     if base_tokens is not None:
         write_added_tokens(folder, find_added_tokens(folder, bound, spec, base_tokens))
     template = read_kept(folder) if base_templates is None else examine_template(folder, base_templates)
-    return Artifact(digest or adapter_digest(folder), config, tensors, bound, read_added_tokens(folder), template)
+    tokens, ends = read_added_tokens(folder), read_end_tokens(folder)
+    if base_tokens is not None and spec.pooling is None:
+        vocab_size = bound.vocab_size or spec.vocab_size
+        ends = find_end_tokens(folder, tokens, base_tokens, vocab_size, spec.eos_token_ids)
+        write_end_tokens(folder, ends)
+    left_out = _left_out(folder, tensors, spec)
+    return Artifact(digest or adapter_digest(folder), config, tensors, bound, tokens, template, ends, left_out)
 
 
 def parse_artifact(content: AdapterContent, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> Artifact:
@@ -92,10 +108,31 @@ def _tasks(spec: ModelSpec) -> tuple[str, ...]:
     return GENERATION_TASKS if spec.pooling is None else POOLING_TASKS
 
 
+def _unmet_part(name: str, spec: ModelSpec) -> str:
+    """The part of the model that no text runs through and that a tensor belongs to, under any of its names."""
+    path = name.removeprefix(PREFIX).removeprefix("model.")
+    return next((part for part in spec.unmet if path.startswith(part.removeprefix("model.") + ".")), "")
+
+
+def _left_out(folder: Path, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> str:
+    parts = {name: part for name in tensors if (part := _unmet_part(name, spec))}
+    if not parts:
+        return ""
+    trained = [tensors[name] for name in parts if not name.endswith(("lora_A.weight", "lora_embedding_A"))]
+    how = "all zero, so nothing is lost" if is_zero(folder / WEIGHTS_NAME, trained) else "not zero"
+    named = ", ".join(dict.fromkeys(parts.values()))
+    return f"{len(parts)} tensors of {named}, which no text runs through, were left out; what they add is {how}."
+
+
 def _bound_to(
     spec: ModelSpec, config: PeftConfig, tensors: Mapping[str, TensorInfo], max_rank: int | None
 ) -> BoundAdapter:
-    bound = bind_to_view(spec, functools.partial(_bound, config, tensors, max_rank))
+    met = {
+        name: info
+        for name, info in tensors.items()
+        if not _unmet_part(name, spec) and not any(mark in name for mark in _OF_TRAINING)
+    }
+    bound = bind_to_view(spec, met, functools.partial(_bound, config, met, max_rank))
     if reasons := list(check_head(bound, spec)):
         raise InvalidAdapterError(reasons)
     return bound

@@ -96,11 +96,11 @@ def find_templates(folder: Path) -> ChatTemplates | None:
     A tokenizer_config.json that cannot be read is passed over: it may be there for another reason. Raises
     InvalidAdapterError, OSError.
     """
-    table = _tokenizer_config(folder)
+    table = side_table(folder, TOKENIZER_CONFIG_NAME)
     texts = _texts_of(table.get("chat_template"))
     if (folder / TEMPLATE_NAME).is_file():
         texts = {DEFAULT: _jinja_file(folder / TEMPLATE_NAME)}
-    return ChatTemplates(texts, _tokens_of(table)) if texts else None
+    return ChatTemplates(texts, tokens_of(table)) if texts else None
 
 
 def differs(found: ChatTemplates, base: ChatTemplates) -> bool:
@@ -148,14 +148,15 @@ def _check(found: ChatTemplates, base: BaseTemplates) -> None:
         raise InvalidAdapterError(reasons)
 
 
-def _tokenizer_config(folder: Path) -> Mapping[str, Any]:
-    path = folder / TOKENIZER_CONFIG_NAME
+def side_table(folder: Path, name: str) -> Mapping[str, Any]:
+    """The JSON object of a trainer's file; empty if there is none that can be read. Raises OSError."""
+    path = folder / name
     if not path.is_file():
         return {}
     with open_regular(path) as file:
         text = file.read(MAX_TOKENIZER_CONFIG_BYTES + 1)
     try:
-        return parse_object(text, TOKENIZER_CONFIG_NAME) if 0 < len(text) <= MAX_TOKENIZER_CONFIG_BYTES else {}
+        return parse_object(text, name) if 0 < len(text) <= MAX_TOKENIZER_CONFIG_BYTES else {}
     except (InvalidAdapterError, InvalidRequestError):
         return {}
 
@@ -186,7 +187,8 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(item, str) for pair in value.items() for item in pair)
 
 
-def _tokens_of(table: Mapping[str, Any]) -> dict[str, str]:
+def tokens_of(table: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens of a tokenizer_config.json by name."""
     found = {name: table.get(name) for name in _TOKEN_NAMES}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str) and len(text) <= _MAX_TOKEN}

@@ -16,6 +16,7 @@ from lora_serve.adapters.checkpoint.digest import (
     ADDED_TOKENS_NAME,
     CHAT_TEMPLATE_NAME,
     CONFIG_NAME,
+    END_TOKENS_NAME,
     MAX_ADDED_TOKENS_BYTES,
     MAX_CONFIG_BYTES,
     MAX_KEPT_TEMPLATE_BYTES,
@@ -32,6 +33,7 @@ _MAX_BYTES = {
     CONFIG_NAME: MAX_CONFIG_BYTES,
     ADDED_TOKENS_NAME: MAX_ADDED_TOKENS_BYTES,
     CHAT_TEMPLATE_NAME: MAX_KEPT_TEMPLATE_BYTES,
+    END_TOKENS_NAME: MAX_CONFIG_BYTES,
 }
 _HASHED_AT_ONCE = 16 * 2**20  # bytes of weights: hashed sooner than it is found out whether their header fits them
 

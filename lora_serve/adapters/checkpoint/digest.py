@@ -12,17 +12,20 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 ADDED_TOKENS_NAME = "lora_serve_added_tokens.json"  # only beside adapters that add tokens
 CHAT_TEMPLATE_NAME = "lora_serve_chat_template.json"  # only beside adapters whose chat template is not the base's
+END_TOKENS_NAME = "lora_serve_end_tokens.json"  # only beside adapters that end where the base does not
 TOKENIZER_NAME = "tokenizer.json"  # of a trainer's folder, as are those below; not kept
 TEMPLATE_NAME = "chat_template.jinja"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
-OPTIONAL_NAMES = (ADDED_TOKENS_NAME, CHAT_TEMPLATE_NAME)  # of an adapter's content
-SIDE_NAMES = (TOKENIZER_NAME, TEMPLATE_NAME, TOKENIZER_CONFIG_NAME)  # looked at where they are there
+GENERATION_CONFIG_NAME = "generation_config.json"
+OPTIONAL_NAMES = (ADDED_TOKENS_NAME, CHAT_TEMPLATE_NAME, END_TOKENS_NAME)  # of an adapter's content
+# Looked at where they are there.
+SIDE_NAMES = (TOKENIZER_NAME, TEMPLATE_NAME, TOKENIZER_CONFIG_NAME, GENERATION_CONFIG_NAME)
 MAX_CONFIG_BYTES = 2**20
 MAX_TOKENIZER_BYTES = 48 * 2**20
 MAX_ADDED_TOKENS_BYTES = 4 * 2**20
 MAX_TOKENIZER_CONFIG_BYTES = 4 * 2**20
 MAX_KEPT_TEMPLATE_BYTES = 2**20
-_TEMPLATE_MARK = hashlib.sha256(CHAT_TEMPLATE_NAME.encode()).digest()
+_MARKED = (CHAT_TEMPLATE_NAME, END_TOKENS_NAME)
 
 
 def file_sha256(path: Path) -> bytes:
@@ -34,22 +37,19 @@ def file_sha256(path: Path) -> bytes:
     return content.digest()
 
 
-def adapter_digest(folder: Path, template: bytes | None = None) -> str:
+def adapter_digest(folder: Path) -> str:
     """`"sha256:" + hex(sha256(sha256(config file) || sha256(weights file)))`, each inner hash as its 32 raw bytes.
 
-    A third is the file of added tokens, where there is one, and the last that of its own chat template, behind a mark
-    that tells the two apart. A README beside them changes nothing. `template`: counts as if that file were there.
-    Raises OSError.
+    A third is the file of added tokens, where there is one; those of its own chat template and of its end tokens follow
+    behind marks that tell them apart. A README beside them changes nothing. Raises OSError.
     """
     inner = b"".join(inner_hash(name, file_sha256(folder / name)) for name in content_names(folder))
-    if template is not None:
-        inner += inner_hash(CHAT_TEMPLATE_NAME, hashlib.sha256(template).digest())
     return "sha256:" + hashlib.sha256(inner).hexdigest()
 
 
 def inner_hash(name: str, sha256: bytes) -> bytes:
     """The part of the digest that a file of the content gives."""
-    return _TEMPLATE_MARK + sha256 if name == CHAT_TEMPLATE_NAME else sha256
+    return hashlib.sha256(name.encode()).digest() + sha256 if name in _MARKED else sha256
 
 
 def content_names(folder: Path) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ MAX_INVOCATION = 4096  # tokens; they are kept in the catalog and looked for in 
 
 # Never change what a trained LoRA computes; of fan_in_fan_out the layer itself says how its weight lies.
 _LORA_HARMLESS = words(
-    "corda_config eva_config fan_in_fan_out loftq_config lora_dropout lora_ga_config megatron_core qalora_group_size"
+    "corda_config eva_config fan_in_fan_out loftq_config lora_dropout lora_ga_config megatron_core monteclora_config "
+    "qalora_group_size velora_config"
 )
 _LORA_UNDERSTOOD = words(
     "alora_invocation_tokens alpha_pattern ensure_weight_tying init_lora_weights lora_alpha lora_bias r "
@@ -37,13 +38,11 @@ _UNSUPPORTED = {
     "use_bdlora": "block-diagonal LoRA",
     "arrow_config": "Arrow routing",
     "kasa_config": "KaSA",
-    "monteclora_config": "MonteCLoRA",
-    "velora_config": "VeLoRA",
     "megatron_config": "Megatron layers",
 }
 _KNOWN = SHARED | _LORA_HARMLESS | _LORA_UNDERSTOOD | _UNSUPPORTED.keys()
 OTHER_METHODS: Mapping[str, Method] = {**METHODS, **GAIN_METHODS}
-_INIT_ONLY = ("gaussian", "eva", "orthogonal")  # start values of A and B only; the base weights stay as they are
+_INIT_ONLY = ("gaussian", "eva", "orthogonal", "mica")  # start values of A and B; the base weights stay as they are
 _INIT_UNDONE = ("pissa", "olora")  # change the base's weights, but in a way that can be worked out again from them
 INIT_RANKS = 2  # times the rank is needed for an adapter of such a start: its own and its start's
 GENERATION_TASKS = ("CAUSAL_LM",)
@@ -91,6 +90,9 @@ def parse_config(text: bytes, max_rank: int | None = None, tasks: tuple[str, ...
     fields = Fields(parse_object(text.removeprefix(b"\xef\xbb\xbf"), CONFIG_NAME, MAX_DEPTH))
     fields.reasons += wrong_kinds(fields.table)
     peft_type = str(fields.table.get("peft_type"))
+    if peft_type not in ("LORA", *OTHER_METHODS):  # whose settings are its own
+        known = ", ".join(["LORA", *sorted(OTHER_METHODS)])
+        raise InvalidAdapterError([f"peft_type {show(fields.table.get('peft_type'))} is not one of {known}"])
     config = _method_config(fields, peft_type) if peft_type in OTHER_METHODS else _lora_config(fields)
     _check_rank(fields, config, max_rank)
     _check_task(fields, tasks)
@@ -113,11 +115,8 @@ def _check_task(fields: Fields, tasks: tuple[str, ...]) -> None:
 
 
 def _check_lora(fields: Fields) -> None:
-    table, peft_type = fields.table, fields.table.get("peft_type")
-    known = ", ".join(["LORA", *sorted(OTHER_METHODS)])
-    fields.require(peft_type == "LORA", f"peft_type {show(peft_type)} is not one of {known}")
     for key, what in _UNSUPPORTED.items():
-        value = table.get(key)
+        value = fields.table.get(key)
         fields.require(is_empty(value), f"{key}: {what} is not supported (got {show(value)})")
     fields.require_known(_KNOWN)
 

@@ -85,9 +85,9 @@ class Fields:
         return 1
 
     def _number(self, key: str, value: Any) -> float:
-        if type(value) in (int, float) and abs(value) < 1e6:
+        if type(value) in (int, float) and abs(value) <= 1e6:
             return float(value)
-        self.reasons.append(f"{key} must be a finite number (got {show(value)})")
+        self.reasons.append(f"{key} must be a number from -1e6 to 1e6 (got {show(value)})")
         return 1.0
 
     def flag(self, key: str, default: bool = False) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_PADDING = 4096  # spaces: the format's own writer aligns to 8 bytes, some others to a page
 MAX_DIMENSIONS = 8
+_PIECE = 2**20
 MAX_DIMENSION = 2**31
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"\x1f\x8b")
@@ -61,6 +62,17 @@ def read_header(path: Path, bounds: HeaderBounds | None = None) -> Mapping[str, 
     if bounds is not None:
         _require(len(header) <= bounds.num_tensors, f"has {len(header)} tensors ({bounds.num_tensors} at most)", path)
     return _check(header, size - 8 - length, path.name)
+
+
+def is_zero(path: Path, tensors: Iterable[TensorInfo]) -> bool:
+    """True if the file has no bit that is set in these tensors. Raises OSError."""
+    with open_regular(path) as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        for tensor in tensors:
+            file.seek(start + tensor.begin)
+            if any(any(file.read(min(left, _PIECE))) for left in range(tensor.end - tensor.begin, 0, -_PIECE)):
+                return False
+    return True
 
 
 def _require(is_possible: bool, what: str, path: Path) -> None:

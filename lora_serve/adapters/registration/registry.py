@@ -281,7 +281,7 @@ class Registry:
         plain = read_artifact(folder, self._spec, self._config.max_lora_rank)
         num_modules, seconds = len(sent.bound.linears), time.perf_counter() - started
         _log.info("%s undone for %d modules in %.1f s", sent.config.init, num_modules, seconds)
-        plain = replace(plain, template=sent.template)
+        plain = replace(plain, template=sent.template, ends=sent.ends)
         return plain, {"converted_from": origin_of(sent, self._spec)}
 
     def _validated(self, folder: Path, artifact: Artifact, allow_noop: bool, budget: ValidationBudget) -> AdapterSize:

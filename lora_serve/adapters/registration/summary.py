@@ -28,6 +28,7 @@ def traits_of(artifact: Artifact, spec: ModelSpec) -> AdapterTraits:
         bound.vocab_size,
         artifact.added_tokens,
         bound.num_labels,
+        artifact.ends.ids,
     )
 
 
@@ -99,8 +100,8 @@ def token_warnings(artifact: Artifact) -> list[str]:
         f"Its chat template uses the {name} {text[:MAX_SHOWN]!r}, which is no token of the served tokenizer: it is "
         "read and written as ordinary text, and ends no answer."
         for name, text in strange.items()
-        if text not in added
-    ]
+        if text not in added and not (name == "eos_token" and artifact.ends.warnings)
+    ] + [*artifact.ends.warnings, *([artifact.left_out] if artifact.left_out else [])]
 
 
 def _is_hub_id(name: str) -> bool:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.digest import (
     CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    MAX_CONFIG_BYTES,
     MAX_TOKENIZER_BYTES,
     MAX_TOKENIZER_CONFIG_BYTES,
     SIDE_NAMES,
@@ -24,6 +26,7 @@ MAX_SIDE_BYTES = {
     TOKENIZER_NAME: MAX_TOKENIZER_BYTES,
     TEMPLATE_NAME: 2**20,  # far more than may be taken, so that one that is too large is refused in words
     TOKENIZER_CONFIG_NAME: MAX_TOKENIZER_CONFIG_BYTES,
+    GENERATION_CONFIG_NAME: MAX_CONFIG_BYTES,
 }
 Progress = Callable[[int], None]  # gets the bytes so far; an exception aborts the transfer
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lora_serve.commands.admin_client import AdminClient, Reply
 
 REQUIRED = ("adapter_config.json", "adapter_model.safetensors")
-OPTIONAL = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+OPTIONAL = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 
 
@@ -75,7 +75,9 @@ def files_of(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         raise ConfigError(f"PATH: {path} is neither a folder nor an archive")
     if missing := [name for name in REQUIRED if not (path / name).is_file()]:
-        raise ConfigError(f"PATH: {path} holds no {' and no '.join(missing)}")
+        is_pickle = (path / "adapter_model.bin").is_file()
+        why = ": adapter_model.bin is a pickle, save the adapter as safetensors" if is_pickle else ""
+        raise ConfigError(f"PATH: {path} holds no {' and no '.join(missing)}{why}")
     return {name: path / name for name in (*REQUIRED, *OPTIONAL) if (path / name).is_file()}
 
 

@@ -69,9 +69,9 @@ def _constrained(
 
 def _stop(sequence: Sequence, ends: Ends) -> FinishEvent:
     """The end of an output that its grammar completes; also where the request ignores the end of the text."""
-    last = sequence.token_ids[-1]
-    request_id = sequence.request.request_id
-    return FinishEvent(request_id, FinishReason.STOP, last if last in ends.eos_token_ids else None)
+    last, request = sequence.token_ids[-1], sequence.request
+    is_end = last in ends.eos_token_ids + request.sampling.eos_token_ids
+    return FinishEvent(request.request_id, FinishReason.STOP, last if is_end else None)
 
 
 def _certain(sequence: Sequence, token: int) -> TokenLogprobs | None:

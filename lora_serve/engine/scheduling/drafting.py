@@ -219,8 +219,7 @@ class Drafting:
     def _begin(self, sequence: Sequence) -> Drafter:
         request, owner = sequence.request, _owner(sequence)
         habits, acceptance = self._habits.of(owner), self._acceptance.of(owner)
-        ends = () if request.sampling.ignore_eos else self._ends.eos_token_ids
-        ends = (*ends, *request.sampling.stop_token_ids)
+        ends = request.sampling.ends(self._ends.eos_token_ids)
         drafter = Drafter(sequence.token_ids, habits, acceptance, ends, sequence.num_prompt)
         sequence.drafter = drafter
         return drafter

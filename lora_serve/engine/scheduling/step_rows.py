@@ -49,7 +49,7 @@ def _sample_input(sequence: Sequence, eos_token_ids: tuple[int, ...]) -> SampleI
         params,
         sequence.seed,
         sequence.num_output,
-        eos_token_ids,
+        eos_token_ids + params.eos_token_ids,
         sequence.request.prompt_token_ids if params.has_penalties else (),
         tuple(sequence.token_ids[sequence.num_prompt :]) if params.has_penalties or params.bad_words else (),
         sequence.constraint,

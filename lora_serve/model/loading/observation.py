@@ -41,6 +41,7 @@ class Observation:
     sites: Mapping[str, Site]  # by module path; every module with parameters of its own that runs once per token
     linears: Mapping[str, LinearShape]
     embeddings: Mapping[str, EmbeddingShape]
+    unmet: tuple[str, ...] = ()  # the model's parts, or those of its body, with parameters but no module that ran
 
     def parameters(self, module: PreTrainedModel) -> dict[str, dict[str, Shape]]:
         """module -> parameter -> shape, of every site."""
@@ -78,6 +79,8 @@ class ModuleWatch:
     def __init__(self, module: nn.Module, num_tokens: int, num_outputs: int) -> None:
         """The token and output counts of the pass that is to be watched; no module may have either as a dimension."""
         self._numbers = (num_tokens, num_outputs)
+        parameters = [path for path, _ in module.named_parameters()]
+        self._parts = dict.fromkeys(".".join(p.split(".")[:n]) for p in parameters for n in (1, 2) if p.count(".") >= n)
         self._seen: dict[str, list[Site | None]] = {}
         self._owners = {
             path: owner
@@ -105,7 +108,8 @@ class ModuleWatch:
             for path, m in owners.items()
             if isinstance(m, nn.Embedding)
         }
-        return Observation(kv_shape, sites, linears, embeddings)
+        unmet = [part for part in self._parts if not any(f"{path}.".startswith(f"{part}.") for path in self._seen)]
+        return Observation(kv_shape, sites, linears, embeddings, tuple(unmet))
 
     def _watch(self, path: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:

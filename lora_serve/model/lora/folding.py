@@ -45,6 +45,9 @@ def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
     for path, tokens in saved.tokens.items():
         ids, order = torch.tensor(tokens.token_ids).sort()
         rows = tokens.rows[order]
+        if path == base.spec.output_head:
+            changes.setdefault(path, []).append(HeadRows(ids, rows, is_shared=False))
+            continue
         changes.setdefault(path, []).append(TokenRows(ids, rows * base.embedding_scale(path)))
         if path == base.spec.input_embedding and base.spec.ties_embeddings:
             changes.setdefault(base.spec.output_head, []).append(HeadRows(ids, rows))

@@ -36,6 +36,7 @@ def only_allowed(logits: Tensor, rows: Sequence[SampleInput]) -> tuple[Tensor, d
         return logits, errors
     packed = _packed(list(masks.values()), logits.shape[1])
     for line, i in zip(packed, masks, strict=True):
+        _allow_own_ends(line, rows[i])
         if not line.any():
             errors[i] = InvalidRequestError("The grammar allows no token of this model's vocabulary at this place.")
             line.fill(255)
@@ -45,6 +46,15 @@ def only_allowed(logits: Tensor, rows: Sequence[SampleInput]) -> tuple[Tensor, d
         return logits.masked_fill(excluded, float("-inf")), errors
     index = to_device(list(masks), torch.int64, logits.device)
     return logits.index_copy(0, index, logits[index].masked_fill_(excluded, float("-inf"))), errors
+
+
+def _allow_own_ends(line: npt.NDArray[np.uint8], row: SampleInput) -> None:
+    """Where the grammar allows the model's end, the ends that only this row's adapter or the tokenizer has may come."""
+    own = row.params.eos_token_ids
+    models = [token for token in row.eos_token_ids if token not in own] or row.eos_token_ids
+    if own and any(line[token // 8] >> token % 8 & 1 for token in models):
+        for token in own:
+            line[token // 8] |= 1 << token % 8
 
 
 def _packed(masks: Sequence[bytes], width: int) -> npt.NDArray[np.uint8]:

@@ -19,6 +19,7 @@ from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.checkpoint.digest import (
     CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
     SIDE_NAMES,
     TEMPLATE_NAME,
     TOKENIZER_CONFIG_NAME,
@@ -64,6 +65,7 @@ BODY = OtherBody(
                     WEIGHTS_NAME: {"type": "string", "contentMediaType": "application/octet-stream"},
                     TOKENIZER_NAME: {"type": "string", "contentMediaType": "application/json"},
                     TOKENIZER_CONFIG_NAME: {"type": "string", "contentMediaType": "application/json"},
+                    GENERATION_CONFIG_NAME: {"type": "string", "contentMediaType": "application/json"},
                     TEMPLATE_NAME: {"type": "string", "contentMediaType": "text/plain"},
                     **UploadFields.model_json_schema()["properties"],
                 },

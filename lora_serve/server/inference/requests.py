@@ -146,6 +146,7 @@ def _sampling_params(fields: SamplingFields, model: ResolvedModel, limits: Token
         bad_words=bad_word_ids(model.text, fields.bad_words) if fields.bad_words else (),
         seed=fields.seed,
         stop_token_ids=tuple(dict.fromkeys(fields.stop_token_ids)),
+        eos_token_ids=model.eos_token_ids,
         ignore_eos=fields.ignore_eos,
         logprobs=limits.logprobs,
         prompt_logprobs=limits.prompt_logprobs,

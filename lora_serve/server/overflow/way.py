@@ -131,7 +131,7 @@ class Way:
         asked, sampling = self._asked, request.sampling
         if request.pooling is not None:
             return "/v1/embeddings", embedding_body(request, asked.model)
-        ends = dict.fromkeys((*sampling.stop_token_ids, *(() if sampling.ignore_eos else asked.ends)))
+        ends = dict.fromkeys(sampling.ends(asked.ends))
         salt = salt_of(request, asked.salt)
         return "/v1/completions", completion_body(request, asked.model, list(ends), asked.stop, salt)
 

@@ -64,7 +64,7 @@ def stored(members: Members) -> bytes:
     return zipped(members, zipfile.ZIP_STORED)
 
 
-SIDES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+SIDES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 FORMATS = [tar, tar_gz, ustar, gnu, zipped, stored]
 Packed = Callable[[Members], bytes]
 
@@ -151,7 +151,14 @@ def test_names_that_point_outside_are_refused(pack: Packed, name: str, tmp_path:
 @pytest.mark.parametrize("pack", FORMATS)
 def test_two_files_of_one_name_are_refused(pack: Packed, tmp_path: Path) -> None:
     with pytest.raises(InvalidAdapterError, match="twice"):
-        unpacked(pack({"a/" + CONFIG: b"{}", **FILES}), tmp_path)
+        unpacked(pack({"a/" + CONFIG: b"{}", **{f"b/{name}": content for name, content in FILES.items()}}), tmp_path)
+
+
+@pytest.mark.parametrize("pack", FORMATS)
+def test_checkpoints_below_a_trainers_files_are_passed_over(pack: Packed, tmp_path: Path) -> None:
+    checkpoint = {f"checkpoint-10/{name}": b"old" for name in (*FILES, *SIDES)}
+    for members in ({**checkpoint, **FILES}, {**FILES, **checkpoint}):
+        assert unpacked(pack(members), tmp_path) == FILES
 
 
 @pytest.mark.parametrize("pack", FORMATS)

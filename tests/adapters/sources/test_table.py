@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.adapters.checkpoint.digest import SIDE_NAMES
 from lora_serve.adapters.sources import table
 from lora_serve.adapters.sources.intake import Intake, Progress
 from lora_serve.adapters.sources.table import MAX_LENGTH, SourceTable, build_sources
@@ -95,7 +96,7 @@ def test_every_file_of_a_source_is_in_the_table(config: AdapterConfig) -> None:
     assert used == files
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+@pytest.mark.parametrize("name", SIDE_NAMES)
 def test_too_large_a_file_beside_the_adapter_is_left_empty_and_the_rest_taken(target: Path, name: str) -> None:
     intake = Intake(target, 100)
     intake.take("adapter_config.json", [b"x" * 50, b"x" * 50])

@@ -138,13 +138,15 @@ def test_head_trained_in_full_beside_dora_replaces_all_its_layers(tmp_path: Path
     assert_close(run(LocalEngine(model, {"a": folder}), [(tokens, "a") for tokens in prompts()]), expected)
 
 
-@pytest.mark.parametrize("family", ["modernbert", "electra"])
+@pytest.mark.parametrize("family", ["modernbert", "electra", "bert", "roberta"])
 def test_layers_of_the_base_head_take_deltas(family: str, tmp_path: Path) -> None:
     """ModernBERT's norm after pooling is no linear layer, and sees rows, not tokens."""
     model = save_pooling_model(family, "classify", tmp_path / "model")
     more = {
         "modernbert": {"target_modules": ["head.dense", "Wqkv"], "modules_to_save": ["head.norm"], "num_labels": 2},
         "electra": {"target_modules": ["query"], "num_labels": 6},
+        "bert": {"target_modules": ["query"], "num_labels": 2, "bias": "all"},  # which saves the head's bias twice
+        "roberta": {"target_modules": ["query"], "num_labels": 4, "bias": "all"},
     }[family]
     folder = save_pooling_adapter(model, tmp_path / "a", "classify", **more)
     trained, base = load_adapter_alone(model, folder, "classify", more["num_labels"]), load_base(model, "classify")

@@ -71,7 +71,7 @@ async def test_prompt_leaves_as_token_ids_and_every_rule_in_numbers(
     assert body == {
         "model": "tiny-base", "stream": True, "return_token_ids": True, "max_tokens": 5, "temperature": 0.5,
         "top_p": 1.0, "top_k": 4, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0, "ignore_eos": True, "stop_token_ids": [7, end], "min_tokens": 2,
+        "repetition_penalty": 1.0, "ignore_eos": True, "stop_token_ids": [7, end, *ids("</s>")], "min_tokens": 2,
         "logit_bias": {"3": -1.0}, "stop": ["s"],
     }  # fmt: skip
     assert headers["Authorization"] == "Bearer a-key"

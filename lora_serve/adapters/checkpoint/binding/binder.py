@@ -25,6 +25,7 @@ from lora_serve.adapters.checkpoint.targets import saved_whole, targeted, target
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec, Shape
 
+_FEW_REASONS = 3
 _LOW_RANK = ("lora_A", "lora_B", "lora_bias", "magnitude", "embedding_A", "embedding_B")
 
 
@@ -34,7 +35,7 @@ def bind(config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec)
     binder = _Binder(config, experts, spec)
     bound = binder.bind(experts)
     if binder.reasons or not bound.modules:
-        raise InvalidAdapterError(binder.reasons or ["it adapts no layer of the base model"])
+        raise InvalidAdapterError(binder.causes_first() or ["it adapts no layer of the base model"])
     return bound
 
 
@@ -49,8 +50,10 @@ class _Binder:
         self.reasons: list[str] = list(experts.reasons)
         self._left: dict[TensorPlace, str] = {}
         self._copies: list[tuple[str, str]] = []
+        self._misfits: list[tuple[Shape, Shape]] = []  # of lora_A: the file's shape, and the one asked for
         for name in self._tensors:
             self._place(name)
+        self._placed = bool(self._left)
         self._vocab_size = resized_to(config, self._left, self._tensors, spec)
         self._num_labels = labels_in(self._left, self._tensors, spec)
 
@@ -83,14 +86,32 @@ class _Binder:
             self.reasons.append("alora_invocation_tokens: a token is beyond the vocabulary, so it could never act")
         return bound
 
+    def causes_first(self) -> list[str]:
+        """The reasons, or the one cause of them all and a few of them."""
+        base = self._config.base_model or "another base model"
+        table = self._spec.embeddings.get(self._spec.input_embedding)
+        hidden = 0 if table is None else table.embedding_dim
+        widths = {found[-1] for found, wanted in self._misfits if wanted[-1] == hidden != found[-1]}
+        ranks = {(found[0], wanted[0]) for found, wanted in self._misfits if found[1:] == wanted[1:]}
+        if len(widths) == 1:
+            cause = f"it was trained for {base} (hidden size {widths.pop()}), and this base model has {hidden}"
+        elif not widths and len(ranks) == 1:
+            cause = "adapter_config.json says rank {1}, and the tensors have rank {0}".format(*ranks.pop())
+        elif len(self._tensors) > _FEW_REASONS and not self._placed:
+            cause = f"it was trained for {base}: none of its tensors is named as a module of this base model"
+        else:
+            return self.reasons
+        more = len(self.reasons) - _FEW_REASONS
+        return [cause, *self.reasons[:_FEW_REASONS], *([f"and {more} more of the kind"] if more > 0 else [])]
+
     # -- names -------------------------------------------------------------------------------------------------
 
     def _place(self, name: str) -> None:
         place = place_of(name)
         if place is None or place.module not in self._known_modules:
             self.reasons.append(f"tensor {name[:200]!r} belongs to no module of {self._spec.architecture}")
-        elif place in self._left and place.role == "parameter" and place.module in ends_of(self._spec):
-            self._copy(self._left[place], name)  # PEFT: once as trained, once more as an embedding layer
+        elif place in self._left and place.role == "parameter":
+            self._copy(self._left[place], name)  # PEFT: once as trained, once more as an embedding or for bias="all"
         elif place in self._left:
             self.reasons.append(f"tensor {name[:200]!r} is there twice under two names")
         else:
@@ -110,6 +131,7 @@ class _Binder:
         places = [TensorPlace(module, role, parameter, number) for number in depths]
         name = next((self._left.pop(place) for place in places if place in self._left), None)
         if name is not None and self._tensors[name].shape != shape:
+            self._misfits += [(self._tensors[name].shape, shape)] if role == "lora_A" else []
             self.reasons.append(
                 f"tensor {name!r} has shape {list(self._tensors[name].shape)}, but its rank and the base model's "
                 f"layer ask for {list(shape)}"
@@ -199,25 +221,30 @@ class _Binder:
     # -- what is trained in full -------------------------------------------------------------------------------
 
     def _trained_tokens(self) -> dict[str, BoundTokens]:
-        found = {}
+        found: dict[str, BoundTokens] = {}
         for end, ids in self._config.trained_tokens:
             module = self._embedding_named(end) if end else self._spec.input_embedding or None
             if module is None:
                 self.reasons.append(f"trainable_token_indices names {end!r}, which is no embedding of the base model")
                 continue
-            shape = self._spec.embeddings[module]
-            name = self._need(module, "tokens", (len(ids), shape.embedding_dim))
-            limit = self._rows(module, (shape.num_embeddings,))[0]
+            rows, width = self._spec.modules[module]["weight"]
+            if module in found and found[module].token_ids == ids:
+                continue  # the output head that is tied to it
+            name = self._need(module, "tokens", (len(ids), width))
+            limit = self._rows(module, (rows,))[0]
             if max(ids, default=0) >= limit or len(set(ids)) < len(ids):
                 self.reasons.append(f"trainable_token_indices must be different ids below {limit}")
             found[module] = BoundTokens(name, ids)
             if module == self._spec.input_embedding and self._spec.ties_embeddings:
-                tied = self._take(self._spec.output_head, "tokens", (len(ids), shape.embedding_dim))
+                tied = self._take(self._spec.output_head, "tokens", (len(ids), width))
                 self._copies += [] if tied is None else [(name, tied)]
         return found
 
     def _embedding_named(self, end: str) -> str | None:
-        found = [path for path in self._spec.embeddings if path == end or path.endswith(f".{end}")]
+        spec, head = self._spec, self._spec.output_head
+        if head and f".{head}".endswith(f".{end}") and spec.modules[head].keys() == {"weight"}:
+            return spec.input_embedding if spec.ties_embeddings else head
+        found = [path for path in spec.embeddings if path == end or path.endswith(f".{end}")]
         return found[0] if len(found) == 1 else None
 
     def _own_parameters(self, targets: frozenset[str]) -> dict[str, dict[str, str]]:

@@ -67,10 +67,8 @@ def _missing(bound: BoundAdapter, spec: ModelSpec, module: str) -> str | None:
     if "weight" in own:
         lacks_bias = "bias" in spec.modules[module] and "bias" not in own
         return f"{module}.weight is resized, but the file does not hold its bias" if lacks_bias else None
-    trained = set[int]()
-    if module == spec.input_embedding or spec.ties_embeddings:
-        trained = {token for tokens in bound.tokens.values() for token in tokens.token_ids}
-    new = set(range(spec.vocab_size, bound.vocab_size)) - trained
+    tokens = bound.tokens.get(spec.input_embedding if spec.ties_embeddings else module)
+    new = set(range(spec.vocab_size, bound.vocab_size)) - set(() if tokens is None else tokens.token_ids)
     if not new:
         return None
     return (

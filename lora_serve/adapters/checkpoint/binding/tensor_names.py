@@ -19,8 +19,9 @@ _ROLES = tuple(
         ("tokens", rf"token_adapter\.trainable_tokens_delta{_ADAPTER}"),
     )
 )
-_PARAMETER = re.compile(rf"(?P<module>.+?)(?:\.modules_to_save{_ADAPTER})?\.(?P<parameter>[^.]+)\Z")
-_ORIGINAL = re.compile(r"(?P<module>.+)\.original_module\.(?P<parameter>[^.]+)\Z")
+_INNER = r"(?P<inner>(?:\.[^.]+)*)"  # inside a module that was trained whole, such as a head of two layers
+_PARAMETER = re.compile(rf"(?P<module>.+?)(?:\.modules_to_save{_ADAPTER}{_INNER})?\.(?P<parameter>[^.]+)\Z")
+_ORIGINAL = re.compile(rf"(?P<module>.+)\.original_module{_INNER}\.(?P<parameter>[^.]+)\Z")
 _WRAPPER = ".base_layer"
 _TOKENS_WRAPPER = ".token_adapter.base_layer"
 
@@ -44,12 +45,12 @@ def place_of(name: str) -> TensorPlace | None:
             return _place(match["module"], role)
     match = _ORIGINAL.match(path)
     if match is not None:
-        return _place(match["module"], "original", match["parameter"])
+        return _place(match["module"] + match["inner"], "original", match["parameter"])
     match = _PARAMETER.match(path)
     return (
         None
         if match is None or "lora_" in match["parameter"]
-        else _place(match["module"], "parameter", match["parameter"])
+        else _place(match["module"] + (match["inner"] or ""), "parameter", match["parameter"])
     )
 
 

@@ -71,6 +71,7 @@ class VersionCard(Answer):
     kinds: list[str]
     composable: bool
     invocation_tokens: list[int]
+    eos_token_ids: list[int]
     probe: Probe | None
     warnings: list[str]
     base_fingerprint: str | None

@@ -54,6 +54,25 @@ def reasons(shapes: Mapping[str, tuple[int, ...]], **config: Any) -> str:
     return "; ".join(caught.value.reasons)
 
 
+def test_cause_of_many_misfits_comes_first() -> None:
+    names = [f"model.layers.{layer}.q_proj" for layer in range(9)]
+    linears = {**dict.fromkeys(names, LinearShape(8, 8)), HEAD: LINEARS[HEAD]}
+    spec = dataclasses.replace(SPEC, linears=linears, modules={name: {"weight": (8, 8)} for name in names})
+
+    def told(width: int, rank: int, end: str = "q_proj") -> list[str]:
+        shapes = {f"{n.replace('q_proj', end)}.lora_A.weight": (rank, width) for n in names}
+        shapes |= {f"{n.replace('q_proj', end)}.lora_B.weight": (width, rank) for n in names}
+        with pytest.raises(InvalidAdapterError) as caught:
+            bound(shapes, spec, base_model="acme/other")
+        return list(caught.value.reasons)
+
+    other, ranks, strange = told(16, 2), told(8, 4), told(8, 2, "what")
+    assert other[0] == "it was trained for acme/other (hidden size 16), and this base model has 8"
+    assert ranks[0] == "adapter_config.json says rank 2, and the tensors have rank 4"
+    assert strange[0].startswith("it was trained for acme/other: none of its tensors is named as a module")
+    assert all(len(reasons) == 5 and reasons[-1].endswith("more of the kind") for reasons in (other, ranks, strange))
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [

@@ -11,7 +11,7 @@ import { TEXTS } from "../../texts.js";
 const CONFIG = "adapter_config.json";
 const WEIGHTS = "adapter_model.safetensors";
 /** As the server knows them (server/admin/upload.py). */
-export const FILE_NAMES = [CONFIG, WEIGHTS, "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+export const FILE_NAMES = [CONFIG, WEIGHTS, "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 const ARCHIVE = /\.(tar|tar\.gz|tgz|zip)$/i;
 const MAX_FILES = 2000; // looked at in a folder
 
