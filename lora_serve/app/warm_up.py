@@ -19,7 +19,14 @@ from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.app.warm_set import WarmSetKeeper
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.errors import ConfigError, InternalError, InvalidRequestError, LoraServeError, StoreUnwritableError
+from lora_serve.core.errors import (
+    ConfigError,
+    InternalError,
+    InvalidRequestError,
+    LoraServeError,
+    StoreUnwritableError,
+    UnreadableRecordError,
+)
 from lora_serve.core.messages import Evict, Pin
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.settings import Settings
@@ -106,6 +113,8 @@ async def register_modules(services: Services, modules: tuple[str, ...]) -> tupl
         except StoreUnwritableError as error:
             left.append(module)
             _log.error("--lora-modules %s waits until the store can be written: %s", name, error)
+        except UnreadableRecordError as error:
+            _log.error("--lora-modules %s: %s", name, error)
         except LoraServeError as error:
             raise ConfigError(f"--lora-modules {module}: {error}") from error
         return_freed_memory()  # gives the memory of its files back before the next module is read

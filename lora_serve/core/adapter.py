@@ -91,12 +91,17 @@ def split_name(name: str) -> tuple[str, str | None]:
     return adapter_id, selector if at else None
 
 
+def is_adapter_id(text: str) -> bool:
+    """True for a legal id."""
+    return bool(ADAPTER_ID.match(text)) and not (".." in text or "//" in text or text.endswith("/"))
+
+
 def check_adapter_id(adapter_id: str) -> str:
     """Return `adapter_id` unchanged if it is a legal id, else raise InvalidRequestError.
 
     Legal: `[A-Za-z0-9][A-Za-z0-9._/-]{0,127}` without `..` (so no `:`, no `,`, no `@`, no path tricks).
     """
-    if not ADAPTER_ID.match(adapter_id) or ".." in adapter_id or "//" in adapter_id or adapter_id.endswith("/"):
+    if not is_adapter_id(adapter_id):
         raise InvalidRequestError(
             f"{adapter_id[:140]!r} is not a legal adapter id: it must match [A-Za-z0-9][A-Za-z0-9._/-]{{0,127}} "
             "and hold no '..', no '//' and no '/' at its end.",

@@ -224,6 +224,12 @@ class AdapterUnavailableError(CapacityError):
     reason = "adapter_unavailable"
 
 
+class UnreadableRecordError(AdapterUnavailableError):
+    """A record makes no sense: what it names is held, neither there nor free, until a person mends it."""
+
+    reason = "unreadable_record"
+
+
 class LoadHangsError(AdapterUnavailableError):
     """A load of the adapter's weights hangs: the store that has them neither gives them nor fails."""
 

@@ -71,6 +71,12 @@ def record_of(text: str) -> BlobRecord | None:
     return None if entry is None else BlobRecord(entry, aliases, position, time, epochs)
 
 
+def digests_of(store: RecordStore, names: Collection[str], digests: Collection[str]) -> frozenset[str]:
+    """Those of `digests` beside which one of these ids has a record. Raises AdapterUnavailableError."""
+    keys = set(map(key_of, names))
+    return frozenset(d for d, texts in store.records(digests).items() if keys & texts.keys()) if keys else frozenset()
+
+
 def read_records(store: RecordStore, digests: Collection[str]) -> list[BlobRecord]:
     """All readable records beside these blobs. Raises AdapterUnavailableError."""
     texts = [text for found in store.records(digests).values() for text in found.values()]

@@ -130,7 +130,7 @@ def sync_records(store: RecordStore, state: CatalogState, is_anew: bool = False)
         num_written += len(digests)
     with store.staging(work.written) as publish:
         publish()
-    names: dict[str, set[str]] = {digest: set() for digest in found}
+    names = {digest: set(map(key_of, state.unreadable)) for digest in found}
     for entry in snapshot.entries.values():
         for digest in entry.digests & names.keys():
             names[digest].add(key_of(entry.name))

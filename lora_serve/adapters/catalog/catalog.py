@@ -75,8 +75,8 @@ class Catalog:
         """The version that `id`, `id@3`, `id@sha256:<hex>` or an alias means, and why.
 
         `tenant`: other tenants' adapters do not exist for it. `sticky_key`: chooses between default and canary. Raises
-        AdapterNotFoundError with the name as given; AdapterUnavailableError for an unknown name while the shared
-        registry is away.
+        AdapterNotFoundError with the name as given; AdapterUnavailableError for a held name, and for an unknown one
+        while the shared registry is away.
         """
         found = resolution.find(self.snapshot, name, tenant, sticky_key)
         if found is not None:
@@ -182,22 +182,27 @@ class Catalog:
         """End the canary or, without one, return to the version before. Raises AdapterNotFoundError, ConflictError."""
         return self.edit(name, edits.rolled_back)
 
-    def remove(self, name: str, version: int | None = None) -> tuple[str, ...]:
+    def remove(self, name: str, version: int | None = None, held_digests: Collection[str] = ()) -> tuple[str, ...]:
         """Remove one version, or all, durably. Returns the digests that no version names any more, leased by `drain`.
 
-        Aliases that would lead nowhere are removed too. Raises AdapterNotFoundError.
+        Aliases that would lead nowhere are removed too. `held_digests`: the blobs of a name that is held. Raises
+        AdapterNotFoundError.
         """
 
         def edit(state: CatalogState) -> tuple[Changes, tuple[str, ...]]:
-            entry = _entry_in(state, name)
-            gone = [v for v in entry.versions if version in (None, v.version)]
-            if not gone:
-                raise AdapterNotFoundError(f"{name}@{version}")
-            left = edits.without(entry, gone)
-            changes: Changes = {ADAPTER + name: None} if left is None else saved(left)
+            if version is None and name in state.snapshot.held:
+                entry, left, digests = None, None, tuple(held_digests)
+                changes: Changes = {ADAPTER + name: None, ALIAS + name: None}
+            else:
+                entry = _entry_in(state, name)
+                gone = [v for v in entry.versions if version in (None, v.version)]
+                if not gone:
+                    raise AdapterNotFoundError(f"{name}@{version}")
+                left, digests = edits.without(entry, gone), tuple(v.digest for v in gone)
+                changes = {ADAPTER + name: None} if left is None else saved(left)
             others = [e for e in (*state.snapshot.entries.values(), left) if e is not None and e is not entry]
             named = {v.digest for other in others for v in other.versions}
-            strays = tuple(v.digest for v in gone if v.digest not in named)
+            strays = tuple(digest for digest in digests if digest not in named)
             for digest in strays:
                 changes |= state.leased_by(self.leases.drain_holder, digest, time.time())
             return changes | _dangling(state.snapshot, name, left), strays
@@ -218,8 +223,10 @@ class Catalog:
         check_adapter_id(alias)
 
         def edit(state: CatalogState) -> tuple[Changes, None]:
+            state.snapshot.check_held(alias)
             if alias in state.snapshot.entries:
                 raise ConflictError(f"`{alias}` is an adapter's id.")
+            state.snapshot.check_held(split_name(target)[0])
             if split_name(target)[0] not in state.snapshot.entries:  # an alias of an alias
                 raise AdapterNotFoundError(target)
             if resolution.find(state.snapshot, target, None, None) is None:
@@ -232,7 +239,7 @@ class Catalog:
         """Raises AdapterNotFoundError."""
 
         def edit(state: CatalogState) -> tuple[Changes, None]:
-            if alias not in state.snapshot.aliases:
+            if alias not in state.snapshot.aliases and alias not in state.snapshot.held:
                 raise AdapterNotFoundError(alias)
             return {ALIAS + alias: None}, None
 
@@ -276,6 +283,7 @@ class Catalog:
 
 
 def _entry_in(state: CatalogState, name: str) -> CatalogEntry:
+    state.snapshot.check_held(name)
     entry = state.snapshot.entries.get(name)
     if entry is None:
         raise AdapterNotFoundError(name)
@@ -284,6 +292,7 @@ def _entry_in(state: CatalogState, name: str) -> CatalogEntry:
 
 def _check_new(state: CatalogState, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
     check_adapter_id(name)
+    state.snapshot.check_held(name)
     entry = state.snapshot.entries.get(name)
     if entry is not None and tenant is not None and entry.tenant != tenant:
         raise ConflictError(f"The adapter `{name}` belongs to another tenant.")

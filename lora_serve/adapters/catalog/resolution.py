@@ -58,7 +58,7 @@ def find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | No
     """Resolve `id`, `id@3`, `id@sha256:<hex>`, or an alias in place of the id; None: nothing that `tenant` may see.
 
     For a tenant, `support` is `<tenant>/support` first, if there is one. `sticky_key`: chooses between default and
-    canary; None: the default version.
+    canary; None: the default version. Raises UnreadableRecordError for a name that is held.
     """
     if tenant is not None and (own := own_name(tenant, name)) != name:
         found = _find(snapshot, own, tenant, sticky_key)
@@ -74,9 +74,11 @@ def own_name(tenant: str, name: str) -> str:
 
 def _find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> Resolution | None:
     adapter_id, selector = split_name(name)
+    snapshot.check_held(adapter_id, tenant)
     adapter_id, aliased = split_name(snapshot.aliases.get(adapter_id, adapter_id))
     if selector is not None and aliased is not None:  # two selectors: at most one can be meant
         return None
+    snapshot.check_held(adapter_id, tenant)
     entry = snapshot.entries.get(adapter_id, _NOBODYS)
     if not entry.is_visible_to(tenant) or entry is _NOBODYS:
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,12 +13,15 @@ from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.catalog.ledger import Changes
-from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.snapshot import MENDED, Snapshot
+from lora_serve.core.adapter import is_adapter_id, split_name
 
 ADAPTER, ALIAS, BLOB = "adapter:", "alias:", "blob:"
 LINEAGE = "mark:"  # in every registry that was written to: where it is missing all records are
 MAX_EPOCHS = 50
+UNREADABLE = "?"  # the holder of a lease that cannot be read
 LEASE_SECONDS = 3600.0  # a replica that is gone loses its leases after this time
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +47,16 @@ class BlobLease:
 
 
 def lease_of(text: str | None) -> BlobLease:
-    """The lease that a journal's text describes; an unreadable one has no holders."""
+    """The lease that a journal's text describes; None: no lease. An unreadable one may be anybody's, and a deletion may
+    be under way: nobody takes or frees the blob for as long as leases last.
+    """
+    if text is None:
+        return BlobLease({})
     try:
-        fields = json.loads(text or "null")
+        fields = json.loads(text)
         return BlobLease({str(key): float(time) for key, time in fields["holders"].items()}, bool(fields["condemned"]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return BlobLease({})
+        return BlobLease({UNREADABLE: time.time()}, condemned=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ class CatalogState:
 
     snapshot: Snapshot = field(default_factory=lambda: Snapshot.of(Position(), {}, {}))
     leases: Mapping[str, BlobLease] = field(default_factory=dict)  # by digest
-    unreadable: frozenset[str] = frozenset()  # ids whose records cannot be read
+    unreadable: frozenset[str] = frozenset()  # ids and aliases whose records cannot be read
     lineage: Lineage | None = None  # None: no record of it; older versions wrote none
 
     @staticmethod
@@ -83,12 +92,16 @@ class CatalogState:
         for key, text in page.records.items():
             kind, colon, name = key.partition(":")
             is_read = _put(kind + colon, name, text, entries, aliases, leases)
-            if kind + colon == ADAPTER:
+            if kind + colon in (ADAPTER, ALIAS):
                 (unreadable.discard if is_read else unreadable.add)(name)
-        if entries == self.snapshot.entries and aliases == self.snapshot.aliases:
-            snapshot = replace(self.snapshot, position=page.position)
+        before = self.snapshot
+        if entries == before.entries and aliases == before.aliases and unreadable == set(self.unreadable):
+            snapshot = replace(before, position=page.position)
         else:
-            snapshot = Snapshot.of(page.position, entries, aliases)
+            snapshot = Snapshot.of(page.position, entries, aliases, unreadable)
+        for name in sorted(snapshot.held - before.held):
+            what = "requests get a 503, nobody registers it, and its blobs stay"
+            _log.error("the record of the adapter %r cannot be read: %s, until %s", name[:200], what, MENDED)
         lineage = lineage_of(page.records[LINEAGE]) if LINEAGE in page.records else self.lineage
         return CatalogState(snapshot, leases, frozenset(unreadable), lineage)
 
@@ -167,6 +180,8 @@ def _put(
             return False
         entries[name] = entry
     elif kind == ALIAS:
+        if not is_adapter_id(split_name(text)[0]):
+            return False
         aliases[name] = text
     elif kind == BLOB:
         leases[name] = lease_of(text)

@@ -33,7 +33,7 @@ from lora_serve.adapters.maintenance.registries import RegistryAddress, claim_fo
 from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.files import FILE_MODE, flush
+from lora_serve.adapters.stores.files import FILE_MODE, flush, remove_folder
 from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
@@ -166,7 +166,7 @@ def _restore_folder(
 ) -> BackupList:
     folder = target.folder
     _check_new(folder, target.flag)
-    with closing(lock_store(folder)):
+    with closing(lock_store(folder)), _emptied_if_refused(folder):
         (folder / MARK).touch(FILE_MODE)
         state = CatalogState.of(read_journal(_private_copy(source.folder / CATALOG_NAME, folder / "restored.sqlite3")))
         store = DiskStore(folder)
@@ -205,6 +205,21 @@ def _restore_redis(
         _commit_anew(journal, page.records)
         sync_records(store, CatalogState.of(journal.load()))
     return listed
+
+
+@contextmanager
+def _emptied_if_refused(folder: Path) -> Iterator[None]:
+    """Leaves nothing of a backup that is no good: all that lies there is of this restore, or of one that broke off."""
+    try:
+        yield
+    except (NotCopyableError, ConfigError):
+        for path in folder.iterdir():
+            if path.is_dir():
+                remove_folder(path)
+            elif path.name not in ("lock", MARK):
+                path.unlink()
+        (folder / MARK).unlink(missing_ok=True)
+        raise
 
 
 def _check_new(folder: Path, flag: str) -> None:

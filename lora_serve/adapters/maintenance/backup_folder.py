@@ -21,6 +21,7 @@ from lora_serve.adapters.checkpoint.digest import file_sha256
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.files import FILE_MODE, flush
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.strict_json import parse_json
 
 MAX_LIST_BYTES = 2**28
 LIST_NAME, MARK = "backup.json", "backup.incomplete"
@@ -107,7 +108,7 @@ def read_list(folder: Path, flag: str) -> BackupList:
     """The list of a complete backup whose databases have the listed digests. Raises ConfigError."""
     folder = folder.resolve()
     try:
-        fields = json.loads(read_regular(folder / LIST_NAME, MAX_LIST_BYTES))
+        fields = parse_json(read_regular(folder / LIST_NAME, MAX_LIST_BYTES))
         if fields["format"] != FORMAT:
             raise ConfigError(f"{flag} {folder}: a backup of another version of lora_serve.")
         listed = BackupList(

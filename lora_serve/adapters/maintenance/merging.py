@@ -47,7 +47,7 @@ def merge(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str], o
     old = snapshot.entries.get(entry.name)
     if old is not None and _is_there(snapshot, old, entry, aliases, overwrite):
         return Merge(MergeOutcome.UNCHANGED)
-    reason = _blocked(snapshot, aliases) or ("" if overwrite else _contradiction(snapshot, entry, aliases))
+    reason = _blocked(snapshot, entry, aliases) or ("" if overwrite else _contradiction(snapshot, entry, aliases))
     if reason:
         return Merge(MergeOutcome.CONFLICT, reason)
     outcome = MergeOutcome.MADE if old is None else MergeOutcome.OVERWRITTEN
@@ -62,8 +62,10 @@ def _is_there(
     return old.tenant == entry.tenant and _contents(old) == _contents(entry)
 
 
-def _blocked(snapshot: Snapshot, aliases: Mapping[str, str]) -> str:
-    """The reason why not even overwriting is possible: it would remove another id."""
+def _blocked(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str]) -> str:
+    """The reason why not even overwriting is possible: it would remove another id, or what nobody can read."""
+    if held := sorted(snapshot.held & {entry.name, *aliases}):
+        return f"the record of `{held[0]}` there cannot be read"
     taken = sorted(alias for alias in aliases if alias in snapshot.entries)
     return f"its alias `{taken[0]}` is an adapter's id there" if taken else ""
 

@@ -14,14 +14,14 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.catalog.blob_records import BlobRecord, read_records
+from lora_serve.adapters.catalog.blob_records import BlobRecord, digests_of, read_records
 from lora_serve.adapters.catalog.blob_writer import sync_records
 from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.journals.base import Journal, Position
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, DamagedCatalogError, load_own
-from lora_serve.adapters.catalog.state import ALIAS, CatalogState, Lineage, lineage_change, saved
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, Lineage, lineage_change, saved
 from lora_serve.adapters.checkpoint.digest import content_names
 from lora_serve.adapters.maintenance.integrity import is_readable
 from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome, RebuildPlan, plan_rebuild
@@ -138,7 +138,9 @@ def _kind(state: CatalogState | None, records: Iterable[BlobRecord]) -> str:
     if state is None or not state.position.epoch:
         return "lost"
     history = CatalogHistory(state)
-    return "good" if all(history.includes(record.position) for record in records) else "older"
+    if not all(history.includes(record.position) for record in records):
+        return "older"
+    return "damaged" if state.snapshot.held else "good"
 
 
 def _position(state: CatalogState, records: Sequence[BlobRecord]) -> Position:
@@ -169,7 +171,7 @@ def _bring_in(store: AdapterStore, surviving: SurvivingBlobs, named: frozenset[s
 def _changes(state: CatalogState, plan: RebuildPlan) -> Changes:
     """The changes from the catalog of `state` to the planned one."""
     old = state.snapshot
-    changes: Changes = {}
+    changes: Changes = {kind + name: None for name in old.held for kind in (ADAPTER, ALIAS)}
     for name, entry in plan.entries.items():
         if old.entries.get(name) != entry:
             changes |= saved(entry)
@@ -238,7 +240,8 @@ def accept_folder(store: Path) -> int:
         try:
             disk = DiskStore(store)
             before = disk.digests()
-            disk.sweep(state.snapshot.digests, lambda *_: False)
+            held = digests_of(disk, state.unreadable, before)
+            disk.sweep(state.snapshot.digests | held, lambda *_: False)
             with closing(SqliteJournal(store / CATALOG_NAME)) as journal:
                 surviving = SurvivingBlobs(store, [])
                 found = [*surviving.records, *surviving.copies]

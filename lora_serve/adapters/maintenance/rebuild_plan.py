@@ -89,6 +89,8 @@ def plan_rebuild(
         claimed |= source.aliases
     snapshot = Snapshot.of(Position(), entries, {})
     aliases = {a: t for a, t in claimed.items() if a not in entries and routes.find(snapshot, t, None, None)}
+    free = state.snapshot.held - entries.keys() - claimed.keys() - sources.keys()
+    ids += tuple(RebuiltId(name, RebuildOutcome.LOST, None) for name in sorted(free))
     return RebuildPlan(ids, aliases, tuple(sorted(claimed.keys() - aliases.keys())))
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
+from lora_serve.adapters.catalog.blob_records import digests_of
 from lora_serve.adapters.catalog.blob_writer import sync_records
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.history import CatalogHistory
@@ -71,6 +72,8 @@ class BlobCollector:
                 self.collect(digest, holder)
 
     def _collect(self, digest: str, holder: str) -> bool:
+        if digests_of(self._store, self._catalog.ledger.state.unreadable, [digest]):  # it may be named: its lease stays
+            return False
         if not self._catalog.leases.release(digest, holder):
             if digest not in self._catalog.snapshot.digests:
                 self._store.release(digest)
@@ -90,6 +93,7 @@ def sweep_store(
     history = CatalogHistory(state, catalog.is_shared)
     # Without an epoch the catalog cannot tell whether anything is named.
     named = state.snapshot.digests if state.position.epoch else own.digests()
+    named |= digests_of(own, state.unreadable, own.digests())
     if num_orphans := _swept(store, named, history, config):
         _log.warning(
             "blobs that the catalog does not know are kept aside in %s: %d (%s); `lora-serve registry rebuild` brings "

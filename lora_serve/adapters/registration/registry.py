@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
+from lora_serve.adapters.catalog.blob_records import digests_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import check_same_content
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
@@ -160,7 +161,8 @@ class Registry:
         """Unregister a version, or all, durably. Returns the digests that no version names any more: `collect` frees
         their bytes once no row uses them. Raises AdapterNotFoundError.
         """
-        return self._catalog.remove(name, version)
+        held = self._catalog.snapshot.held & {name}
+        return self._catalog.remove(name, version, digests_of(self._store, held, self._store.digests()) if held else ())
 
     def collect(self, digest: str, holder: str | None = None) -> bool:
         """See `BlobCollector.collect`. `holder` None: the lease of running rows ends."""

@@ -103,11 +103,13 @@ def _sentence(address: RegistryAddress, rebuilt: RebuildReport, is_dry: bool) ->
 
 
 def _complain(rebuilt: RebuildReport, output: Output) -> None:
-    output.note(*(_complaint(one) for one in rebuilt.plan.ids if one.missing))
+    output.note(*(_complaint(one) for one in rebuilt.plan.ids if one.missing or one.entry is None))
     output.note(*(f"dropped: the alias {alias} leads nowhere" for alias in rebuilt.plan.dropped_aliases))
 
 
 def _complaint(one: RebuiltId) -> str:
+    if not one.missing:
+        return f"{one.outcome.value}: {one.name}: its record cannot be read, and there is no other: it is free"
     more = f" and {len(one.missing) - 8} more" if len(one.missing) > 8 else ""
     what = "it cannot be served" if one.outcome is RebuildOutcome.UNCHANGED else "left out"
     return f"{one.outcome.value}: {one.name}: no sound blob of version {', '.join(one.missing[:8])}{more}: {what}"

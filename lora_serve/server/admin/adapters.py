@@ -50,10 +50,11 @@ def _check_tenants(services: Services, names: list[str]) -> None:
 async def delete_adapter(request: web.Request) -> web.StreamResponse:
     """Delete an adapter or one of its versions.
 
-    New requests get a 404 from now on, running ones finish.
+    New requests get a 404 from now on, running ones finish. A name whose record cannot be read is free again.
     """
-    version = check_query(DeletionQuery, request).version
-    name = own_name_in(request)
+    version, name = check_query(DeletionQuery, request).version, request.match_info["id"]
+    is_freed = request[CONTEXT].known_caller.sees_all and name in request.app[SERVICES].catalog.snapshot.held
+    name = name if is_freed else own_name_in(request)
     await remove_adapter(request.app[SERVICES], name, version)
     return web.json_response({"id": name, "object": "adapter", "version": version, "deleted": True})
 

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.core.errors import ForbiddenError
-from lora_serve.core.tenant import ADMIN_CALLER, ApiKey
+from lora_serve.core.tenant import ADMIN_CALLER, ApiKey, Role
 from lora_serve.server.admin.tenants import tenant_in
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
@@ -15,6 +15,7 @@ from lora_serve.server.schemas.admin import CreateKeyFields
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authentication.authenticator import KeyTable
 from lora_serve.tenancy.directory.documents import limits_of
+from lora_serve.tenancy.directory.state import KEY
 
 
 async def create_key(request: web.Request) -> web.StreamResponse:
@@ -44,21 +45,28 @@ async def create_key(request: web.Request) -> web.StreamResponse:
 async def list_keys(request: web.Request) -> web.StreamResponse:
     """List a tenant's keys.
 
-    Oldest first. Revoked and expired keys are listed for a while too.
+    Oldest first. Revoked and expired keys are listed for a while too. `unreadable`, if there are any, for
+    the admin: the ids of keys, of whichever tenant, whose records cannot be read.
     """
     keys, tenant = request.app[SERVICES].keys, tenant_in(request)
     keys.directory.snapshot.tenant(tenant)
     data = [_card(keys, key) for key in keys.directory.snapshot.keys_of(tenant)]
-    return web.json_response({"object": "list", "data": data})
+    held = keys.directory.snapshot.held_names(KEY) if request[CONTEXT].known_caller.sees_all else []
+    return web.json_response({"object": "list", "data": data, **({"unreadable": held} if held else {})})
 
 
 async def revoke_key(request: web.Request) -> web.StreamResponse:
     """Revoke a key.
 
-    In force here on return, and within a second on every replica.
+    In force here on return, and within a second on every replica. The record of a key that cannot be read is
+    deleted, by the admin alone.
     """
     services, tenant, key_id = request.app[SERVICES], tenant_in(request), request.match_info["key"]
     directory = services.keys.directory
+    if request[CONTEXT].known_caller.sees_all and KEY + key_id in directory.snapshot.held:
+        await services.edit(lambda: directory.free_key(key_id), "deleting the record of a key")
+        gone = ApiKey(key_id, tenant, Role.INFERENCE, "", revoked=directory.clock())
+        return web.json_response(_card(services.keys, gone))
     role, known = request[CONTEXT].known_caller.role, directory.snapshot.key(tenant, key_id)
     if not role.includes(known.role):
         raise ForbiddenError(f"A key of the role {role} revokes none of the role {known.role}.")

@@ -34,7 +34,8 @@ async def list_adapters(request: web.Request) -> web.StreamResponse:
     """List adapters.
 
     By name, with `has_more` and `last_id` for the next page; in another order by `offset`. Every word of `search` is in
-    the id, the tenant or an alias, or begins a version's digest.
+    the id, the tenant or an alias, or begins a version's digest. `unreadable`, if there are any: names
+    whose records cannot be read.
     """
     services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(AdaptersQuery, request)
     if query.after is not None and not query.is_by_name:
@@ -61,7 +62,9 @@ def _page(services: Services, caller: Caller, query: AdaptersQuery, figures: Fig
     else:
         rows = [card_from(services, entry, figures, caller) for entry in page]
     last_id = page[-1].name if page else None
-    return {"object": "list", "data": rows, "has_more": len(found) > query.limit, "last_id": last_id, **count}
+    more = {"has_more": len(found) > query.limit, "last_id": last_id, **count}
+    held = snapshot.held_for(caller.scope)
+    return {"object": "list", "data": rows, **more, **({"unreadable": held} if held else {})}
 
 
 def _aliases(snapshot: Snapshot, caller: Caller) -> Aliases:

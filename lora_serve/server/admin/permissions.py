@@ -20,12 +20,15 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def entry_for(snapshot: Snapshot, name: str, caller: Caller) -> CatalogEntry:
-    """The adapter that `name` means for the caller. Raises AdapterNotFoundError with the name as given."""
+    """The adapter that `name` means for the caller. Raises AdapterNotFoundError with the name as given;
+    UnreadableRecordError for a held name.
+    """
     names = (name,) if caller.scope is None else (own_name(caller.scope, name), name)
     for candidate in names:
         entry = snapshot.entries.get(candidate)
         if entry is not None and entry.is_visible_to(caller.scope):
             return entry
+        snapshot.check_held(candidate, caller.scope)
     raise AdapterNotFoundError(name)
 
 

@@ -37,6 +37,7 @@ from lora_serve.server.context import CONTEXT, AuditNote
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.directory.keys import REVOKED
+from lora_serve.tenancy.directory.state import TENANT
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +188,7 @@ async def check_still_there(services: Services, caller: Caller, made: Registrati
         return
     with suppress(AdapterUnavailableError):
         await asyncio.to_thread(services.keys.directory.refresh)
+    services.keys.directory.snapshot.check_held(TENANT, caller.tenant)
     tenant = services.keys.directory.snapshot.tenants.get(caller.tenant)
     if tenant is not None and tenant.created == caller.since:
         return

@@ -23,6 +23,7 @@ from lora_serve.server.schemas.admin import ChangeTenantFields, CreateTenantFiel
 from lora_serve.server.schemas.queries import PageQuery
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.directory.documents import limits_of
+from lora_serve.tenancy.directory.state import TENANT
 
 FREEING_TIMEOUT = 60.0  # seconds for running requests to let go of the blobs; after them their traces stay
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
 async def list_tenants(request: web.Request) -> web.StreamResponse:
     """List tenants.
 
-    By name. A tenant's admin sees its own.
+    By name. A tenant's admin sees its own. `unreadable`, if there are any: those whose records cannot be read.
     """
     services, caller = request.app[SERVICES], request[CONTEXT].known_caller
     query = check_query(PageQuery, request)
@@ -59,7 +60,9 @@ async def list_tenants(request: web.Request) -> web.StreamResponse:
     counts = _counts(services)
     page = [_card(tenants[name], counts) for name in names[:limit]]
     last = page[-1]["name"] if page else None
-    return web.json_response({"object": "list", "data": page, "has_more": len(names) > limit, "last_id": last})
+    held = [name for name in services.keys.directory.snapshot.held_names(TENANT) if caller.scope in (None, name)]
+    more = {"has_more": len(names) > limit, "last_id": last, **({"unreadable": held} if held else {})}
+    return web.json_response({"object": "list", "data": page, **more})
 
 
 async def get_tenant(request: web.Request) -> web.StreamResponse:

@@ -58,6 +58,11 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
             catalog.snapshot.position.generation,
         ),
         _gauge("lora_serve_registry_away", "1 while the shared adapter registry cannot be reached.", catalog.is_away),
+        _gauge(
+            "lora_serve_unreadable_records",
+            "Adapters, aliases, tenants and keys whose records cannot be read: their names are held.",
+            len(catalog.snapshot.held) + len(services.keys.directory.snapshot.held),
+        ),
         _gauge("lora_serve_store_writable", "0 while the store cannot be written.", is_writable),
         *fleet_families(replicas_of(services, stats), 0 if stats is None else stats.num_replicas_lost),
     )

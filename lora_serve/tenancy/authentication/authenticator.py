@@ -11,6 +11,7 @@ from lora_serve.core.tenant import ADMIN_CALLER, CLIENT_CALLER, LOCAL_CALLER, Ca
 from lora_serve.tenancy.authentication.admin_key import AdminKey
 from lora_serve.tenancy.directory.directory import Directory
 from lora_serve.tenancy.directory.keys import EXPIRED, REVOKED, WRONG, id_in, opens
+from lora_serve.tenancy.directory.state import KEY, TENANT
 
 MISSING = "No API key was sent. Send it as a header: `Authorization: Bearer KEY`."
 
@@ -23,12 +24,16 @@ class KeyTable:
         self._uses: dict[str, float] = {}  # since they were last taken
 
     def caller(self, secret: str) -> Caller:
-        """The caller whose secret this is. Raises WrongKeyError; AuthenticationError for a key that has ended."""
+        """The caller whose secret this is. Raises WrongKeyError; AuthenticationError for a key that has ended;
+        UnreadableRecordError if nobody can tell what its tenant may do.
+        """
         state, now = self.directory.snapshot, self.directory.clock()
         key = state.keys.get(id_in(secret) or "")
         if not opens(key, secret) or key is None:
             raise WrongKeyError(WRONG)
         tenant = state.tenants.get(key.tenant)
+        if key.revoked is None and key.is_valid(now):
+            state.check_held(TENANT, key.tenant)
         if key.revoked is not None or tenant is None:
             raise AuthenticationError(REVOKED)
         if not key.is_valid(now):
@@ -76,7 +81,7 @@ class Authenticator:
         return _at_least(Role.METRICS, self.anybody(authorization))
 
     def anybody(self, authorization: str | None) -> Caller:
-        """The caller that the key belongs to. Raises AuthenticationError."""
+        """The caller that the key belongs to. Raises AuthenticationError, UnreadableRecordError."""
         scheme, _, text = (authorization or "").partition(" ")
         secret = text.strip()
         if scheme.lower() != "bearer" or not secret:
@@ -87,6 +92,7 @@ class Authenticator:
             return CLIENT_CALLER
         if self.keys is None:
             raise WrongKeyError(WRONG)
+        self.keys.directory.snapshot.check_held(KEY, id_in(secret) or "")  # which may be this caller's
         return self.keys.caller(secret)
 
     def managing(self, authorization: str | None) -> Caller:

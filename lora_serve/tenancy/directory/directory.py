@@ -10,7 +10,7 @@ from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.core.tenant import NO_LIMITS, ApiKey, Quota, Role, Tenant
 from lora_serve.tenancy.directory import edits
 from lora_serve.tenancy.directory.keys import digest_of, new_secret
-from lora_serve.tenancy.directory.state import DirectoryState, saved
+from lora_serve.tenancy.directory.state import KEY, TENANT, DirectoryState, saved
 
 TITLE = "tenant directory"
 Clock = Callable[[], float]  # Unix seconds
@@ -32,14 +32,17 @@ class Directory:
         return self.ledger.state
 
     def quota_of(self, tenant: str) -> Quota:
-        """The tenant's quota now; no limits for a tenant without a record."""
+        """The tenant's quota now; no limits for a tenant without a record. Raises UnreadableRecordError."""
+        self.snapshot.check_held(TENANT, tenant)
         known = self.snapshot.tenants.get(tenant)
         return NO_LIMITS if known is None else known.quota
 
     def may_leave(self, tenant: str) -> bool:
-        """Whether neighbours may compute answers for the tenant now; one without a record has not forbidden it."""
+        """Whether neighbours may compute answers for the tenant now; one without a record has not forbidden it, one
+        whose record cannot be read may have.
+        """
         known = self.snapshot.tenants.get(tenant)
-        return known is None or known.offload
+        return TENANT + tenant not in self.snapshot.held if known is None else known.offload
 
     def create_tenant(
         self, name: str, quota: Quota = NO_LIMITS, may_use_base: bool = True, offload: bool = True
@@ -95,6 +98,11 @@ class Directory:
         """Ends a key: at once on this server, within a second on all replicas. Raises NotFoundError."""
         now = self.clock()
         return self.ledger.change(lambda state: edits.revoked(state, tenant, key_id, now))
+
+    def free_key(self, key_id: str) -> None:
+        """Deletes the record of a key that cannot be read."""
+        record = KEY + key_id
+        self.ledger.change(lambda state: ({record: None} if record in state.held else {}, None))
 
     def note_uses(self, uses: Mapping[str, float]) -> None:
         """Writes down when keys were last used, in one commit."""

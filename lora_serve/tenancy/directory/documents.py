@@ -55,9 +55,10 @@ def _read(kind: type[Record], name: str, text: str) -> Record | None:
         record = msgspec.json.decode(text, type=kind)
         _check(record, name, msgspec.json.decode(text))
     except Exception as error:
-        # Whatever it is, this one opens nothing and the others go on. Nothing of its text is shown.
+        # Whatever it is, this one opens nothing, its name is held, and the others go on. Nothing of its text is shown.
         word, reason = "tenant" if kind is Tenant else "key", type(error).__name__
-        _log.error("the record of the %s %.128r cannot be read and is left out: %s", word, name, reason)
+        held = "requests get a 503 and nobody takes its name until it is restored, or the admin deletes it"
+        _log.error("the record of the %s %.128r cannot be read and is left out (%s): %s", word, name, reason, held)
         return None
     return record
 

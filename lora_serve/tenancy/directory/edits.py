@@ -17,7 +17,8 @@ MAX_ENDED = 1000  # of those of one tenant, or making and revoking keys would gr
 
 
 def with_tenant(state: DirectoryState, tenant: Tenant) -> Changes:
-    """Raises ConflictError."""
+    """Raises ConflictError, UnreadableRecordError."""
+    state.check_held(TENANT, tenant.name)
     if tenant.name in state.tenants:
         raise ConflictError(f"The tenant `{tenant.name}` is there already.")
     return saved(tenant)
@@ -28,7 +29,7 @@ def without_tenant(state: DirectoryState, name: str) -> Changes:
     keys = state.keys_of(name)
     changes: Changes = {KEY + key.id: None for key in keys}
     changes |= saved_uses(state, {}, frozenset(key.id for key in keys))
-    return changes | ({TENANT + name: None} if name in state.tenants else {})
+    return changes | ({TENANT + name: None} if name in state.tenants or TENANT + name in state.held else {})
 
 
 def with_key(state: DirectoryState, key: ApiKey, now: float) -> Changes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.catalog.ledger import Changes
-from lora_serve.core.errors import NotFoundError
+from lora_serve.core.errors import NotFoundError, UnreadableRecordError
 from lora_serve.core.tenant import ApiKey, Tenant
 from lora_serve.tenancy.directory.documents import document_of, key_of, tenant_of, times_of
 
@@ -24,28 +24,42 @@ class DirectoryState:
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     keys: Mapping[str, ApiKey] = field(default_factory=dict)
     used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # bucket -> key id -> Unix seconds
+    held: frozenset[str] = frozenset()  # keys of records of tenants and keys that cannot be read
 
     def after(self, page: Page) -> DirectoryState:
-        """The state after these records have changed. One that cannot be read is left out: it must open nothing."""
-        tenants, keys, used = dict(self.tenants), dict(self.keys), dict(self.used)
-        for name, text in page.records.items():
-            if name.startswith(TENANT):
-                _put(tenants, name.removeprefix(TENANT), text, tenant_of)
-            elif name.startswith(KEY):
-                _put(keys, name.removeprefix(KEY), text, key_of)
-            elif name.startswith(USED):
-                _put(used, name.removeprefix(USED), text, lambda _, text: times_of(text))
-        return DirectoryState(page.position, tenants, keys, used)
+        """The state after these records have changed. One that cannot be read opens nothing, and its name is held."""
+        tables: dict[str, dict[str, Any]] = {TENANT: dict(self.tenants), KEY: dict(self.keys), USED: dict(self.used)}
+        held = set(self.held)
+        for record, text in page.records.items():
+            kind = next((kind for kind in _PARSERS if record.startswith(kind)), None)
+            if kind is not None:
+                is_read = _put(tables[kind], record.removeprefix(kind), text, _PARSERS[kind])
+                (held.discard if is_read else held.add)(record)
+        return DirectoryState(page.position, tables[TENANT], tables[KEY], tables[USED], frozenset(held))
+
+    def check_held(self, kind: str, name: str) -> None:
+        """Raises UnreadableRecordError if the record cannot be read. `kind`: TENANT or KEY."""
+        if kind + name in self.held:
+            mended = "it is restored from a backup, or the admin deletes it"
+            raise UnreadableRecordError(
+                f"The record of the {kind[:-1]} `{name}` cannot be read: held until {mended}.", 60
+            )
+
+    def held_names(self, kind: str) -> list[str]:
+        """The names of a kind that are held, sorted."""
+        return sorted(record.removeprefix(kind) for record in self.held if record.startswith(kind))
 
     def tenant(self, name: str) -> Tenant:
-        """The tenant of that name. Raises NotFoundError."""
+        """The tenant of that name. Raises NotFoundError, UnreadableRecordError."""
+        self.check_held(TENANT, name)
         found = self.tenants.get(name)
         if found is None:
             raise NotFoundError(name)
         return found
 
     def key(self, tenant: str, key_id: str) -> ApiKey:
-        """The tenant's key of that id. Raises NotFoundError, for another tenant's key too."""
+        """The tenant's key of that id. Raises NotFoundError, for another tenant's key too; UnreadableRecordError."""
+        self.check_held(KEY, key_id)
         found = self.keys.get(key_id)
         if found is None or found.tenant != tenant:
             raise NotFoundError(key_id, "key")
@@ -83,9 +97,18 @@ def saved_uses(state: DirectoryState, uses: Mapping[str, float], gone: frozenset
     return changes
 
 
-def _put(table: dict[str, Any], name: str, text: str | None, parse: Any) -> None:
+_PARSERS: Mapping[str, Callable[[str, str], Any]] = {
+    TENANT: tenant_of,
+    KEY: key_of,
+    USED: lambda _, text: times_of(text),
+}
+
+
+def _put(table: dict[str, Any], name: str, text: str | None, parse: Callable[[str, str], Any]) -> bool:
+    """True if the record could be read, or is gone."""
     record = None if text is None else parse(name, text)
     if record is None:
         table.pop(name, None)
     else:
         table[name] = record
+    return text is None or record is not None

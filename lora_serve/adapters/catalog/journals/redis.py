@@ -66,7 +66,7 @@ class RedisJournal:
                 pipe.hgetall(key)
             pipe.xrange(self._changes_key, count=1)
             found, records, names, oldest = pipe.execute()
-            texts = {_text(key): _text(value) for key, value in records.items()}
+            texts = {_record(key): _record(value) for key, value in records.items()}
             position, heads = _position(found), _generations(names)
             if any(_text(fields.get(b"head", b"")) not in {"", *heads} for _, fields in oldest):  # that hash was lost
                 heads = {**self._heads_by_changes(position), **heads}
@@ -171,7 +171,9 @@ class RedisJournal:
         keys = sorted({key for commit in commits for key in commit.keys})
         texts = self._redis.hmget(self._records_key, keys) if keys else []
         heads = {commit.head: commit.generation for commit in commits if commit.head}
-        return Page(now, {key: text and _text(text) for key, text in zip(keys, texts, strict=True)}, heads)
+        return Page(
+            now, {key: None if text is None else _record(text) for key, text in zip(keys, texts, strict=True)}, heads
+        )
 
     def _heads_by_changes(self, position: Position) -> dict[str, int]:
         """The names that the list of changes has of the commits that led to `position`."""
@@ -341,3 +343,11 @@ def _is_error(result: object) -> bool:
 
 def _text(value: bytes) -> str:
     return value.decode("utf-8", "surrogatepass")
+
+
+def _record(value: bytes) -> str:
+    """The record's text; an empty one, which nobody can read, for bytes that are none."""
+    try:
+        return _text(value)
+    except UnicodeDecodeError:
+        return ""

@@ -130,6 +130,7 @@ class AdapterPage(Page):
     """`total`: all that the query finds; left out where cards are walked through by name."""
 
     data: list[AdapterCard | AdapterRow]
+    unreadable: list[str] | None = None
     total: int | None = None
 
 

@@ -51,6 +51,7 @@ class TenantUse(Answer):
 
 class TenantPage(Page):
     data: list[TenantCard]
+    unreadable: list[str] | None = None
 
 
 class DeletedTenant(Deleted):
@@ -82,6 +83,7 @@ class NewKey(KeyCard):
 class KeyList(Answer):
     object: Literal["list"]
     data: list[KeyCard]
+    unreadable: list[str] | None = None
 
 
 class CallerCard(Answer):
