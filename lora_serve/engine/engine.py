@@ -17,6 +17,7 @@ from lora_serve.core.errors import (
     ConflictError,
     DeviceMemoryError,
     InternalError,
+    InvalidAdapterError,
     LoraServeError,
 )
 from lora_serve.core.live import Look
@@ -326,9 +327,10 @@ class Engine:
             )
         except LoraServeError:
             raise
-        except Exception:  # no other rows are in this pass
+        except Exception as error:  # the model's own code fails; no other rows are in this pass
             _log.exception("%s could not be tried", ref.label)
-            raise InternalError("The adapter could not be tried.") from None
+            words = " ".join(str(error).split())[:200]
+            raise InvalidAdapterError([f"the model fails with it ({type(error).__name__}: {words})"]) from None
         finally:
             self._runner.clear_slot(spare.index)
 

@@ -114,7 +114,7 @@ class Twin:
         return sum(parameter.nbytes for parameter in self._parameters.values())
 
     def to(self, device: torch.device) -> Twin:
-        return Twin(self._source, {name: parameter.to(device) for name, parameter in self._parameters.items()})
+        return Twin(self._source, {name: _moved(parameter, device) for name, parameter in self._parameters.items()})
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert scale == 1.0, "only deltas can be scaled"
@@ -123,41 +123,61 @@ class Twin:
 
 
 class LowRankWeight:
-    """A weight W + scale * B^T A that is never formed: `F.linear` on it computes both products.
+    """A weight W + scale * B^T A: `F.linear` on it computes both products, and any other use forms the one matrix.
 
-    Indexing takes one expert's weight out of a stack. To torch it is an argument that overrides functions
-    (https://docs.pytorch.org/docs/stable/notes/extending.html, "duck typing").
+    Indexing takes one expert's weight out of a stack, which is never formed as a whole. To torch it is an argument that
+    overrides functions (https://docs.pytorch.org/docs/stable/notes/extending.html, "duck typing").
     """
 
     def __init__(self, base: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
         """base [..., out, in], a [..., rank, in], b [..., rank, out]."""
         self.base, self.a, self.b, self.scale = base, a, b, scale
+        self.shape, self.dtype, self.device = base.shape, base.dtype, base.device
 
     @property
     def nbytes(self) -> int:
         return self.a.nbytes + self.b.nbytes
 
-    @property
-    def shape(self) -> torch.Size:
-        return self.base.shape
-
-    def to(self, device: torch.device) -> LowRankWeight:
+    def on(self, device: torch.device) -> LowRankWeight:
+        """The same with A and B on a device."""
         return LowRankWeight(self.base, self.a.to(device), self.b.to(device), self.scale)
 
     def __getitem__(self, expert: int | Tensor) -> LowRankWeight:
         return LowRankWeight(self.base[expert], self.a[expert], self.b[expert], self.scale)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a model asks of its weight: casts, products, views."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._formed(), name)
+
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...], keywords: Any = None
     ) -> Any:
-        if function is not F.linear:
-            return NotImplemented
+        named = keywords or {}
+        if function is not F.linear or not isinstance(arguments[1], LowRankWeight) or "weight" in named:
+            return function(*map(_as_tensor, arguments), **{name: _as_tensor(value) for name, value in named.items()})
         x, weight, *bias = arguments
-        y = F.linear(x, weight.base, *bias, **(keywords or {}))
+        y = F.linear(x, weight.base, *bias, **named)
         wide = torch.promote_types(x.dtype, weight.a.dtype)
         delta = (x.to(wide) @ weight.a.mT.to(wide)) @ weight.b.to(wide)
         return y.add_(delta, alpha=weight.scale)
+
+    def _formed(self) -> Tensor:
+        """The weight, summed in float32 and rounded to its type, as PEFT forms it."""
+        if self.base.dim() != 2:
+            raise TypeError("the low-rank weights of a stack of experts are not formed all at once")
+        delta = self.b.mT.float() @ self.a.float()
+        return torch.add(self.base.float(), delta, alpha=self.scale).to(self.base.dtype)
+
+
+def _as_tensor(value: Any) -> Any:
+    return value._formed() if isinstance(value, LowRankWeight) else value  # noqa: SLF001
+
+
+def _moved(parameter: Tensor | LowRankWeight, device: torch.device) -> Tensor | LowRankWeight:
+    return parameter.to(device) if isinstance(parameter, Tensor) else parameter.on(device)
 
 
 def _as_in(module: nn.Module, name: str, parameter: Tensor | LowRankWeight) -> Tensor | LowRankWeight:
