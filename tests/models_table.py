@@ -1,5 +1,5 @@
-"""Each causal model type of transformers, tiny, with a plain LoRA on every linear layer, against the live PEFT model; and
-what came of it as the table in docs/reference/models.md.
+"""Each causal model type of transformers, tiny, with LoRAs on every linear layer, against the live PEFT model; and what
+came of it as the table in docs/reference/models.md.
 
 Run as a program (scripts/models_table) it tries them all, or those that are named, and rewrites that table.
 """
@@ -18,10 +18,12 @@ from typing import Any
 
 import peft
 import torch
+from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lora_serve.core.errors import ModelError
+from lora_serve.model.loading.observation import is_linear
 from lora_serve.model.small_copy import shrunk
 from tests.kind_matrix import EXACT, Found, mismatches
 from tests.local_engine import Answer, LocalEngine, refusal
@@ -41,7 +43,9 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "ministral": {"head_dim": 128},
-    "nemotron": {"head_dim": 128},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "lfm2_moe": {"layer_types": ["full_attention"] * 32},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
 }
 
 
@@ -73,7 +77,7 @@ def build_tiny(model_type: str) -> PreTrainedModel:
 
 
 def verdict(model_type: str, folder: Path) -> str:
-    """"exact", "not built: why", "refused: why" or "WRONG: where"."""
+    """A word and perhaps why: "exact", "not built: why", "refused: why" or "WRONG: where"."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -114,11 +118,16 @@ def served(model: PreTrainedModel, engine: LocalEngine, folder: Path) -> str:
 
 
 def save_all_linear(base: PreTrainedModel, folder: Path, seed: int) -> Any:
-    """A live PEFT model with random weights, saved too: PEFT 0.21.2 loses some modules when it loads from files."""
+    """A live PEFT model with random weights, saved too: PEFT 0.21.2 loses some modules when it loads from files.
+
+    Linear layers that return more than a product, which PEFT cannot run, are left out.
+    """
+    own = [name for name, module in base.named_modules() if isinstance(module, nn.Linear) and not is_linear(module)]
     with peft_may_warn():
-        model = peft.get_peft_model(
-            base, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        config = peft.LoraConfig(
+            r=4, lora_alpha=8, target_modules="all-linear", exclude_modules=own or None, task_type="CAUSAL_LM"
         )
+        model = peft.get_peft_model(base, config)
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in model.named_parameters():
             if "lora_" in name:
@@ -148,16 +157,68 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+_WORDS = (  # what a table leaves out: names, and numbers that differ between models and processors
+    (r"^\w+ (\(.*?\) )?cannot be served( exactly)?: |^The adapter cannot be served: |--model FOLDER: ", ""),
+    (r" that differ by .*?(?=; with|$)", " that differ from the model's own"),
+    (r"with --max-model-len \d+", "up to some length"),
+    (r"its \d+ layers do .*", "its layers do not all attend through keys and values of one shape"),
+    (r"tensor '.*?' belongs to no module of \w+", "the LoRA has tensors of modules that are not served"),
+    (r" <class .*?>|:$", ""),
+    (r"\|", "/"),
+    (r"\^.*", "..."),
+    (r"`", "'"),
+)
+
+
+def shortened(found: str) -> str:
+    """A verdict as the table tells it: the first reason, without what differs from model to model."""
+    outcome, _, reason = found.partition(": ")
+    for pattern, words in _WORDS:
+        reason = re.sub(pattern, words, reason)
+    if "; up to" not in reason:
+        reason = reason.partition("; ")[0]
+    return f"{outcome}: {reason}" if reason else outcome
+
+
+def models_table(found: Mapping[str, str]) -> str:
+    """Markdown: a line for each outcome and reason, with the types that it is true of."""
+    groups: dict[str, list[str]] = {}
+    for model_type in sorted(found):
+        groups.setdefault(found[model_type], []).append(f"`{model_type}`")
+    order = (EXACT, "WRONG", "refused", NOT_BUILT)
+    lines = [["outcome", "why", "types", "of"], ["---"] * 4]
+    for each in sorted(groups, key=lambda one: (order.index(one.partition(": ")[0]), -len(groups[one]), one)):
+        outcome, _, reason = each.partition(": ")
+        lines.append([outcome, reason, str(len(groups[each])), ", ".join(groups[each])])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def read_table(document: str) -> dict[str, str]:
+    """The shortened verdict of each type: the inverse of `models_table`."""
+    text = document.partition(BEGIN)[2].partition(END)[0]
+    _, _, *lines = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines() if "|" in line
+    ]
+    return {
+        model_type: f"{outcome}: {reason}" if reason else outcome
+        for outcome, reason, _, types in lines
+        for model_type in re.findall(r"`([^`]+)`", types)
+    }
+
+
 def main(types: Sequence[str]) -> int:
+    """Tries the given types anew, or all; others keep their place. Exit code 1 if a verdict is WRONG."""
+    found = read_table(DOCUMENT.read_text()) if types else {}
+    wrong = False
     for model_type in types or TYPES:
         with tempfile.TemporaryDirectory() as folder:
-            try:
-                print(model_type, verdict(model_type, Path(folder))[:400], flush=True)
-            except Exception as error:
-                import traceback
-                traceback.print_exc()
-                print(model_type, "CRASH", type(error).__name__, str(error)[:300], flush=True)
-    return 0
+            full = verdict(model_type, Path(folder))
+        found[model_type] = shortened(full)
+        wrong |= full.startswith("WRONG")
+        print(model_type, full[:300], flush=True)
+    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{models_table(found)}\n\n{END}{rest.partition(END)[2]}")
+    return int(wrong)
 
 
 if __name__ == "__main__":

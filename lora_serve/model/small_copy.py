@@ -11,8 +11,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -59,32 +58,34 @@ def check_small_copy(config: ModelConfig) -> None:
     """Raises ModelError if a small copy of the model differs from its plain self."""
     hf_config = read_model_config(config)
     length = config.max_model_len or getattr(hf_config.get_text_config(), "max_position_embeddings", 0) or _POSITIONS
-    alone = replace(config, device="cpu", dtype="float32", max_model_len=None, attention="sdpa", lora_kernel="loop")
-    alone = replace(alone, quantization="none", fuse_layers=False)
     try:
-        _check(alone, hf_config, length)
+        _check(config.model, hf_config, length)
     except ModelError as error:
         edge = min(boundaries(hf_config.to_dict(), length), default=0)
         if edge == 0:
             raise
-        _check(alone, hf_config, edge)
+        _check(config.model, hf_config, edge)
         raise ModelError(f"{error}; with --max-model-len {edge} it can be served") from error
 
 
-def _check(config: ModelConfig, hf_config: Any, length: int) -> None:
+def _check(model: str, hf_config: Any, length: int) -> None:
     try:
         small = shrunk(hf_config, length)
-        _check_once(replace(config, model=type(small).__name__), type(small), json.dumps(small.to_dict(), sort_keys=True))
+        _check_once(type(small).from_dict, json.dumps(small.to_dict(), sort_keys=True))
     except ModelError:
         raise
     except Exception as error:  # of names that mean something else in this model: the real weights decide alone
-        _log.warning("--model %s: no small copy of it was tried: %s", config.model, first_line(error))
+        _log.warning("--model %s: no small copy of it was tried: %s", model, first_line(error))
 
 
 @functools.lru_cache(maxsize=64)  # of what passed: servers of one process, as in tests, often have like models
-def _check_once(config: ModelConfig, kind: type[Any], small: str) -> None:
+def _check_once(config_of: Callable[[Any], Any], small: str) -> None:
+    config = ModelConfig(
+        model="", device="cpu", dtype="float32", max_model_len=None, attention="sdpa", lora_kernel="loop",
+        quantization="none", fuse_layers=False,
+    )  # fmt: skip
     for seed in _SEEDS:
-        copied = _small_model(config, kind.from_dict(json.loads(small)), seed)
+        copied = _small_model(config, config_of(json.loads(small)), seed)
         probe = probe_tokens(copied.spec.vocab_size, LONG)
         expected = [plain_logprobs(copied, (row,))[0] for row in probe]
         num_blocks = 1 + len(probe) * _POSITIONS // _BLOCK_SIZE
@@ -103,12 +104,12 @@ def _check_once(config: ModelConfig, kind: type[Any], small: str) -> None:
 
 def _small_model(config: ModelConfig, hf_config: Any, seed: int) -> LoadedModel:
     """A model of random weights, large enough for distinct answers."""
+    build: Callable[..., Any] = AutoModelForCausalLM.from_config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, attn_implementation="eager")
+        module = build(hf_config, dtype=torch.float32, attn_implementation="eager").eval().requires_grad_(False)
         for parameter in module.parameters():
-            parameter.data.normal_(std=0.2) if parameter.dim() > 1 else parameter.data.add_(0.1)
-    module.eval().requires_grad_(False)
+            parameter.normal_(std=0.2) if parameter.dim() > 1 else parameter.add_(0.1)
     try:
         return described(config, FrozenModule(module, (), torch.float32, torch.device("cpu"), None))
     except ModelError as error:  # the model itself was not refused: the copy is no good one
@@ -138,13 +139,10 @@ def _shrunk(config: Mapping[str, Any], max_model_len: int) -> dict[str, Any]:
     layers = next((name for name in _LAYERS if _is_number(small.get(name))), None)
     if layers is not None:
         lists = {name: v for name, v in small.items() if isinstance(v, list) and len(v) == small[layers]}
-        small[layers] = _num_layers(lists, small[layers])
-        small |= {name: values[: small[layers]] for name, values in lists.items()}
-        small |= {
-            name: {index: own for index, own in value.items() if int(index) < small[layers]}
-            for name, value in small.items()
-            if name == "per_layer_config" and value
-        }
+        count = small[layers] = _num_layers(lists, small[layers])
+        small |= {name: values[:count] for name, values in lists.items()}
+        if own := small.get("per_layer_config"):
+            small["per_layer_config"] = {index: value for index, value in own.items() if int(index) < count}
     for name in [name for name, value in small.items() if isinstance(value, dict) and "rope" in name]:
         small[name] = _rope(small[name], small)
     return small
@@ -162,7 +160,7 @@ def _small(name: str, value: Any, config: Mapping[str, Any], max_model_len: int)
     if _BOUNDARIES.fullmatch(name):
         boundary = _ROPE_BOUNDARY if "original" in name else _BOUNDARY
         return min(value, boundary) if value < max_model_len else max(value, _POSITIONS)
-    if _MLA in config and (name.endswith("head_dim") or name.endswith("lora_rank")):
+    if _MLA in config and name.endswith(("head_dim", "lora_rank")):
         return max(2, value // 8)
     if re.fullmatch(r".*(key_value_heads|kv_heads|query_groups)", name):
         heads = next((config[key] for key in ("num_attention_heads", "n_head") if key in config), value)
@@ -179,7 +177,8 @@ def _num_layers(lists: Mapping[str, list[Any]], most: int) -> int:
 
 def _rope(rope: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Rope parameters, perhaps by kind of layer, with a factor per frequency of the small head."""
-    dim = config.get(_MLA) or config.get("head_dim") or _HEAD_DIM
+    heads = config.get("num_attention_heads", _HEADS)
+    dim = config.get(_MLA) or config.get("head_dim") or config.get("hidden_size", heads * _HEAD_DIM) // heads
     count = int(dim * (rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)) // 2
     return {
         name: _rope(value, config)

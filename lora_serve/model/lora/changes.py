@@ -114,7 +114,7 @@ class Twin:
         return sum(parameter.nbytes for parameter in self._parameters.values())
 
     def to(self, device: torch.device) -> Twin:
-        return Twin(self._source, {name: _moved(parameter, device) for name, parameter in self._parameters.items()})
+        return Twin(self._source, {name: parameter.to(device) for name, parameter in self._parameters.items()})
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert scale == 1.0, "only deltas can be scaled"
@@ -138,9 +138,11 @@ class LowRankWeight:
     def nbytes(self) -> int:
         return self.a.nbytes + self.b.nbytes
 
-    def on(self, device: torch.device) -> LowRankWeight:
-        """The same with A and B on a device."""
-        return LowRankWeight(self.base, self.a.to(device), self.b.to(device), self.scale)
+    def to(self, *place: Any, **named: Any) -> Any:
+        """On a device alone: the same with A and B there. Else the formed weight, cast."""
+        if named or not isinstance(place[0], torch.device):
+            return self._formed().to(*place, **named)
+        return LowRankWeight(self.base, self.a.to(*place), self.b.to(*place), self.scale)
 
     def __getitem__(self, expert: int | Tensor) -> LowRankWeight:
         return LowRankWeight(self.base[expert], self.a[expert], self.b[expert], self.scale)
@@ -155,11 +157,12 @@ class LowRankWeight:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...], keywords: Any = None
     ) -> Any:
+        weight: Any
         named = keywords or {}
-        if function is not F.linear or not isinstance(arguments[1], LowRankWeight) or "weight" in named:
+        x, weight, bias, *_ = *arguments, None, None, None
+        if function is not F.linear or isinstance(x, LowRankWeight) or not isinstance(weight, LowRankWeight):
             return function(*map(_as_tensor, arguments), **{name: _as_tensor(value) for name, value in named.items()})
-        x, weight, *bias = arguments
-        y = F.linear(x, weight.base, *bias, **named)
+        y = F.linear(x, weight.base, **{"bias": bias, **named})
         wide = torch.promote_types(x.dtype, weight.a.dtype)
         delta = (x.to(wide) @ weight.a.mT.to(wide)) @ weight.b.to(wide)
         return y.add_(delta, alpha=weight.scale)
@@ -174,10 +177,6 @@ class LowRankWeight:
 
 def _as_tensor(value: Any) -> Any:
     return value._formed() if isinstance(value, LowRankWeight) else value  # noqa: SLF001
-
-
-def _moved(parameter: Tensor | LowRankWeight, device: torch.device) -> Tensor | LowRankWeight:
-    return parameter.to(device) if isinstance(parameter, Tensor) else parameter.on(device)
 
 
 def _as_in(module: nn.Module, name: str, parameter: Tensor | LowRankWeight) -> Tensor | LowRankWeight:
