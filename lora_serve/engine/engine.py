@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
+from lora_serve.adapters.registration.smoke_test import refusal_of_errors
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     ConflictError,
     DeviceMemoryError,
     InternalError,
-    InvalidAdapterError,
     LoraServeError,
 )
 from lora_serve.core.live import Look
@@ -322,15 +322,10 @@ class Engine:
         spare = SlotRef(SMOKE_TEST_SLOT, self._num_smoke_tests, ref.digest)
         self._runner.load_slot(spare, adapter)
         try:
-            return self._runner.smoke_test(
-                RowAdapter(spare, start=ref.start_in(command.token_ids) or 0), command.token_ids
-            )
-        except LoraServeError:
-            raise
-        except Exception as error:  # the model's own code fails; no other rows are in this pass
-            _log.exception("%s could not be tried", ref.label)
-            words = " ".join(str(error).split())[:200]
-            raise InvalidAdapterError([f"the model fails with it ({type(error).__name__}: {words})"]) from None
+            with refusal_of_errors(ref.label):
+                return self._runner.smoke_test(
+                    RowAdapter(spare, start=ref.start_in(command.token_ids) or 0), command.token_ids
+                )
         finally:
             self._runner.clear_slot(spare.index)
 

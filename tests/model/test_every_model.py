@@ -1,4 +1,4 @@
-"""Each causal type of transformers, tiny, with LoRAs on every linear layer in mixed batches, against the live PEFT model."""
+"""Each causal type of transformers, tiny, LoRAs on every linear layer, in mixed batches against the live PEFT model."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
