@@ -21,7 +21,7 @@ from lora_serve.adapters.checkpoint.digest import SIDE_NAMES
 from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.checkpoint.weights.values import check_values
-from lora_serve.adapters.registration.smoke_test import check_smoke_test, smoke_test_prompt
+from lora_serve.adapters.registration.smoke_test import check_smoke_test, refusal_of_errors, smoke_test_prompt
 from lora_serve.adapters.registration.summary import base_warnings, kinds_of, token_warnings, traits_of
 from lora_serve.adapters.sources.folder import copy_files
 from lora_serve.app.services import base_templates
@@ -98,7 +98,8 @@ def _try(folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int) -> 
     slot = SlotRef(0, 1, ref.digest)
     tokens = smoke_test_prompt(artifact.config, parts.spec, traits.vocab_size)
     parts.runner.load_slot(slot, host)
-    return parts.runner.smoke_test(RowAdapter(slot, start=ref.start_in(tokens) or 0), tokens), host.num_bytes
+    with refusal_of_errors(ref.label):
+        return parts.runner.smoke_test(RowAdapter(slot, start=ref.start_in(tokens) or 0), tokens), host.num_bytes
 
 
 def _print(folder: Path, verdict: Verdict, console: Console, rule: str) -> None:

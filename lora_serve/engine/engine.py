@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
+from lora_serve.adapters.registration.smoke_test import refusal_of_errors
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.errors import (
     AdapterUnavailableError,
@@ -321,14 +322,10 @@ class Engine:
         spare = SlotRef(SMOKE_TEST_SLOT, self._num_smoke_tests, ref.digest)
         self._runner.load_slot(spare, adapter)
         try:
-            return self._runner.smoke_test(
-                RowAdapter(spare, start=ref.start_in(command.token_ids) or 0), command.token_ids
-            )
-        except LoraServeError:
-            raise
-        except Exception:  # no other rows are in this pass
-            _log.exception("%s could not be tried", ref.label)
-            raise InternalError("The adapter could not be tried.") from None
+            with refusal_of_errors(ref.label):
+                return self._runner.smoke_test(
+                    RowAdapter(spare, start=ref.start_in(command.token_ids) or 0), command.token_ids
+                )
         finally:
             self._runner.clear_slot(spare.index)
 

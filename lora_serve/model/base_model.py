@@ -125,7 +125,7 @@ def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) ->
     text = module.config.get_text_config()
     limit = int(getattr(text, "max_position_embeddings", 0) or 2048)
     eos = module.generation_config.eos_token_id if module.generation_config is not None else None
-    eos = eos if eos is not None else text.eos_token_id
+    eos = eos if eos is not None else getattr(text, "eos_token_id", None)
     embedding = module.get_input_embeddings()
     head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
     return ModelSpec(

@@ -11,12 +11,14 @@ from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.registration.smoke_test import MAX_SMOKE_TEST_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
+from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.exactness import check_exactness, plain_logprobs, probe_tokens
 from lora_serve.model.loading.frozen_model import LoadedModel
+from lora_serve.model.loading.observation import first_line
 from lora_serve.model.lora.folding import fold
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.initialisation import undo
@@ -27,6 +29,7 @@ from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
 from lora_serve.model.pooling.runner import PoolingModel, PoolingRunner
 from lora_serve.model.runner.decode_graphs import DecodeGraphs
 from lora_serve.model.runner.model_runner import ModelRunner
+from lora_serve.model.small_copy import check_small_copy
 from lora_serve.model.system.process import keep_freed_memory, return_freed_memory
 from lora_serve.model.system.team_waits import TeamWaits, team_waits
 from lora_serve.model.system.threads import one_core
@@ -57,14 +60,20 @@ def build_model(
     `adapter_bytes`: the most bytes of device slots; None: as many as `num_slots` usual adapters need, where memory is
     bounded.
     """
-    pooling = plan_pooling(model_config)
-    if pooling is not None:
-        return _build_pooling_model(model_config, pooling, num_slots)
-    loaded = load_model(model_config)
-    is_small = loaded.device.type == "cpu" and loaded.spec.num_bytes < _SMALL_MODEL
-    waits = team_waits(loaded.device)
-    with one_core() if is_small else nullcontext():
-        return _build_generating_model(loaded, model_config, engine_config, num_slots, adapter_bytes, waits)
+    try:
+        pooling = plan_pooling(model_config)
+        if pooling is not None:
+            return _build_pooling_model(model_config, pooling, num_slots)
+        loaded = load_model(model_config)
+        is_small = loaded.device.type == "cpu" and loaded.spec.num_bytes < _SMALL_MODEL
+        waits = team_waits(loaded.device)
+        with one_core() if is_small else nullcontext():
+            return _build_generating_model(loaded, model_config, engine_config, num_slots, adapter_bytes, waits)
+    except LoraServeError:
+        raise
+    except Exception as error:  # whatever the code of a model raises
+        words = f"{type(error).__name__}: {first_line(error)}"
+        raise ModelError(f"--model {model_config.model}: the model cannot be served: {words}") from error
 
 
 def _build_generating_model(
@@ -87,6 +96,7 @@ def _build_generating_model(
     runner = ModelRunner(base, cache, slots, loaded.device)
     memory = MemorySetup(base, runner, cache, slots, engine_config).run(num_slots, adapter_bytes)
     check_exactness(runner.run, expected, probe, cache.block_size, loaded.observation.kv_shape.dtype, spec.architecture)
+    check_small_copy(model_config)
     graphs = _graphs(base, cache, slots, model_config, engine_config)
     keep_freed_memory()
     return ModelParts(

@@ -42,7 +42,7 @@ class FrozenLinear(nn.Module):
         elif not is_quantized(weight):
             weight = weight.t().contiguous() if isinstance(source, Conv1D) else weight
             self.packed = _packed(weight, shared_weight)
-        self.dtype = _dtype(weight, self.bias)
+        self.dtype, self.device = _dtype(weight, self.bias), weight.device
         self._weight = weight
         if self.packed is not None:
             self._weight = weight.new_empty(0)

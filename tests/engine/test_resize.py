@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.errors import ConflictError
+from lora_serve.core.errors import ConflictError, InvalidAdapterError
 from lora_serve.core.messages import (
     Evict,
     FinishEvent,
@@ -211,6 +212,20 @@ def test_probe_runs_in_its_own_slot_while_all_others_are_in_use() -> None:
     world.run()
     world.check_answers()
     assert isinstance(world.ends["r"], FinishEvent)
+
+
+def test_error_of_the_model_in_a_trial_is_the_adapters_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+
+    def fail(*_: Any) -> Any:
+        raise AttributeError("'LowRankWeight' object has no attribute 'type'")
+
+    monkeypatch.setattr(world.runner, "smoke_test", fail)
+    replies = world.command(SmokeTest(adapter("a"), (1, 2)))
+    world.run()
+    assert isinstance(replies[0], InvalidAdapterError)
+    assert "the model fails with it (AttributeError: 'LowRankWeight'" in str(replies[0])
+    assert SMOKE_TEST_SLOT not in world.runner.slots
 
 
 @given(

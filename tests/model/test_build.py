@@ -92,6 +92,15 @@ def test_model_of_images_is_refused(tmp_path: Path) -> None:
         build(tmp_path)
 
 
+def test_whatever_a_models_code_raises_is_said_in_words(mistral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise AttributeError("'Norm' object has no attribute 'weight'")
+
+    monkeypatch.setattr(building, "check_exactness", fail)
+    with pytest.raises(ModelError, match=rf"--model {mistral}: .*AttributeError: 'Norm' object has no attribute"):
+        build(mistral)
+
+
 def test_missing_model_is_said_in_words(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="--model"):
         build(tmp_path / "nothing")

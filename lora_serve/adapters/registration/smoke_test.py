@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
-from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.core.errors import InvalidAdapterError, LoraServeError
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 
+_log = logging.getLogger(__name__)
 MAX_SMOKE_TEST_TOKENS = 128
 _NUM_RANDOM = 8  # few, as other rows wait for this step
 _NUM_TRAINED = 16  # tokens whose embeddings were trained
@@ -29,6 +33,19 @@ def smoke_test_prompt(config: PeftConfig, spec: ModelSpec, vocab_size: int = 0) 
     new = range(spec.vocab_size, min(size, spec.vocab_size + _NUM_NEW))
     needed = [*trained, *new, *config.invocation_tokens]
     return tuple([*needed, *tokens][:limit] if len(needed) >= limit else [*tokens[: limit - len(needed)], *needed])
+
+
+@contextmanager
+def refusal_of_errors(label: str) -> Iterator[None]:
+    """Raises InvalidAdapterError for what a model's own code raises inside the block, a trial alone."""
+    try:
+        yield
+    except LoraServeError:
+        raise
+    except Exception as error:
+        _log.exception("%s could not be tried", label)
+        words = " ".join(str(error).split())[:200]
+        raise InvalidAdapterError([f"the model fails with it ({type(error).__name__}: {words})"]) from None
 
 
 def check_smoke_test(result: SmokeTestResult, allow_noop: bool = False) -> None:

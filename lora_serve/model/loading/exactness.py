@@ -10,18 +10,20 @@ from lora_serve.core.batch import Batch, Row, RowOutput
 from lora_serve.core.errors import ModelError
 from lora_serve.model.loading.frozen_model import LoadedModel
 
-_LENGTHS = (13, 9)  # tokens of the two probe sequences
-_CHUNKS = ((7, 5, 1), (1, 6, 2))  # how they are cut: prefill, continued prefill and decode rows in one batch
+# The tokens of each step of each probe sequence: prefill, continued prefill and decode rows in one batch.
+SHORT = ((7, 5, 1), (1, 6, 2))
+LONG = ((13, 14, 1, 1), (20, 29, 1, 7), (130, 90, 31, 1))  # of a small copy: on both sides of its boundaries
 _TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.3, torch.float16: 0.1}  # of a log-probability
 _NOISE = {torch.float32: 0.0, torch.bfloat16: 0.12, torch.float16: 0.02}  # of their spread, in the root mean square
 
 Probe = tuple[tuple[int, ...], ...]
+Chunks = tuple[tuple[int, ...], ...]
 
 
-def probe_tokens(vocab_size: int) -> Probe:
-    """Two short sequences of arbitrary token ids."""
+def probe_tokens(vocab_size: int, chunks: Chunks = SHORT) -> Probe:
+    """Sequences of arbitrary token ids, as long as their chunks."""
     generator = torch.Generator().manual_seed(0)
-    return tuple(tuple(torch.randint(vocab_size, (n,), generator=generator).tolist()) for n in _LENGTHS)
+    return tuple(tuple(torch.randint(vocab_size, (sum(n),), generator=generator).tolist()) for n in chunks)
 
 
 @torch.inference_mode()
@@ -42,14 +44,14 @@ def plain_logprobs(loaded: LoadedModel, probe: Probe) -> list[list[float]]:
 
 def check_exactness(
     run: Callable[[Batch], Sequence[RowOutput]], expected: Sequence[Sequence[float]], probe: Probe, block_size: int,
-    dtype: torch.dtype, architecture: str,
+    dtype: torch.dtype, architecture: str, chunks: Chunks = SHORT,
 ) -> None:  # fmt: skip
-    """Runs the probe in uneven chunks, both sequences in one batch, and compares. Raises ModelError."""
-    width = -(-max(_LENGTHS) // block_size)
+    """Runs the probe in uneven chunks, all sequences in one batch, and compares. Raises ModelError."""
+    width = -(-max(map(len, probe)) // block_size)
     tables = [tuple(range(1 + i * width, 1 + (i + 1) * width)) for i in range(len(probe))]
     found: list[list[float]] = [[] for _ in probe]
     starts = [0] * len(probe)
-    for lengths in zip(*_CHUNKS, strict=True):
+    for lengths in zip(*chunks, strict=True):
         rows = tuple(
             Row(i, tokens[start : start + n], start, table, (), None, (*tokens, 0)[start + 1 : start + n + 1])
             for i, (tokens, start, n, table) in enumerate(zip(probe, starts, lengths, tables, strict=True))

@@ -7,20 +7,27 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, Shape
 from lora_serve.model.kv_cache import KVShape
+from lora_serve.model.loading.quantization import is_quantized
 
 NUM_TOKENS, NUM_LOGITS = 11, 7  # numbers that no model has as a dimension, so that a token dimension is known by size
 _ONE_EXPERT = re.compile(r"\.experts\.\d+(\.|$)")  # which tokens it sees depends on the tokens
+# Keywords of attention that are applied, or have no effect on it; any other may change it.
+_KEYWORDS = frozenset(
+    {"dropout", "logits_to_keep", "output_attentions", "output_router_logits", "position_ids", "scaling"}
+    | {"sliding_window", "softcap", "use_cache"}
+)
 _names = itertools.count()
 
 
@@ -47,6 +54,16 @@ class Observation:
         """module -> parameter -> shape, of every site."""
         tables = {path: dict(module.get_submodule(path).named_parameters(recurse=False)) for path in self.sites}
         return {path: {name: tuple(p.shape) for name, p in table.items()} for path, table in tables.items()}
+
+
+def is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
+    """True for layers that compute y = x W^T + bias and no more: subclasses may have a forward of their own, of which
+    those of quantised weights are known.
+    """
+    if not isinstance(module, nn.Linear | Conv1D):
+        return False
+    is_plain = type(module).forward in (nn.Linear.forward, Conv1D.forward) and "forward" not in vars(module)
+    return is_plain or is_quantized(module.weight)
 
 
 def linear_shape(linear: nn.Linear | Conv1D) -> LinearShape:
@@ -102,7 +119,7 @@ class ModuleWatch:
         """The facts seen."""
         sites = {path: found[0] for path, found in self._seen.items() if len(found) == 1 and found[0] is not None}
         owners = {path: owner for path, owner in self._owners.items() if path in sites}
-        linears = {path: linear_shape(m) for path, m in owners.items() if isinstance(m, nn.Linear | Conv1D)}
+        linears = {path: linear_shape(m) for path, m in owners.items() if is_linear(m)}
         embeddings = {
             path: EmbeddingShape(m.num_embeddings, m.embedding_dim)
             for path, m in owners.items()
@@ -121,18 +138,28 @@ class ModuleWatch:
 
 @torch.inference_mode()
 def observe(module: PreTrainedModel, device: torch.device) -> Observation:
-    """Runs a few tokens and notes what each layer would cache, and which modules see every token once."""
+    """Runs a few tokens and notes what each layer would cache, and which modules see every token once.
+
+    Raises ModelError for attention that is more than causal or windowed.
+    """
     keys: dict[int, Tensor] = {}
 
-    def attend(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    def attend(
+        layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
+    ) -> tuple[Tensor, None]:
         if key.shape != value.shape:
             raise ModelError("keys and values of different shapes are not supported")
+        if unknown := sorted(name for name in keywords.keys() - _KEYWORDS if keywords[name] is not None):
+            raise ModelError(f"its attention takes more than is applied here: {', '.join(unknown)}")
+        if attention_mask is not None and not _is_windowed(attention_mask, keywords.get("sliding_window")):
+            raise ModelError("its attention has a mask that is neither causal nor a sliding window's")
         keys[layer_index(layer)] = key
         return query.transpose(1, 2).contiguous(), None
 
     watch = ModuleWatch(module, NUM_TOKENS, NUM_LOGITS)
     implementation = f"lora_serve_watch_{next(_names)}"
     AttentionInterface.register(implementation, attend)
+    AttentionMaskInterface.register(implementation, eager_mask)
     before = module.config._attn_implementation  # noqa: SLF001 - its setter is public, its getter is not
     try:
         module.set_attn_implementation(implementation)
@@ -144,6 +171,16 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
     finally:
         module.set_attn_implementation(before)
     return watch.observation(_kv_shape(module, keys))
+
+
+def _is_windowed(mask: Tensor, window: int | None) -> bool:
+    """True for the mask [..., T, T] of a token that sees itself and those before it, or `window` of them in all."""
+    tokens = torch.arange(mask.shape[-1], device=mask.device)
+    age = tokens[:, None] - tokens
+    is_seen = (age >= 0) & (age < (window or mask.shape[-1]))
+    if mask.shape[-2:] != is_seen.shape:
+        return False
+    return bool((mask == is_seen if mask.dtype == torch.bool else torch.where(is_seen, mask == 0, mask < -1e4)).all())
 
 
 def _is_transposed_stack(module: nn.Module) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Generic
 
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from torch import Tensor
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.loading.frozen_model import LoadedModel
+from lora_serve.model.loading.observation import is_linear
 from lora_serve.model.loading.positions import serve_by_row
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel
 from lora_serve.model.lora.lora_linear import ChangedModule, LoraLinear
@@ -56,7 +56,7 @@ class AdaptedModel(Generic[Step]):
         head = self.spec.output_head if self.spec.pooling is None else self.spec.pooling.label_layer
         for path, index in slots.module_index.items():
             linear = self.module.get_submodule(path)
-            assert isinstance(linear, nn.Linear | Conv1D)
+            assert is_linear(linear)
             base = self._linears[path] = FrozenLinear(linear, shared_weight=linear.weight is embedding)
             wrapped = LoraLinear(
                 base,

@@ -123,41 +123,60 @@ class Twin:
 
 
 class LowRankWeight:
-    """A weight W + scale * B^T A that is never formed: `F.linear` on it computes both products.
+    """A weight W + scale * B^T A: `F.linear` on it computes both products, and any other use forms the one matrix.
 
-    Indexing takes one expert's weight out of a stack. To torch it is an argument that overrides functions
-    (https://docs.pytorch.org/docs/stable/notes/extending.html, "duck typing").
+    Indexing takes one expert's weight out of a stack, which is never formed as a whole. To torch it is an argument that
+    overrides functions (https://docs.pytorch.org/docs/stable/notes/extending.html, "duck typing").
     """
 
     def __init__(self, base: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
         """base [..., out, in], a [..., rank, in], b [..., rank, out]."""
         self.base, self.a, self.b, self.scale = base, a, b, scale
+        self.shape, self.dtype, self.device = base.shape, base.dtype, base.device
 
     @property
     def nbytes(self) -> int:
         return self.a.nbytes + self.b.nbytes
 
-    @property
-    def shape(self) -> torch.Size:
-        return self.base.shape
-
-    def to(self, device: torch.device) -> LowRankWeight:
-        return LowRankWeight(self.base, self.a.to(device), self.b.to(device), self.scale)
+    def to(self, *place: Any, **named: Any) -> Any:
+        """On a device alone: the same with A and B there. Else the formed weight, cast."""
+        if named or not isinstance(place[0], torch.device):
+            return self._formed().to(*place, **named)
+        return LowRankWeight(self.base, self.a.to(*place), self.b.to(*place), self.scale)
 
     def __getitem__(self, expert: int | Tensor) -> LowRankWeight:
         return LowRankWeight(self.base[expert], self.a[expert], self.b[expert], self.scale)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a model asks of its weight: casts, products, views."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._formed(), name)
 
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...], keywords: Any = None
     ) -> Any:
-        if function is not F.linear:
-            return NotImplemented
-        x, weight, *bias = arguments
-        y = F.linear(x, weight.base, *bias, **(keywords or {}))
+        weight: Any
+        named = keywords or {}
+        x, weight, bias, *_ = *arguments, None, None, None
+        if function is not F.linear or isinstance(x, LowRankWeight) or not isinstance(weight, LowRankWeight):
+            return function(*map(_as_tensor, arguments), **{name: _as_tensor(value) for name, value in named.items()})
+        y = F.linear(x, weight.base, **{"bias": bias, **named})
         wide = torch.promote_types(x.dtype, weight.a.dtype)
         delta = (x.to(wide) @ weight.a.mT.to(wide)) @ weight.b.to(wide)
         return y.add_(delta, alpha=weight.scale)
+
+    def _formed(self) -> Tensor:
+        """The weight, summed in float32 and rounded to its type, as PEFT forms it."""
+        if self.base.dim() != 2:
+            raise TypeError("the low-rank weights of a stack of experts are not formed all at once")
+        delta = self.b.mT.float() @ self.a.float()
+        return torch.add(self.base.float(), delta, alpha=self.scale).to(self.base.dtype)
+
+
+def _as_tensor(value: Any) -> Any:
+    return value._formed() if isinstance(value, LowRankWeight) else value  # noqa: SLF001
 
 
 def _as_in(module: nn.Module, name: str, parameter: Tensor | LowRankWeight) -> Tensor | LowRankWeight:

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -42,6 +44,14 @@ class LoraLinear(nn.Module):
         self._context = context
         self._sees_outputs = sees_outputs
         self._is_output_head = is_output_head
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in] for code that asks the layer for its type, shape or device. Its numbers are none: a model that
+        multiplies by it, past this layer and its adapters, is refused at its start.
+        """
+        number = torch.full((), math.nan, dtype=self.base.dtype, device=self.base.device)
+        return number.expand(self.base.out_features, self.base.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [1, num_tokens, in] (for the output head [1, num_logits, in]) -> [1, ..., out].

@@ -89,8 +89,9 @@ class ModelRunner:
         ]
         self._cache.zero([block for table in blocks for block in table])
         step, _ = self._packer.pack(rows)
-        known = self._slots.vocab_size(adapter.slot.index) or self._model.spec.vocab_size
-        logits = self._model.logits(step)[:, : min(known, self._model.spec.vocab_size)]  # tokens that both know
+        size = self._model.spec.vocab_size
+        known = min(self._slots.vocab_size(adapter.slot.index) or size, size)  # tokens that both know
+        logits = within_memory(self._device, lambda: self._model.logits(step))[:, :known]
         base, changed, again = logits.reshape(3, len(token_ids), -1)
         return SmokeTestResult(
             (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()

@@ -273,7 +273,7 @@ def test_own_code_of_a_layer_runs_again_only_in_wider_numbers(
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", counted)
     engine = LocalEngine(save_tiny_model("llama", tmp_path / "model", **SHAPE), dtype=dtype, **LIMITS)
     assert fused_kinds(engine) == FUSED["llama"]
-    assert list(runs.values()) == [num_runs] * 2
+    assert list(runs.values())[:2] == [num_runs] * 2  # those of the small copy come after them
 
 
 def test_layers_in_another_type_are_not_fused(tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedRotaryAttenti
     if settings is None or joined is None or not isinstance(parts.attention, native_attention.Backend):
         return []
     query_norm, key_norm = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
-    if any(norm is not None and norm.weight.shape != (cache.shape.head_dim,) for norm in (query_norm, key_norm)):
+    weights = [getattr(norm, "weight", q.weight[:0]) for norm in (query_norm, key_norm) if norm is not None]
+    if any(weight.shape != (cache.shape.head_dim,) for weight in weights):
         return []
     changes = [parts.slots.changes_of(f"{path}.{name}") for name in ("q_norm", "k_norm")]
     return [

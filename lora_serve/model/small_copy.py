@@ -1,0 +1,194 @@
+"""A small copy of a model, tried over more tokens than a start has time for on the real weights.
+
+It has a few layers of each kind and random weights, and the model's windows, chunks and rope boundaries lie within its
+probe. Names of config.json tell which number is what; a number of an unknown name stays.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from lora_serve.core.config import ModelConfig
+from lora_serve.core.errors import ModelError
+from lora_serve.model.base_model import BaseModel, described
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.loading.exactness import LONG, check_exactness, plain_logprobs, probe_tokens
+from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, read_model_config
+from lora_serve.model.loading.observation import first_line
+from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.runner.model_runner import ModelRunner
+
+_log = logging.getLogger(__name__)
+_BLOCK_SIZE = 16
+_SEEDS = (0, 1)  # experts of two nearly equal scores may be chosen otherwise by a rounding: not twice
+_POSITIONS = 512  # of the copy
+_BOUNDARY = 32  # tokens; where windows and chunks end
+_ROPE_BOUNDARY = 64
+_VOCAB, _HEADS, _HEAD_DIM, _MOST_LAYERS = 128, 4, 16, 8
+_MLA = "qk_rope_head_dim"  # heads of several widths, which all shrink by one factor
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_BOUNDARIES = re.compile(
+    r"original_max_position_embeddings|sliding_window(_size)?|attention_chunk_size|attention_window_size|window_size"
+    r"|local_attention|floor_scale|log_scaling_n_floor|index_topk|rel_extent|keep_window_size"
+)
+_SIZES: tuple[tuple[str, int], ...] = (  # the first that a name fits; no number grows
+    (r".*vocab_size.*", _VOCAB),
+    (r"hidden_size|n_embd|d_model|emb_dim|word_embed_proj_dim", _HEADS * _HEAD_DIM),
+    (r"(num_)?(attention_)?heads|n_heads?|num_attention_heads|.*_attention_heads", _HEADS),
+    (r"head_dim|kv_channels|.*_head_dim|dim_head", _HEAD_DIM),
+    (r"rotary_dim|.*lora_rank", _HEAD_DIM // 2),
+    (r".*(intermediate_size|ffn_dim|ffn_hidden_size|n_inner|intermediate_size_mlp)", 2 * _HEADS * _HEAD_DIM),
+    (r"(num|n|moe_num)_(local_|routed_)?experts", 4),
+    (r"(num|n)_experts?_per_tok(en)?|moe_(top)?k|top_k|num_experts_per_token|n_group|num_expert_group", 2),
+    (r"topk_group|first_k_dense_replace|num_nextn_predict_layers", 1),
+    (r"max_position_embeddings|n_positions|n_ctx|max_seq_len", _POSITIONS),
+)
+
+
+def check_small_copy(config: ModelConfig) -> None:
+    """Raises ModelError if a small copy of the model differs from its plain self."""
+    hf_config = read_model_config(config)
+    length = config.max_model_len or getattr(hf_config.get_text_config(), "max_position_embeddings", 0) or _POSITIONS
+    try:
+        _check(config.model, hf_config, length)
+    except ModelError as error:
+        edge = min(boundaries(hf_config.to_dict(), length), default=0)
+        if edge == 0:
+            raise
+        _check(config.model, hf_config, edge)
+        raise ModelError(f"{error}; with --max-model-len {edge} it can be served") from error
+
+
+def _check(model: str, hf_config: Any, length: int) -> None:
+    try:
+        small = shrunk(hf_config, length)
+        _check_once(type(small).from_dict, json.dumps(small.to_dict(), sort_keys=True))
+    except ModelError:
+        raise
+    except Exception as error:  # of names that mean something else in this model: the real weights decide alone
+        _log.warning("--model %s: no small copy of it was tried: %s", model, first_line(error))
+
+
+@functools.lru_cache(maxsize=64)  # of what passed: servers of one process, as in tests, often have like models
+def _check_once(config_of: Callable[[Any], Any], small: str) -> None:
+    config = ModelConfig(
+        model="", device="cpu", dtype="float32", max_model_len=None, attention="sdpa", lora_kernel="loop",
+        quantization="none", fuse_layers=False,
+    )  # fmt: skip
+    for seed in _SEEDS:
+        copied = _small_model(config, config_of(json.loads(small)), seed)
+        probe = probe_tokens(copied.spec.vocab_size, LONG)
+        expected = [plain_logprobs(copied, (row,))[0] for row in probe]
+        num_blocks = 1 + len(probe) * _POSITIONS // _BLOCK_SIZE
+        cache = KVCache(copied.observation.kv_shape, num_blocks, _BLOCK_SIZE, copied.device)
+        slots = LoraSlots(copied.spec.linears, 1, copied.device, None)
+        runner = ModelRunner(BaseModel(copied, cache, slots, config), cache, slots, copied.device)
+        name = f"{copied.spec.architecture} (a small copy of it, over {max(map(len, probe))} tokens)"
+        try:
+            check_exactness(runner.run, expected, probe, _BLOCK_SIZE, torch.float32, name, LONG)
+        except ModelError:
+            if seed == _SEEDS[-1]:
+                raise
+        else:
+            return
+
+
+def _small_model(config: ModelConfig, hf_config: Any, seed: int) -> LoadedModel:
+    """A model of random weights, large enough for distinct answers."""
+    build: Callable[..., Any] = AutoModelForCausalLM.from_config
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build(hf_config, dtype=torch.float32, attn_implementation="eager").eval().requires_grad_(False)
+        for parameter in module.parameters():
+            parameter.normal_(std=0.2) if parameter.dim() > 1 else parameter.add_(0.1)
+    try:
+        return described(config, FrozenModule(module, (), torch.float32, torch.device("cpu"), None))
+    except ModelError as error:  # the model itself was not refused: the copy is no good one
+        raise ValueError(str(error)) from error
+
+
+def boundaries(config: Mapping[str, Any], max_model_len: int) -> set[int]:
+    """The positions below `max_model_len` at which a config's windows, chunks and rope factors change."""
+    found = set[int]()
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found |= boundaries(value, max_model_len)
+        elif _is_number(value) and _BOUNDARIES.fullmatch(name) and value < max_model_len:
+            found.add(value)
+    return found
+
+
+def shrunk(config: Any, max_model_len: int) -> Any:
+    """A small config of the same class. Boundaries that no sequence of `max_model_len` tokens crosses are out of reach
+    of the copy's, too.
+    """
+    return type(config).from_dict(_shrunk(config.to_dict(), max_model_len))
+
+
+def _shrunk(config: Mapping[str, Any], max_model_len: int) -> dict[str, Any]:
+    small = {name: _small(name, value, config, max_model_len) for name, value in copy.deepcopy(dict(config)).items()}
+    layers = next((name for name in _LAYERS if _is_number(small.get(name))), None)
+    if layers is not None:
+        lists = {name: v for name, v in small.items() if isinstance(v, list) and len(v) == small[layers]}
+        count = small[layers] = _num_layers(lists, small[layers])
+        small |= {name: values[:count] for name, values in lists.items()}
+        if own := small.get("per_layer_config"):
+            small["per_layer_config"] = {index: value for index, value in own.items() if int(index) < count}
+    for name in [name for name, value in small.items() if isinstance(value, dict) and "rope" in name]:
+        small[name] = _rope(small[name], small)
+    return small
+
+
+def _small(name: str, value: Any, config: Mapping[str, Any], max_model_len: int) -> Any:
+    if name == "id2label":  # its keys are numbers
+        return value
+    if isinstance(value, dict):
+        return _shrunk(value, max_model_len)
+    if name.endswith("token_id"):
+        return [v % _VOCAB for v in value] if isinstance(value, list) else value % _VOCAB if value else value
+    if not _is_number(value) or value < 1:
+        return value
+    if _BOUNDARIES.fullmatch(name):
+        boundary = _ROPE_BOUNDARY if "original" in name else _BOUNDARY
+        return min(value, boundary) if value < max_model_len else max(value, _POSITIONS)
+    if _MLA in config and name.endswith(("head_dim", "lora_rank")):
+        return max(2, value // 8)
+    if re.fullmatch(r".*(key_value_heads|kv_heads|query_groups)", name):
+        heads = next((config[key] for key in ("num_attention_heads", "n_head") if key in config), value)
+        return _HEADS if value == heads else min(value, _HEADS // 2)
+    return next((min(value, size) for pattern, size in _SIZES if re.fullmatch(pattern, name)), value)
+
+
+def _num_layers(lists: Mapping[str, list[Any]], most: int) -> int:
+    """Enough of the first layers that each kind is among them."""
+    kinds = [repr(kind) for kind in zip(*lists.values(), strict=True)]
+    needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=0)
+    return min(max(needed, 2), most, _MOST_LAYERS)
+
+
+def _rope(rope: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Rope parameters, perhaps by kind of layer, with a factor per frequency of the small head."""
+    heads = config.get("num_attention_heads", _HEADS)
+    dim = config.get(_MLA) or config.get("head_dim") or config.get("hidden_size", heads * _HEAD_DIM) // heads
+    count = int(dim * (rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)) // 2
+    return {
+        name: _rope(value, config)
+        if isinstance(value, dict)
+        else [value[len(value) * i // count] for i in range(count)]
+        if isinstance(value, list) and name.endswith("_factor") and count
+        else value
+        for name, value in rope.items()
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

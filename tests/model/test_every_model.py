@@ -1,0 +1,35 @@
+"""Each causal type of transformers, tiny, LoRAs on every linear layer, in mixed batches against the live PEFT model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kind_matrix import EXACT
+from tests.models_table import BEGIN, DOCUMENT, END, TYPES, models_table, read_table, shortened, verdict
+from tests.tiers import mostly_nightly
+
+# A router of its own class; a norm without a weight; a router whose weight is cast before it is used.
+OF_THE_DEFAULT_TIER = ("phimoe", "nanochat", "ernie4_5_moe")
+
+
+@pytest.mark.parametrize("model_type", mostly_nightly(TYPES, *OF_THE_DEFAULT_TIER))
+def test_page_says_what_a_run_finds(model_type: str, tmp_path: Path) -> None:
+    found = verdict(model_type, tmp_path)
+    assert not found.startswith("WRONG"), found
+    assert shortened(found) == read_table(DOCUMENT.read_text())[model_type]
+
+
+def test_page_names_every_type_and_none_is_wrong() -> None:
+    told = read_table(DOCUMENT.read_text())
+    assert sorted(told) == list(TYPES)
+    assert {each.partition(": ")[0] for each in told.values()} == {EXACT, "refused", "not built"}
+    assert [name for name in OF_THE_DEFAULT_TIER if told[name] != EXACT] == []
+
+
+def test_written_table_is_read_back_as_it_was() -> None:
+    found = {"a": EXACT, "b-c": "refused: XForCausalLM cannot be served: s_aux; and more", "d": EXACT}
+    short = {name: shortened(each) for name, each in found.items()}
+    assert short["b-c"] == "refused: s_aux"
+    assert read_table(f"| no table |\n{BEGIN}\n\n{models_table(short)}\n\n{END}\n") == short

@@ -1,0 +1,225 @@
+"""Each causal model type of transformers, tiny, with LoRAs on every linear layer, against the live PEFT model; and what
+came of it as the table in docs/reference/models.md.
+
+Run as a program (scripts/models_table) it tries them all, or those that are named, and rewrites that table.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from lora_serve.core.errors import ModelError
+from lora_serve.model.loading.observation import is_linear
+from lora_serve.model.small_copy import shrunk
+from tests.kind_matrix import EXACT, Found, mismatches
+from tests.local_engine import Answer, LocalEngine, refusal
+from tests.oracle import logprobs_alone, peft_may_warn
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reference" / "models.md"
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+NOT_BUILT = "not built"
+NEW_TOKENS = 6
+LENGTHS = (3, 29, 11, 90, 1, 40, 140)  # on both sides of the tiny models' windows and chunks
+SEEDS = (1, 2)  # of the adapters
+LIMITS: Mapping[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_loras": 2, "block_size": 16}
+# What a config class leaves open although its model needs it.
+_NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "lfm2_moe": {"layer_types": ["full_attention"] * 32},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+}
+
+
+def tiny_config(model_type: str) -> Any:
+    """The config that transformers has for a type, as a decoder, made small."""
+    kind = CONFIG_MAPPING[model_type]
+    config = kind(**_NEEDED.get(model_type, {}))
+    if getattr(config, "is_decoder", None) is False:
+        config = kind(is_decoder=True, **_NEEDED.get(model_type, {}))
+    return shrunk(config, sys.maxsize)
+
+
+def build_tiny(model_type: str) -> PreTrainedModel:
+    """A model of random weights, large enough for distinct answers, without biases of zero or norms of one."""
+    torch.manual_seed(sum(map(ord, model_type)))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        tiny_config(model_type), dtype=torch.float32, attn_implementation="eager"
+    )
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+        else:
+            parameter.data += torch.randn(parameter.shape) * 0.1
+    model.eval().requires_grad_(False)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.arange(20, 30)[None], use_cache=False).logits
+    assert logits.isfinite().all(), "its own numbers are not finite"
+    return model
+
+
+def verdict(model_type: str, folder: Path) -> str:
+    """A word and perhaps why: "exact", "not built: why", "refused: why" or "WRONG: where"."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model = build_tiny(model_type)
+            model.save_pretrained(folder / "model")
+        except Exception as error:
+            return f"{NOT_BUILT}: {_first_line(error)}"
+        try:
+            engine = LocalEngine(folder / "model", **LIMITS)
+        except ModelError as error:
+            return f"refused: {error}".replace(str(folder / "model"), "FOLDER")
+        return served(model, engine, folder)
+
+
+def served(model: PreTrainedModel, engine: LocalEngine, folder: Path) -> str:
+    """The verdict of a base that is served: two adapters beside the base in mixed batches."""
+    live: dict[str | None, Any] = {None: model}
+    for seed in SEEDS:
+        try:
+            live[f"adapter-{seed}"] = save_all_linear(copy.deepcopy(model), folder / f"adapter-{seed}", seed)
+        except Exception as error:
+            return f"{NOT_BUILT}: PEFT has no such LoRA: {_first_line(error)}"
+    folders = {name: folder / name for name in live if name is not None}
+    for path in folders.values():
+        if (reason := refusal(engine, path)) is not None:
+            return f"refused: {reason}"
+    engine = LocalEngine(folder / "model", folders, **LIMITS)
+    rows = [(name, prompt) for i, name in enumerate(live) for prompt in prompts(i)]
+    random.Random(4).shuffle(rows)
+    sampling = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "logprobs": 1}
+    answers = engine.run([engine.request(prompt, name, **sampling) for name, prompt in rows])
+    wrong = [
+        f"{name or 'base'} {line}"
+        for (name, prompt), answer in zip(rows, answers, strict=True)
+        for line in _wrong(live[name], prompt, answer)
+    ]
+    return f"WRONG: {'; '.join(wrong)}" if wrong else EXACT
+
+
+def save_all_linear(base: PreTrainedModel, folder: Path, seed: int) -> Any:
+    """A live PEFT model with random weights, saved too: PEFT 0.21.2 loses some modules when it loads from files.
+
+    Linear layers that return more than a product, which PEFT cannot run, are left out.
+    """
+    own = [name for name, module in base.named_modules() if isinstance(module, nn.Linear) and not is_linear(module)]
+    with peft_may_warn():
+        config = peft.LoraConfig(
+            r=4, lora_alpha=8, target_modules="all-linear", exclude_modules=own or None, task_type="CAUSAL_LM"
+        )
+        model = peft.get_peft_model(base, config)
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15
+        model.eval().save_pretrained(folder)
+        with torch.inference_mode():
+            model(input_ids=torch.arange(20, 30)[None], use_cache=False)
+    return model
+
+
+def prompts(index: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(index)
+    return [torch.randint(20, 128, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def _wrong(oracle: Any, prompt: list[int], answer: Answer) -> Iterator[str]:
+    if answer.error is not None:
+        yield f"{type(answer.error).__name__}: {answer.error}"
+        return
+    truth = logprobs_alone(oracle, prompt, answer.token_ids)[len(prompt) - 1 : -1]
+    for line in mismatches(Found(answer.token_ids, [one.logprob for one in answer.logprobs if one is not None]), truth):
+        yield f"after {len(prompt)} tokens: {line}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+_WORDS = (  # what a table leaves out: names, and numbers that differ between models and processors
+    (r"^\w+ (\(.*?\) )?cannot be served( exactly)?: |^The adapter cannot be served: |--model FOLDER: ", ""),
+    (r" that differ by .*?(?=; with|$)", " that differ from the model's own"),
+    (r"with --max-model-len \d+", "up to some length"),
+    (r"its \d+ layers do .*", "its layers do not all attend through keys and values of one shape"),
+    (r"tensor '.*?' belongs to no module of \w+", "the LoRA has tensors of modules that are not served"),
+    (r" <class .*?>|:$", ""),
+    (r"\|", "/"),
+    (r"\^.*", "..."),
+    (r"`", "'"),
+)
+
+
+def shortened(found: str) -> str:
+    """A verdict as the table tells it: the first reason, without what differs from model to model."""
+    outcome, _, reason = found.partition(": ")
+    for pattern, words in _WORDS:
+        reason = re.sub(pattern, words, reason)
+    if "; up to" not in reason:
+        reason = reason.partition("; ")[0]
+    return f"{outcome}: {reason}" if reason else outcome
+
+
+def models_table(found: Mapping[str, str]) -> str:
+    """Markdown: a line for each outcome and reason, with the types that it is true of."""
+    groups: dict[str, list[str]] = {}
+    for model_type in sorted(found):
+        groups.setdefault(found[model_type], []).append(f"`{model_type}`")
+    order = (EXACT, "WRONG", "refused", NOT_BUILT)
+    lines = [["outcome", "why", "types", "of"], ["---"] * 4]
+    for each in sorted(groups, key=lambda one: (order.index(one.partition(": ")[0]), -len(groups[one]), one)):
+        outcome, _, reason = each.partition(": ")
+        lines.append([outcome, reason, str(len(groups[each])), ", ".join(groups[each])])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def read_table(document: str) -> dict[str, str]:
+    """The shortened verdict of each type: the inverse of `models_table`."""
+    text = document.partition(BEGIN)[2].partition(END)[0]
+    _, _, *lines = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines() if "|" in line
+    ]
+    return {
+        model_type: f"{outcome}: {reason}" if reason else outcome
+        for outcome, reason, _, types in lines
+        for model_type in re.findall(r"`([^`]+)`", types)
+    }
+
+
+def main(types: Sequence[str]) -> int:
+    """Tries the given types anew, or all; others keep their place. Exit code 1 if a verdict is WRONG."""
+    found = read_table(DOCUMENT.read_text()) if types else {}
+    wrong = False
+    for model_type in types or TYPES:
+        with tempfile.TemporaryDirectory() as folder:
+            full = verdict(model_type, Path(folder))
+        found[model_type] = shortened(full)
+        wrong |= full.startswith("WRONG")
+        print(model_type, full[:300], flush=True)
+    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{models_table(found)}\n\n{END}{rest.partition(END)[2]}")
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
