@@ -95,7 +95,8 @@ def _build_generating_model(
     return_freed_memory()  # the weights as they were loaded, of which `base` has laid out its own
     runner = ModelRunner(base, cache, slots, loaded.device)
     memory = MemorySetup(base, runner, cache, slots, engine_config).run(num_slots, adapter_bytes)
-    check_exactness(runner.run, expected, probe, cache.block_size, loaded.observation.kv_shape.dtype, spec.architecture)
+    dtype = loaded.observation.kv_shape.dtype
+    check_exactness(runner.run, expected, probe, cache.block_size, dtype, spec.architecture, spec.long_rope)
     check_small_copy(model_config)
     graphs = _graphs(base, cache, slots, model_config, engine_config)
     keep_freed_memory()

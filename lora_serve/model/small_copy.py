@@ -94,7 +94,8 @@ def _check_once(config_of: Callable[[Any], Any], small: str) -> None:
         runner = ModelRunner(BaseModel(copied, cache, slots, config), cache, slots, copied.device)
         name = f"{copied.spec.architecture} (a small copy of it, over {max(map(len, probe))} tokens)"
         try:
-            check_exactness(runner.run, expected, probe, _BLOCK_SIZE, torch.float32, name, LONG)
+            rope = copied.spec.long_rope
+            check_exactness(runner.run, expected, probe, _BLOCK_SIZE, torch.float32, name, rope, LONG)
         except ModelError:
             if seed == _SEEDS[-1]:
                 raise
