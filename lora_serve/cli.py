@@ -10,7 +10,7 @@ import importlib
 import sys
 
 from lora_serve import __version__
-from lora_serve.core.errors import ConfigError, LoraServeError
+from lora_serve.core.errors import ConfigError, LoraServeError, did_you_mean
 from lora_serve.logs import drop_import_noise
 
 # Command: its arguments, what it does. Each is a module of lora_serve/commands with `run(arguments) -> exit code`.
@@ -61,7 +61,9 @@ def _run(arguments: list[str]) -> int:
             code: int = module.run(rest)
             return code
         case [command, *_]:
-            raise ConfigError(f"{command!r} is no command; there are {', '.join(COMMANDS)}")
+            raise ConfigError(
+                f"{command!r} is no command; there are {', '.join(COMMANDS)}{did_you_mean(command, COMMANDS)}"
+            )
     raise AssertionError("a list is empty or has a first element")
 
 

@@ -376,6 +376,18 @@ def test_help_names_the_unit_of_each_number(capsys: pytest.CaptureFixture[str]) 
     assert (units["prompt-stretch"], units["kv-cache-memory"], units["block-size"]) == ("NUMBER", "BYTES", "N")
 
 
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [(["adapter", "list"], "adapters"), (["adapters", "lst"], "list"), (["tenants", "creat", "a"], "create"),
+     (["registry", "backupp"], "backup"), (["serv"], "serve")],
+)  # fmt: skip
+def test_unknown_command_is_told_with_the_nearest(
+    words: list[str], near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert f"; did you mean {near}?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("module", ["lora_serve", "lora_serve.cli"])
 def test_modules_of_the_command_run_it(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "nonsense"], capture_output=True, text=True, check=False)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import jinja2
 
@@ -13,7 +17,7 @@ from lora_serve.adapters.checkpoint.digest import MAX_CONFIG_BYTES
 from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.lock import lock_store
-from lora_serve.core.errors import ConfigError, InvalidAdapterError
+from lora_serve.core.errors import ConfigError, InvalidAdapterError, how_to_install
 from lora_serve.core.setting_groups.overflow import is_address_of
 from lora_serve.core.setting_texts import template_in
 from lora_serve.core.settings import Settings
@@ -54,7 +58,8 @@ def _check_neighbours(settings: Settings) -> None:
 def _check_model(settings: Settings) -> None:
     file = Path(settings.model) / "config.json"
     if not file.is_file():
-        return  # a hub's
+        check_hub(settings.model)
+        return
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -65,6 +70,24 @@ def _check_model(settings: Settings) -> None:
     known = text.get("max_position_embeddings") if isinstance(text, dict) else None
     if type(known) is int and known > 0:  # else the model's class has the number, or says how it is called
         settings.model_slice().length(known)
+
+
+def check_hub(model: str) -> None:
+    """Sees at once that there is no way to the hub, whose library would try for a minute: a model that was fetched
+    before is then loaded without. Raises ConfigError for another.
+    """
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if Path(model).exists() or os.environ.get("HF_HUB_OFFLINE") or getproxies():
+        return
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or (80 if hub.scheme == "http" else 443)), 5.0).close()
+    except OSError as error:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        if not isinstance(importlib.import_module("huggingface_hub").try_to_load_from_cache(model, "config.json"), str):
+            words = f"{hub.hostname} cannot be reached ({error}), and the hub's model was not fetched before"
+            raise ConfigError(
+                f"--model {model}: there is no such folder, {words}: give a folder, or a network"
+            ) from None
 
 
 def _check_template(settings: Settings) -> None:
@@ -119,10 +142,8 @@ def _check_extras(settings: Settings) -> None:
         check_installed()
     if settings.redis_url is not None:
         if importlib.util.find_spec("redis") is None:
-            raise ConfigError("--redis-url needs the package redis: pip install 'lora-serve[redis]'")
+            raise ConfigError(f"--redis-url needs the package redis: {how_to_install('redis')}")
         connection = importlib.import_module("lora_serve.adapters.redis_connection")
         connection.connect(settings.redis_url, 1.0).close()  # never opened: only the URL is read
     if settings.quantization != "none" and importlib.util.find_spec("torchao") is None:
-        raise ConfigError(
-            f"--quantization {settings.quantization}: needs torchao: pip install 'lora-serve[quantization]'"
-        )
+        raise ConfigError(f"--quantization {settings.quantization}: needs torchao: {how_to_install('quantization')}")

@@ -16,6 +16,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts.base import EngineHost
 from lora_serve.engine_host.supervisor import Restarts, Supervisor, load_timeout
 from lora_serve.model.system.process import return_freed_memory
+from lora_serve.server.console.page import is_on
 from lora_serve.server.operation.metrics import names_note
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.tls import ServerTls
@@ -60,7 +61,8 @@ async def run(
         host.warm_up_done()
         services.lifecycle.ready()
         services.history.ready()
-        _log.info("ready: %s (base model `%s`)", url_of(listener, tls), services.base_name)
+        console = f"; the console: {url_of(listener, tls, reachable=True)}/ui/" if is_on(services.config) else ""
+        _log.info("ready: %s (base model `%s`)%s", url_of(listener, tls), services.base_name, console)
 
     if note := names_note(services):
         _log.info("%s", note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import ConfigError, how_to_install
 from lora_serve.server.telemetry.tracing import RequestTraces
 
 
@@ -18,8 +18,7 @@ def opened_traces(endpoint: str | None) -> Iterator[RequestTraces | None]:
     try:
         from lora_serve.app.otel import OtelTraces, exporter_for
     except ImportError:
-        raise ConfigError(
-            "--otlp-traces-endpoint: needs OpenTelemetry, which is not installed: pip install 'lora-serve[otel]'"
-        ) from None
+        words = "--otlp-traces-endpoint: needs OpenTelemetry, which is not installed"
+        raise ConfigError(f"{words}: {how_to_install('otel')}") from None
     with closing(OtelTraces(exporter_for(endpoint))) as traces:
         yield traces

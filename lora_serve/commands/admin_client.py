@@ -41,6 +41,7 @@ class AdminClient:
     admin_key: str | None = field(repr=False)
     timeout: float
     note: Callable[[str], None] = field(default=lambda line: None, repr=False)  # between two attempts
+    is_asked: bool = False  # a request was sent, or tried
     _session: aiohttp.ClientSession | None = None
     _sockets: list[socket.socket] = field(default_factory=list, repr=False)
 
@@ -98,6 +99,7 @@ class AdminClient:
 
     async def _call(self, method: str, url: str, **options: Any) -> Reply:
         assert self._session is not None
+        self.is_asked = True
         try:
             async with self._session.request(method, url, allow_redirects=False, **options) as answer:
                 return self._reply(answer, await answer.read())
@@ -117,7 +119,7 @@ class AdminClient:
         except ValueError:
             data = None
         if answer.status >= 400:
-            raise refusal(answer.status, data, answer.headers)
+            raise refusal(self.url, answer.status, data, answer.headers)
         if answer.status >= 300 or not (isinstance(data, dict) and ANSWERS & data.keys()):
             raise self._unreachable(f"what answers there ({answer.status}) is not lora-serve's admin API")
         return Reply(answer.status, data)

@@ -12,11 +12,10 @@ from rich.table import Table
 
 from lora_serve.commands.flags import count
 from lora_serve.commands.output import csv_cell, plain
-from lora_serve.commands.verb import Call, Verb, run_alone
+from lora_serve.commands.verb import Call, Verb, all_pages, run_alone
 
 PROGRAM = "lora-serve audit"
 DEFAULT_LIMIT = 100
-MAX_PAGE = 1000  # the server's own limit
 COLUMNS = ("time", "key", "tenant", "role", "action", "subject", "owner", "outcome", "digest", "request_id")
 
 
@@ -35,7 +34,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 async def show_audit(call: Call) -> None:
-    document = await _pages(call)
+    flags = call.flags
+    document = await all_pages(call, "/admin/audit", flags.limit, tenant=flags.tenant, after=flags.after)
     if call.flags.csv and not call.output.as_json:
         _write_csv(document)
     else:
@@ -44,20 +44,6 @@ async def show_audit(call: Call) -> None:
         call.output.note(f"there are more: --limit, or --after {document['last_id']}")
     if not document.get("is_complete", True):
         call.output.warn(["other replicas' acts cannot be had at present: these are this server's own"])
-
-
-async def _pages(call: Call) -> dict[str, Any]:
-    """Follows the server's pages and returns them as one answer."""
-    given = {"tenant": call.flags.tenant, "after": call.flags.after}
-    query = {name: text for name, text in given.items() if text is not None}
-    data: list[dict[str, Any]] = []
-    while True:
-        query["limit"] = str(min(call.flags.limit - len(data), MAX_PAGE))
-        page = (await call.client.call("GET", "/admin/audit", query=query)).data
-        data += page["data"]
-        if not page["has_more"] or len(data) >= call.flags.limit:
-            return {**page, "data": data}
-        query["after"] = page["last_id"]
 
 
 def _table(document: dict[str, Any]) -> Table:

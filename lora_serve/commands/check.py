@@ -17,6 +17,8 @@ def run(arguments: list[str]) -> int:
     settings = resolve_settings(values)
     if not folder.is_dir():
         raise ConfigError(f"ADAPTER_DIR: {folder} is not a folder")
+    from lora_serve.app.early_checks import check_hub
     from lora_serve.commands import adapter_check
 
+    check_hub(settings.model)
     return adapter_check.run(folder, settings)

@@ -32,6 +32,7 @@ from lora_serve.core.flags import FlagParser
 
 DATA = Path(__file__).parents[1] / "demo_data"
 BASE = "demo-base"  # the bundled model's name on the wire
+CONSOLE = "/ui/#/live"  # without a page's name it would open on the playground, which needs no key
 MAX_TOKENS = 64
 READY_SECONDS = 120.0
 TRIES = 3
@@ -116,7 +117,7 @@ async def _run(console: Console, folder: Path, port: int, once: bool, has_traffi
     store = folder / "store"
     arguments = demo_arguments(store, adapter_folders()) + (list(demo_traffic.ARGUMENTS) if has_traffic else [])
     with ServerProcess(arguments, folder / "server.log", port) as server:
-        console.print(f"The console: {server.url}/ui/")
+        console.print(f"The console: {server.url}{CONSOLE}")
         console.print(f"Starting the server on {server.url} with {len(questions)} tenants' adapters ...")
         await asyncio.to_thread(server.wait_until_ready, READY_SECONDS)
         for _ in range(TRIES):  # on a busy machine requests may come so late that none share a forward pass
@@ -280,7 +281,7 @@ async def _stay_up(
         console.print(
             f"curl -s {url}{key} -H 'Content-Type: application/json' -d '{quoted}'\n", markup=False, soft_wrap=True
         )
-    console.print(f"The console is at {server.url}/ui/; sign in with the admin key.", markup=False, soft_wrap=True)
+    console.print(f"The console is at {server.url}{CONSOLE}; sign in with the admin key.", markup=False, soft_wrap=True)
     console.print(f"The admin key is in {_admin_key_file(store)}", markup=False, soft_wrap=True)
     try:
         code = await asyncio.to_thread(server.wait)

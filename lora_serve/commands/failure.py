@@ -41,9 +41,10 @@ class CommandError(Exception):
         self.retry_after = retry_after
 
 
-def refusal(status: int, body: Any, headers: Mapping[str, str]) -> CommandError:
-    """The error for a server's answer of 400 and above; `body` is its JSON, None if it sent none."""
-    lines = _lines(status, body)
+def refusal(url: str, status: int, body: Any, headers: Mapping[str, str]) -> CommandError:
+    """The error for the answer of 400 and above of the server at `url`; `body` is its JSON, None if it sent none."""
+    first, *rest = _lines(status, body)
+    lines = [f"{url}: {first}", *rest]
     if status in (401, 403):
         lines.append(KEY_HINT)
     if wait := headers.get("Retry-After"):

@@ -41,8 +41,8 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     def add(flag: str, help_text: str, **options: Any) -> None:
         group.add_argument(flag, help=help_text, default=argparse.SUPPRESS, **options)
 
-    add("--url", f"the server (LORA_SERVE_URL; default: the one started last here, else {DEFAULT_URL}); given "
-        "more than once, the first is asked and --wait waits for all",
+    add("--url", f"the server (LORA_SERVE_URL; default: the one that runs here, else {DEFAULT_URL}; what changes "
+        "something is refused where several run); given more than once, the first is asked and --wait waits for all",
         action="append", type=server_url, metavar="URL")  # fmt: skip
     add(
         "--admin-key",
@@ -62,16 +62,18 @@ def add_wait_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def default_urls() -> list[str]:
-    """LORA_SERVE_URL, comma-separated; without it the server of this machine that was started last. Raises
-    ConfigError.
-    """
+def named_urls() -> list[str]:
+    """LORA_SERVE_URL, comma-separated. Raises ConfigError."""
     texts = [text.strip() for text in os.environ.get("LORA_SERVE_URL", "").split(",")]
     try:
-        named = [server_url(text) for text in texts if text]
+        return [server_url(text) for text in texts if text]
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"LORA_SERVE_URL: {error}") from error
-    return named or [server.url for server in running_servers()[:1]] or [DEFAULT_URL]
+
+
+def urls_here() -> list[str]:
+    """The servers of this user on this machine, the one that was started last first; the default URL without any."""
+    return [server.url for server in running_servers()] or [DEFAULT_URL]
 
 
 def server_url(text: str) -> str:

@@ -68,7 +68,12 @@ class Output:
 
     def progress(self) -> AbstractContextManager[Progress]:
         """A progress bar of bytes on standard error; hidden with --json and where that is no terminal."""
-        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+        )
         is_off = self.as_json or not self.notes.is_terminal
         return Progress(*columns, TimeRemainingColumn(), console=self.notes, transient=True, disable=is_off)
 
@@ -90,13 +95,13 @@ def time_text(seconds: int | None) -> str:
 
 
 def bytes_text(num_bytes: int) -> str:
-    """1234567 -> 1.2 MB"""
+    """1234567 -> 1.2 MiB, as the console shows it"""
     size = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+        size /= 1024
+    return f"{size:.1f} TiB"
 
 
 def seconds_text(seconds: float) -> str:
@@ -110,5 +115,5 @@ def seconds_text(seconds: float) -> str:
 
 
 def byte_seconds_text(byte_seconds: float) -> str:
-    """490659000 -> 490.7 MB·s; the bytes of adapters on the device, times the seconds that each was there"""
+    """490659000 -> 467.9 MiB·s; the bytes of adapters on the device, times the seconds that each was there"""
     return bytes_text(round(byte_seconds)) + "·s"

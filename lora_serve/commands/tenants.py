@@ -12,11 +12,10 @@ from lora_serve.commands.confirmation import confirm_deletion
 from lora_serve.commands.flags import tenant_name
 from lora_serve.commands.output import plain, time_text
 from lora_serve.commands.quota_flags import add_quota_flags, given_quota, quota_text
-from lora_serve.commands.verb import Call, Verb, run_verbs
+from lora_serve.commands.verb import Call, Verb, all_pages, run_verbs
 from lora_serve.core.errors import ConfigError
 
 PATH = "/admin/tenants"
-PAGE = "1000"  # the server's own limit
 
 
 def run(arguments: list[str]) -> int:
@@ -54,17 +53,11 @@ def _delete_flags(parser: argparse.ArgumentParser) -> None:
 
 
 async def list_tenants(call: Call) -> None:
-    query, data = {"limit": PAGE}, []
-    while True:
-        page = (await call.client.call("GET", PATH, query=query)).data
-        data += page["data"]
-        if not page["has_more"]:
-            break
-        query["after"] = page["last_id"]
+    page = await all_pages(call, PATH, None)
     table = Table("tenant", "base", "offload", "keys", "adapters", "created", "limits", box=None, pad_edge=False)
-    for card in data:
+    for card in page["data"]:
         table.add_row(*map(plain, _cells(card)))
-    call.output.show({**page, "data": data}, table)
+    call.output.show(page, table)
 
 
 async def create_tenant(call: Call) -> None:
@@ -97,7 +90,7 @@ async def set_tenant(call: Call) -> None:
 
 def confirm(flags: argparse.Namespace) -> None:
     """Asks for confirmation. Raises CommandError if the answer is not yes, and where there is nobody to ask."""
-    confirm_deletion(flags.yes, f"the tenant {flags.name} with all its keys and adapters")
+    confirm_deletion(flags.yes, f"the tenant {flags.name} with all its keys and adapters at {flags.server}")
 
 
 async def delete_tenant(call: Call) -> None:

@@ -77,6 +77,7 @@ class Row:
     num_prompt_logprobs: int = 0
     pool: PoolingParams | None = None  # all its tokens are here, and become one vector
     num_draft: int = 0  # of the last token_ids, guesses; fewer than token_ids
+    is_long: bool = False  # its positions have the long factors from the first on, see `LongRope`
 
     @property
     def num_sampled(self) -> int:

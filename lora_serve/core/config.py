@@ -206,6 +206,7 @@ class ServerConfig:
     tool_call_parser: str = "auto"  # the settings of the same names describe both
     reasoning_parser: str = "auto"
     ui: bool | None = None  # None: the console is there where `host` is loopback
+    root_path: str = ""  # a prefix of paths, such as `/llm`; with it and without they mean the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

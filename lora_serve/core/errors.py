@@ -5,14 +5,25 @@ The tree knows nothing of HTTP; `server/answers/errors.py` is the one place that
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
 Unit = Literal["requests", "tokens", "registrations", "acts"]
 _log = logging.getLogger(__name__)
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing where no known word is near."""
+    near = difflib.get_close_matches(given, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def how_to_install(extra: str) -> str:
+    return f"pip install 'lora-serve[{extra}]', in a clone ./scripts/install {extra}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Union, get_args, get_origin
 
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:  # a client of the admin API starts without it
     from pydantic.fields import FieldInfo
@@ -34,7 +34,9 @@ class FlagParser(argparse.ArgumentParser):
         return {name: value for name, value in vars(namespace).items() if value is not argparse.SUPPRESS}
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message.removeprefix("argument "))
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)  # a subcommand, or a flag's value
+        near = did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
+        raise ConfigError(message.removeprefix("argument ") + near)
 
     def _add_flag(self, name: str, field: FieldInfo) -> None:
         flag = flag_name(name)
@@ -55,8 +57,7 @@ class FlagParser(argparse.ArgumentParser):
     def _unknown(self, argument: str) -> str:
         flag = argument.partition("=")[0]
         shown = [name for name, action in self._option_string_actions.items() if action.help is not argparse.SUPPRESS]
-        near = difflib.get_close_matches(flag, shown, n=1)
-        return f"{flag}: there is no such flag" + (f"; did you mean {near[0]}?" if near else "; --help lists them")
+        return f"{flag}: there is no such flag" + (did_you_mean(flag, shown) or "; --help lists them")
 
 
 def flag_name(field_name: str) -> str:

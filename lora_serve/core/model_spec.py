@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -60,6 +61,23 @@ class KernelDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRope:
+    """Positions that are rotated by other factors from `boundary` on, and in all of a sequence that is long (LongRoPE,
+    Ding et al., 2024, arXiv 2402.13753).
+    """
+
+    boundary: int = sys.maxsize  # the most tokens of a short sequence
+    recomputes: bool = False  # transformers' `generate` computes a sequence that grows beyond it anew; else K, V stay
+
+    def is_long(self, num_prompt: int, num_known: int) -> bool:
+        """True if a sequence of so many tokens, `num_prompt` of its prompt, has the long factors from its start."""
+        return (num_known if self.recomputes else num_prompt) > self.boundary
+
+
+ONE_ROPE = LongRope()  # no sequence is long: what is computed of a position depends on nothing else
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The facts of a loaded base model. Modules are named by their paths, as in `named_modules()`."""
 
@@ -82,6 +100,11 @@ class ModelSpec:
     pooling: PoolingSpec | None = None  # None: it generates
     ties_embeddings: bool = False  # the output head multiplies by the input embedding's own weight
     kernels: KernelDescription | None = None  # None: on a GPU
+    long_rope: LongRope = ONE_ROPE
+
+    @property
+    def task(self) -> Task:
+        return Task.GENERATE if self.pooling is None else self.pooling.task
 
     @property
     def fingerprint(self) -> str:

@@ -172,6 +172,7 @@ class Settings(
             served_model_name=self.base_name,
             other_names=self._other_names(),
             max_body_bytes=self.max_body_size,
+            root_path=self.root_path.rstrip("/"),
             tls=self.tls_slice(),
             requests=self._slice(RequestLimits),
             grammars=self.grammar_slice(),

@@ -76,7 +76,7 @@ def build_engine(
     batcher = Batcher(engine_config.batch, cost, padded_length if is_padded else None)
     guard = MemoryGuard(memory, residency.slots)
     swapping = Swapping(SwapSpace(memory.num_host_blocks), blocks, cost, memory.block_copy_seconds)
-    ends = Ends(spec.eos_token_ids, spec.max_model_len)
+    ends = Ends(spec.eos_token_ids, spec.max_model_len, spec.long_rope)
     scheduler = Scheduler(
         random.Random(engine_config.seed),
         blocks,

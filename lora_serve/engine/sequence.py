@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.messages import Event, FinishEvent, PooledEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
+from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest
 from lora_serve.engine.constraints.base import TokenConstraint
 from lora_serve.engine.speculation.drafter import Drafter
@@ -36,6 +37,7 @@ class Sequence:
     token_ids: list[int]  # prompt, then output
     adapters: tuple[AdapterUse, ...]  # that answer: the request's own, or its fallback
     fallback: tuple[AdapterUse, ...] | None = None  # that may still answer in their place
+    long_rope: LongRope = ONE_ROPE  # the model's
     wanted: tuple[AdapterRef, ...] = ()  # of the residency, until they are given back
     num_computed: int = 0  # tokens whose K and V are cached
     num_cached: int = 0  # of those, found in the prefix cache at the first admission
@@ -105,6 +107,11 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def is_long(self) -> bool:
+        """True if its positions have the model's long factors; K and V of its tokens are others then."""
+        return self.long_rope.is_long(self.num_prompt, len(self.token_ids))
 
     @property
     def num_remaining(self) -> int:

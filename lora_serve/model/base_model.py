@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, check_nothing_missing, load_frozen, path_of
 from lora_serve.model.loading.observation import Observation, layer_index, observe
+from lora_serve.model.loading.positions import find_positions, position_calls
 from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.lora_slots import LoraSlots
@@ -109,8 +111,11 @@ def load_model(config: ModelConfig) -> LoadedModel:
 def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
     """A frozen model with the facts that one forward pass of it tells. Raises ModelError."""
     module, device = found.module, found.device
-    observation = observe(module, device)
-    return LoadedModel(module, _spec(config, found, observation), observation, device)
+    with position_calls(module) as calls:
+        observation = observe(module, device)
+    spec = _spec(config, found, observation)
+    long_rope, by_call = find_positions(module, calls, spec.max_model_len)
+    return LoadedModel(module, replace(spec, long_rope=long_rope), observation, device, by_call)
 
 
 def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) -> ModelSpec:

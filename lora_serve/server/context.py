@@ -43,6 +43,7 @@ class RequestContext:
     """One request; its fields are filled in on the way. Times are seconds of `time.monotonic()`."""
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    client_request_id: str = ""  # its own name of the request: for the answer's header and the log, never a key
     started: float = field(default_factory=time.monotonic)
     caller: Caller | None = None
     authenticate: Callable[[], Caller] | None = None  # says who calls, as it is now
@@ -92,6 +93,7 @@ class RequestContext:
         elsewhere = {name: place for name, place in places.items() if place}
         return {
             "request_id": self.request_id,
+            **({"client_request_id": self.client_request_id} if self.client_request_id else {}),
             "tenant": self.caller.tenant if self.caller else "-",
             "adapter": self.adapters.label if self.adapters else "-",
             "digest": "+".join(self.adapters.digests) if self.adapters else None,
@@ -118,7 +120,7 @@ def secure(headers: MutableMapping[str, str]) -> None:
 
 
 def _own_headers(context: RequestContext) -> dict[str, str]:
-    headers = {"X-Request-Id": context.request_id}
+    headers = {"X-Request-Id": context.client_request_id or context.request_id}
     if context.adapters is not None:
         headers |= _adapter_headers(context.adapters, context)
     if context.served_by:

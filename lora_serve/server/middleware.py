@@ -19,13 +19,14 @@ from lora_serve.server.route import ROUTES, Route
 from lora_serve.server.services import SERVICES
 
 PROBED = web.AppKey("probed", dict[str, int])  # the last status that each probe was answered
+MAX_ID_LENGTH = 128  # of a client's own
 access_log = logging.getLogger("lora_serve.access")
 
 
 @web.middleware
 async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its id, turn errors into answers, and write one line of log."""
-    context = request[CONTEXT] = RequestContext()
+    context = request[CONTEXT] = RequestContext(client_request_id=_named_by_client(request))
     status = CLIENT_LEFT
     route: Route | None = None
     with logged_with(context.log_fields):
@@ -41,6 +42,12 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             return response
         finally:
             _log(request, context, route, status)
+
+
+def _named_by_client(request: web.Request) -> str:
+    """The request's `X-Request-Id`; empty: none, or one that is not printable, or too long."""
+    name = request.headers.get("X-Request-Id", "")
+    return name if name.isascii() and name.isprintable() and len(name) <= MAX_ID_LENGTH else ""
 
 
 async def _respond(

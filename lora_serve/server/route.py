@@ -67,7 +67,7 @@ class Route:
     @property
     def pattern(self) -> str:
         """The path as aiohttp takes it. An id ends in no slash, so that one behind it is the path's."""
-        return self.path.replace("{id}", "{id:.*[^/]}").replace("{file}", "{file:.*[^/]}")
+        return self.path.rstrip("/").replace("{id}", "{id:.*[^/]}").replace("{file}", "{file:.*[^/]}")
 
     @property
     def is_page(self) -> bool:
@@ -92,7 +92,7 @@ class RouteTable:
         """The route that the router chose; None if there is nothing at the URL, or nothing for the method."""
         resource = request.match_info.route.resource
         method = hdrs.METH_GET if request.method == hdrs.METH_HEAD else request.method
-        return None if resource is None else self._by_call.get((method, resource.canonical.rstrip("/")))
+        return None if resource is None else self._by_call.get((method, resource.canonical.rstrip("/") or "/"))
 
 
 ROUTES = web.AppKey("routes", RouteTable)

@@ -90,8 +90,9 @@ TABLE = RouteTable(
     Route("GET", "/version", _PUBLIC, health.get_version, answer=operation_answers.Version),
     Route("GET", "/openapi.json", _PUBLIC, openapi.get_openapi, answer=operation_answers.OpenApiDocument),
     Route("GET", "/docs", _PUBLIC, docs_page.get_docs, answers=_PAGE),
+    Route("GET", "/", _PUBLIC, page.get_root, answers=(JSON, *_PAGE), answer=operation_answers.Root),
     Route("GET", "/ui", _PUBLIC, page.get_index, answers=_PAGE),
-    Route("GET", "/ui/about.json", _PUBLIC, page.get_about, answer=operation_answers.ConsoleFacts),
+    Route("GET", "/ui/about.json", _PUBLIC, page.get_about, is_probe=True, answer=operation_answers.ConsoleFacts),
     Route("GET", "/ui/{file}", _PUBLIC, page.get_file, answers=_FILES),
     Route(
         "POST",
@@ -238,7 +239,7 @@ TABLE = RouteTable(
     Route("POST", f"{_TENANT}/keys", _OWN, keys.create_key, CreateKeyFields, answer=tenancy.NewKey),
     Route("GET", f"{_TENANT}/keys", _OWN, keys.list_keys, answer=tenancy.KeyList),
     Route("DELETE", f"{_TENANT}/keys/{{key}}", _OWN, keys.revoke_key, answer=tenancy.KeyCard),
-    Route("GET", "/admin/whoami", _KEY, tenants.whoami, answer=tenancy.CallerCard),
+    Route("GET", "/admin/whoami", _KEY, tenants.whoami, is_probe=True, answer=tenancy.CallerCard),
     Route(
         "GET",
         "/admin/usage",

@@ -7,6 +7,7 @@ data: the text of a control token in them stays text. They all enter the templat
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from lora_serve.text.tokenizer import TextModel
 from lora_serve.text.tool_forms import REFUSALS, Conversation
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_OTHER_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # no control token's text
+_PROBE = "ProbeOfARole"
 Change = Callable[[str], str]
 
 
@@ -50,6 +53,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template_values: Mapping[str, Any] | None = None,
+    documents: Sequence[Mapping[str, Any]] = (),
     tools: Sequence[Mapping[str, Any]] = (),
     check: Callable[[str], object] = str,
     hint: str = "",
@@ -71,7 +75,13 @@ def render_chat(
         )
         raise InvalidRequestError(message + hint, param="tools")
     values = _checked(template_values or {}, text_model.wrapper.apply_chat_template)
+    if documents:
+        if not re.search(r"\bdocuments\b", source):
+            message = f"The {template.owner}'s chat template has no place for `documents`: write them into a message."
+            raise InvalidRequestError(message + hint, param="documents")
+        values["documents"] = list(documents)
     ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "is_continued": continue_final_message}
+    _check_roles(source, template, conversation, lambda given: template.render(given, values, tools, **ends))
     with _refusals(template.owner):
         text = template.render(conversation, values, tools, **ends)
     check(text)
@@ -95,6 +105,21 @@ def render_chat(
     with _refusals(template.owner):
         marked = template.render_marked(*entering, marks, **ends)
     return _compared(tokens, text, marked, given)
+
+
+def _check_roles(
+    source: str, template: ChatTemplate, conversation: list[dict[str, Any]], render: Callable[[Conversation], str]
+) -> None:
+    """Raises InvalidRequestError for an unusual role that the template does not name, or does not write."""
+    for index, message in enumerate(conversation):
+        if (role := message["role"]) not in ROLES:
+            tried = [{**one, "content": _PROBE} if one is message else one for one in conversation]
+            with _refusals(template.owner):
+                is_written = re.search(rf"""(["']){role}\1""", source) and _PROBE in render(tried)
+            if not is_written:
+                where, usual = f"messages[{index}].role", ", ".join(ROLES)
+                text = f"`{where}` must be one of {usual}, or one that the {template.owner}'s chat template writes."
+                raise InvalidRequestError(text, param=where)
 
 
 def _compared(tokens: ControlTokens, text: str, marked: Marked, given: list[str]) -> RenderedChat:
@@ -159,7 +184,7 @@ def _parse_message(item: Any, where: str) -> ChatMessage:
     if role == "function" or item.get("function_call"):
         message = f"`{where}`: functions are OpenAI's older form of tools: use `tool_calls` and the role `tool`."
         raise InvalidRequestError(message, param=where)
-    if role not in ROLES:
+    if not isinstance(role, str) or not _OTHER_ROLE.fullmatch(role):
         raise InvalidRequestError(f"`{where}.role` must be one of {', '.join(ROLES)}.", param=f"{where}.role")
     if item.get("audio") is not None:
         raise InvalidRequestError(f"`{where}.audio`: this model reads text only.", param=f"{where}.audio")

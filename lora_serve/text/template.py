@@ -119,9 +119,8 @@ class ChatTemplate:
         found = self._compiled(self.tools_source if tools else self.source).render(
             messages=messages,
             tools=list(tools) or None,
-            documents=None,
             add_generation_prompt=add_generation_prompt,
-            **(self.special_tokens | dict(values)),
+            **({"documents": None} | self.special_tokens | dict(values)),
         )
         marked = Marked(str.__str__(found), marks.meaning(found), marks.meaning)
         return cut_continued(marked) if is_continued else marked

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import socket
+import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +37,35 @@ def test_missing_package_is_named_with_its_extra(
         check_start(settings)
 
 
+@pytest.mark.parametrize("is_kept", [False, pytest.param(True, marks=pytest.mark.nightly)])  # a model is loaded
+def test_hub_that_cannot_be_reached_is_told_at_once_and_left_alone_for_a_model_that_is_kept(
+    is_kept: bool, tmp_path: Path
+) -> None:
+    """A process of its own: the hub's library reads its variables when it is imported."""
+    if is_kept:
+        snapshot = tmp_path / "hub" / "models--acme--base" / "snapshots" / "0"
+        shutil.copytree(DEMO, snapshot)
+        (snapshot.parents[1] / "refs").mkdir()
+        (snapshot.parents[1] / "refs" / "main").write_text("0")
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"  # closed before it is asked
+    environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "lora_serve", "check", str(ADAPTER), "--model", "acme/base"],
+        env=environment | {"HF_ENDPOINT": nobody, "HF_HUB_CACHE": str(tmp_path / "hub")},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    if is_kept:
+        assert done.returncode == 0, done.stderr[-2000:]
+    else:
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr[-2000:]
+        assert "--model acme/base: there is no such folder, 127.0.0.1 cannot be reached" in done.stderr
+        assert time.monotonic() - began < 10  # and not a minute
+
+
 DEMO = Path(__file__).parents[2] / "lora_serve/demo_data/model"
+ADAPTER = DEMO.parent / "adapters/acme/sql"
 
 
 def test_more_positions_than_the_model_has_are_refused_in_the_words_of_the_load(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ from lora_serve.core.messages import (
     WarmUpDone,
     Watch,
 )
-from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec, PoolingSpec
+from lora_serve.core.model_spec import EmbeddingShape, LinearShape, LongRope, ModelSpec, PoolingSpec
 from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import (
     AdapterUse,
@@ -133,6 +133,7 @@ REQUEST = InferenceRequest(
 SPEC = ModelSpec(
     "m", "Llama", 9, 99, (1, 2), 3, {"q": LinearShape(2, 3)}, 5, "float32", "cpu", {"e": EmbeddingShape(9, 2)},
     {"n": {"weight": (2,), "bias": ()}}, "e", "h", PoolingSpec(Task.CLASSIFY, 0, ("yes", "no")), True,
+    long_rope=LongRope(4096, True),
 )  # fmt: skip
 LOGPROBS = TokenLogprobs(5, -0.25, 1, ((5, -0.25), (6, -math.inf)))
 COMMANDS = (

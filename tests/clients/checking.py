@@ -27,6 +27,7 @@ class Server:
     key: str  # a tenant's key
     model_folder: str  # the base model, for clients that tokenise by themselves
     adapters_folder: str  # the demo's adapters, <tenant>/<name>
+    recorded_folder: str  # recorded requests of programs
 
     @property
     def v1(self) -> str:
@@ -51,7 +52,7 @@ PERSON = {
 
 def this_server() -> Server:
     """The server that the environment names."""
-    names = ("URL", "KEY", "MODEL_FOLDER", "ADAPTERS_FOLDER")
+    names = ("URL", "KEY", "MODEL_FOLDER", "ADAPTERS_FOLDER", "RECORDED_FOLDER")
     return Server(*(os.environ[f"CHECKED_{name}"] for name in names))
 
 

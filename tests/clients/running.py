@@ -23,6 +23,7 @@ from lora_serve.commands.server_process import ServerProcess
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "reference" / "clients.md"
+RECORDED = HERE / "recorded"  # requests of programs that are no libraries
 RESULTS = ROOT / "benchmarks" / "results" / "clients.json"
 ENVIRONMENTS = Path(os.environ.get("LORA_SERVE_CLIENTS", ROOT / ".clients"))
 READY_SECONDS = 180.0
@@ -52,6 +53,7 @@ CLIENTS = (
     Client("llama_index", ("llama-index-llms-openai-like",)),
     Client("lm_eval", ("lm_eval",), shares_packages=True),
     Client("guidellm", ("guidellm",), shares_packages=True),
+    Client("recorded", ()),
     Client("openapi", ("openapi-spec-validator", "openapi-python-client")),
 )
 
@@ -89,6 +91,7 @@ def demo_server(folder: Path) -> Iterator[dict[str, str]]:
         yield {
             "CHECKED_URL": server.url,
             "CHECKED_KEY": key,
+            "CHECKED_RECORDED_FOLDER": str(RECORDED),
             "CHECKED_MODEL_FOLDER": str(DATA / "model"),
             "CHECKED_ADAPTERS_FOLDER": str(DATA / "adapters"),
         }

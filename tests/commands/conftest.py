@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +59,9 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def adapters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Adapters:
-    """adapters("show", "acme/a") -> Ended, with the right key unless the environment is changed."""
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """program("tenants", "list") -> Ended, with the right key unless the environment is changed; no server named."""
     monkeypatch.setenv("LORA_SERVE_ADMIN_KEY", KEY)
-
-    async def run(*arguments: str) -> Ended:
-        capsys.readouterr()
-        code = await asyncio.to_thread(main, ["adapters", *arguments])
-        return Ended(code, *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
-def run(house: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:  # noqa: F811
-    """run("tenants", "list") -> Ended, at the house and with its key."""
-    monkeypatch.setenv("LORA_SERVE_ADMIN_KEY", KEY)
-    monkeypatch.setenv("LORA_SERVE_URL", house.url)
 
     async def run(*arguments: str) -> Ended:
         capsys.readouterr()
@@ -82,6 +69,19 @@ def run(house: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         return Ended(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def adapters(program: Run) -> Adapters:
+    """adapters("show", "acme/a") -> Ended, as `program`."""
+    return partial(program, "adapters")
+
+
+@pytest.fixture
+def run(program: Run, house: Any, monkeypatch: pytest.MonkeyPatch) -> Run:  # noqa: F811
+    """run("tenants", "list") -> Ended, at the house and with its key."""
+    monkeypatch.setenv("LORA_SERVE_URL", house.url)
+    return program
 
 
 @pytest.fixture

@@ -37,6 +37,8 @@ class StubServer:
     def __init__(self) -> None:
         self.cards: dict[str, Card] = {"acme/support": make_card()}
         self.replies: list[web.Response] = []
+        self.requests: list[str] = []  # their methods
+        self.keys: list[str] = []  # and headers
         self.gets = 0
         self.upload_seconds_per_byte = 0.0
         self.upload_bytes = 0
@@ -67,6 +69,8 @@ class StubServer:
 
     @web.middleware
     async def _answer_first(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.requests.append(request.method)
+        self.keys.append(request.headers.get("Authorization", ""))
         if self.replies:
             return self.replies.pop(0)
         answer: web.StreamResponse = await handler(request)

@@ -97,7 +97,7 @@ def test_interrupting_the_start_ends_the_server_too() -> None:
     command = [sys.executable, "-u", "-m", "lora_serve", "demo", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        assert child.stdout.readline() == f"The console: http://127.0.0.1:{port}/ui/\n"
+        assert child.stdout.readline() == f"The console: http://127.0.0.1:{port}/ui/#/live\n"
         assert "Starting" in child.stdout.readline()
         started = time.monotonic()
         child.send_signal(signal.SIGINT)

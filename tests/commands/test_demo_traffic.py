@@ -113,7 +113,7 @@ def test_the_demo_with_traffic_prints_the_console_first_and_keeps_its_tenants_bu
     command = [sys.executable, "-u", "-m", "lora_serve", "demo", "--traffic", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        assert child.stdout.readline() == f"The console: http://127.0.0.1:{port}/ui/\n"
+        assert child.stdout.readline() == f"The console: http://127.0.0.1:{port}/ui/#/live\n"
         place = next(line.split()[-1] for line in child.stdout if line.startswith("The admin key is in"))
         key = Path(place).read_text().strip()
         tenants = busy_tenants(f"http://127.0.0.1:{port}/admin/engine/stream", key)

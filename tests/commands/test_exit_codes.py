@@ -43,7 +43,9 @@ async def test_unavailable_is_5_and_says_when_to_come_back(ask_stub: Adapters, s
     stub.replies.append(refusal(503, "The registry cannot be reached.", Retry_After="7"))
     ended = await ask_stub("show", "acme/support")
     assert ended.code == 5
-    assert ended.err == ("lora-serve: error: The registry cannot be reached.\ntry again in 7 s (Retry-After)\n")
+    assert ended.err == (
+        f"lora-serve: error: {stub.url}: The registry cannot be reached.\ntry again in 7 s (Retry-After)\n"
+    )
 
 
 async def test_who_is_told_when_to_come_back_waits_and_asks_again(
@@ -52,7 +54,7 @@ async def test_who_is_told_when_to_come_back_waits_and_asks_again(
     """429 with Retry-After, as beyond --admin-acts-per-minute; uploads send their files anew."""
     stub.replies += [refusal(429, "Too many acts.", Retry_After="0") for _ in range(2)]
     ended = await ask_stub("show", "acme/support")
-    assert (ended.code, ended.err) == (0, "Too many acts. Waiting for 0 s.\n" * 2)
+    assert (ended.code, ended.err) == (0, f"{stub.url}: Too many acts. Waiting for 0 s.\n" * 2)
     stub.replies.append(refusal(429, "Too many acts.", Retry_After="0"))
     ended = await ask_stub("upload", "acme/new", str(make_adapter()))
     assert (ended.code, stub.replies) == (0, []), ended.err
@@ -97,9 +99,10 @@ async def test_something_else_there_is_3(ask_stub: Adapters, stub: StubServer, r
 
 async def test_an_error_without_json_still_names_its_status(ask_stub: Adapters, stub: StubServer) -> None:
     stub.replies += [web.Response(status=502, text="Bad gateway"), web.json_response({"error": "x"}, status=500)]
-    assert (await ask_stub("show", "acme/support")).err == "lora-serve: error: the server answered 502\n"
+    said = f"lora-serve: error: {stub.url}: the server answered"
+    assert (await ask_stub("show", "acme/support")).err == f"{said} 502\n"
     ended = await ask_stub("show", "acme/support")
-    assert (ended.code, ended.err) == (1, "lora-serve: error: the server answered 500\n")
+    assert (ended.code, ended.err) == (1, f"{said} 500\n")
 
 
 async def test_no_answer_in_time_is_3(ask_stub: Adapters, stub: StubServer, make_adapter: Any) -> None:

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from lora_serve.commands.adapters import listing
+from lora_serve.commands import verb
 from tests.commands.conftest import Adapters
 from tests.commands.stub_server import StubServer, make_card
 from tests.server.conftest import ADMIN
@@ -46,7 +46,7 @@ async def test_json_is_what_the_server_sent(ask: Adapters, house: Any) -> None:
 async def test_pages_are_followed_to_the_limit_or_to_the_end(
     ask: Adapters, house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "MAX_PAGE", 2)
+    monkeypatch.setattr(verb, "MAX_PAGE", 2)
     names = [f"acme/a{number}" for number in range(5)]
     for number, name in enumerate(names):
         await house.register(name, seed=number)

@@ -78,7 +78,7 @@ async def test_an_adapters_reasons_come_one_per_line(ask: Adapters, house: Any) 
     ended = await ask("register", "acme/a", str(folder))
     assert (ended.code, ended.out) == (1, "")
     first, *reasons = ended.err.splitlines()
-    assert first == "lora-serve: error: The adapter cannot be served:"
+    assert first == f"lora-serve: error: {house.url}: The adapter cannot be served:"
     assert len(reasons) > 1
     assert all(reason.startswith("- ") for reason in reasons)
 
@@ -242,7 +242,7 @@ async def test_somebody_at_a_terminal_is_asked_before_a_delete(
     monkeypatch.setattr("sys.stdin", Terminal())
     ended = await ask("delete", "acme/a")
     assert ended.code == code
-    assert ended.err.startswith("Delete all versions of the adapter acme/a? [y/N] ")
+    assert ended.err.startswith(f"Delete all versions of the adapter acme/a at {house.url}? [y/N] ")
     assert ("acme/a" in house.services.catalog.snapshot.entries) == (code == 1)
 
 
@@ -250,7 +250,8 @@ async def test_residency_says_where_it_is_now(ask: Adapters, house: Any) -> None
     await house.register("acme/a")
     assert (await ask("pin", "acme/a")).out == "acme/a@1: on disk, host, device, pinned\n"
     refused = await ask("evict", "acme/a")
-    assert (refused.code, refused.err) == (1, "lora-serve: error: The adapter `acme/a` is pinned: unpin it first.\n")
+    said = f"lora-serve: error: {house.url}: The adapter `acme/a` is pinned: unpin it first.\n"
+    assert (refused.code, refused.err) == (1, said)
     assert "pinned" not in (await ask("unpin", "acme/a")).out
     assert "device" not in (await ask("evict", "acme/a")).out
     assert "device" in (await ask("prefetch", "acme/a")).out

@@ -53,7 +53,7 @@ def test_export_import_and_migrate_carry_a_registry_around(
     (store / "admin_key").write_text("secret")
     expected = content(store)
     ended = registry("export", "--to", "backup", "--store", store)
-    assert ended == Ended(0, "3 adapters made in backup; 4 blobs (30.0 kB) copied\n", "")
+    assert ended == Ended(0, "3 adapters made in backup; 4 blobs (29.3 KiB) copied\n", "")
     assert sorted(os.listdir("backup")) == ["blobs", "catalog.sqlite3"]
     document = registry("import", "--from", "backup", "--redis-url", redis_url, "--json").document
     assert document["object"] == "registry.import"

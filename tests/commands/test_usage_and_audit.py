@@ -43,7 +43,7 @@ async def test_usage_is_a_line_per_group(run: Run, house: Any) -> None:
     head, *lines = ended.out.splitlines()
     assert head.split()[:2] == ["tenant", "requests"]
     assert [line.split()[:3] for line in lines] == [["acme", "2", "7"], ["globex", "3", "7"]]
-    assert lines[0].split()[-8:] == ["500", "ms", "0", "ms", "0", "ms", "245.3", "MB·s"]
+    assert lines[0].split()[-8:] == ["500", "ms", "0", "ms", "0", "ms", "234.0", "MiB·s"]
     assert (await run("usage", "--tenant", "acme", "--json")).document["data"][0]["requests"] == 2
 
 

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image, ImageStat
 from playwright.async_api import Locator, Page, Response, expect
 
+from lora_serve.commands.demo import adapter_folders
 from lora_serve.tenancy.audit.journal import FIRST, chained
 from tests.console.conftest import TENANT, Console, OpenPage, Watch, signed_in
 
@@ -289,3 +290,21 @@ async def test_long_lists_are_paged(console: Console, open_page: OpenPage) -> No
     await expect(rows.first).to_have_attribute("data-tenant", known[50])
     await page.get_by_role("button", name="Previous").click()
     await expect(rows.first).to_have_attribute("data-tenant", known[0])
+
+
+async def test_tables_on_a_phone_scroll_and_keep_rows_low_and_ids_whole(console: Console, open_page: OpenPage) -> None:
+    """A row is one line, and so is an id of an ordinary length; a very long one takes a few, at its own width."""
+    make(console, "on-a-phone", quota={"requests_per_minute": 600, "max_queued": 4, "max_stored_bytes": 2**30})
+    long = "acme/" + "customer-support-of-the-northern-region-" * 3
+    folder = str(adapter_folders()[SQL])
+    console.call("POST", "admin/adapters", {"id": long, "source": folder})
+    page = await opened(open_page, console, viewport={"width": 390, "height": 844})
+    row = page.locator('[data-tenant="on-a-phone"]')
+    await expect(row).to_be_visible()
+    assert (await row.bounding_box() or {})["height"] < 80
+    await page.goto(f"{console.url}/ui/#/adapters")
+    name = page.locator(".adapter-name", has_text=long)
+    await expect(name).to_be_visible()
+    assert (await name.bounding_box() or {})["height"] < 100  # not the 19 lines of a column of a few letters
+    assert (await page.locator(".adapter-name", has_text=SQL).first.bounding_box() or {})["height"] < 30
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.commands.admin_key import find_admin_key
-from lora_serve.commands.flags import DEFAULT_URL, default_urls
+from lora_serve.commands.flags import DEFAULT_URL, named_urls, urls_here
 from lora_serve.core.running_servers import noted_server, running_servers, store_of
 
 URL = "http://127.0.0.1:8123"
@@ -39,9 +39,9 @@ def test_server_is_noted_for_its_owner_as_long_as_it_runs(state: Path, tmp_path:
         assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(state.stat().st_mode)) == (0o600, 0o700)
         (note,) = running_servers()
         assert (note.url, note.store, note.pid) == (URL, str(tmp_path / "store"), os.getpid())
-        assert default_urls() == [URL]
+        assert urls_here() == [URL]
     assert list(state.iterdir()) == []
-    assert default_urls() == [DEFAULT_URL]
+    assert urls_here() == [DEFAULT_URL]
 
 
 def test_commands_find_the_key_of_the_server_that_listens_there(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_commands_find_the_key_of_the_server_that_listens_there(tmp_path: Path) 
     assert store_of(URL) is None
 
 
-def test_environment_names_the_server_before_any_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    with noted_server(URL, Path("store")):
-        monkeypatch.setenv("LORA_SERVE_URL", "http://a:1,http://b:2")
-        assert default_urls() == ["http://a:1", "http://b:2"]
+def test_environment_names_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named_urls() == []
+    monkeypatch.setenv("LORA_SERVE_URL", "http://a:1,http://b:2")
+    assert named_urls() == ["http://a:1", "http://b:2"]
 
 
 def test_notes_of_processes_that_are_gone_are_passed_over_and_removed(state: Path) -> None:

@@ -1,4 +1,5 @@
-"""scripts/install takes PyTorch's CPU wheel where there is no NVIDIA driver, and goes on without its index."""
+"""scripts/install takes PyTorch's CPU wheel where there is no NVIDIA driver, and goes on without its index; so does the
+CPU image."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class Place:
 def place(tmp_path: Path) -> Place:
     (tmp_path / "scripts").mkdir()
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    for name in ("scripts/install", "pyproject.toml", "constraints.txt"):
+    for name in ("scripts/install", "scripts/cpu_torch", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     python = tmp_path / ".venv" / "bin" / "python"
     python.write_text(PYTHON)
@@ -92,6 +93,36 @@ def test_with_a_driver_pip_decides(place: Place) -> None:
 def test_torch_that_is_there_stays(place: Place) -> None:
     (package,), _ = place.install(torch=True)
     assert "-e .[test]" in package
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_cpu_image_takes_the_cpu_wheel_first_and_says_when_it_cannot(place: Place, fails: bool) -> None:
+    """The last stage's RUN lines are run in a folder with what its COPY lines bring there."""
+    text = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ").rpartition("\nFROM ")[2]
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line[:1].isupper()]
+    folder = place.folder / "image"
+    (folder / "wheel").mkdir(parents=True)
+    (folder / "wheel" / "lora_serve-1-py3-none-any.whl").touch()
+    for source in [
+        name for kind, rest in lines if kind == "COPY" and "--from" not in rest for name in rest.split()[:-1]
+    ]:
+        shutil.copy(ROOT / source, folder)
+    for name in ("python", "pip"):
+        shutil.copy(place.folder / ".venv" / "bin" / "python", place.folder / name)
+    programs = [rest.replace("/wheel", f"{folder}/wheel") for kind, rest in lines if kind == "RUN"]
+    ended = subprocess.run(
+        ["bash", "-c", "\n".join(["set -e", *(program for program in programs if "useradd" not in program)])],
+        cwd=folder,
+        env=os.environ | {"calls": str(folder / "calls"), "torch": "", "fails": "1" * fails, "EXTRAS": "redis"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    torch, package = (folder / "calls").read_text().splitlines()
+    assert f"--index-url {CPU_INDEX} torch==" in torch
+    assert "lora_serve-1-py3-none-any.whl[redis]" in package
+    assert ("cannot be reached" in ended.stderr) == fails
 
 
 def test_second_run_installs_nothing(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -52,7 +53,8 @@ def test_server_speaks_https_and_takes_a_renewed_certificate_on_sighup(site: Sit
             threading.Event().wait(0.05)
         assert ssl.get_server_certificate((HOST, server.port)) != before
         assert server.is_ready()
-        assert f"ready: {server.url}" in server.log.read_text()
+        log = server.log.read_text()
+        assert re.search(rf"ready: {server.url} .*; the console: {server.url}/ui/", log)
         assert str(tmp_path) not in server.log.read_text()
         assert server.stop() == 0
 

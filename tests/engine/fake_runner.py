@@ -1,7 +1,7 @@
 """A runner without tensors: its tokens are a function of what a row was given, so wrong inputs give wrong tokens.
 
-In place of K and V it keeps, per position, the token and a digest of everything K and V are a function of: the tokens
-up to there and the adapters that acted on each of them, and the tenant that no cache may cross.
+In place of K and V it keeps, per position, the token and a digest of all that K and V are a function of: the tokens
+up to there and the adapters that acted on each of them, the tenant that no cache may cross, and the rope's factors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from lora_serve.core.batch import Batch, BlockMoves, NextToken, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.errors import DeviceMemoryError, NumericalError
 from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
+from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import PoolingParams
 from tests.engine.fake_constraints import chosen, tokens_in
 
@@ -55,6 +56,7 @@ class FakeRunner:
     rejected: set[tuple[int, int]] = field(default_factory=set)  # places that hold the K and V of wrong guesses
     num_accepted: int = 0  # guesses that were right
     next_token: Callable[[object, list[int]], int] = field(default=next_token)
+    long_rope: LongRope = ONE_ROPE
 
     def load_slot(self, slot: SlotRef, adapter: str) -> None:
         self.slots[slot.index] = (slot, adapter)
@@ -122,6 +124,9 @@ class FakeRunner:
         """The token at the first position that is not decided, and behind each guess that is right."""
         num_known = len(history) - row.num_draft
         found: list[int] = []
+        lengths = range(num_known, num_known + row.num_draft + 1)
+        is_long = {length > self.long_rope.boundary for length in lengths}
+        assert not self.long_rope.recomputes or is_long == {row.is_long}, "a token is drawn by the other factors"
         masks = () if sample.allowed is None else (sample.allowed, *sample.allowed_after)
         assert not masks or len(masks) == row.num_draft + 1
         while not found or (len(found) <= row.num_draft and found[-1] == history[num_known + len(found) - 1]):
@@ -141,7 +146,7 @@ class FakeRunner:
     def _write_and_read(self, row: Row) -> list[int]:
         """Every token of the row so far; what it reads must be what it would have written itself."""
         history: list[int] = []
-        state = self.tenants.get(row.sequence_id, "default")
+        state = repr((self.tenants.get(row.sequence_id, "default"), row.is_long))
         for position in range(row.start + len(row.token_ids)):
             place = self._place(row, position)
             is_new = position >= row.start

@@ -21,7 +21,7 @@ from lora_serve.core.messages import (
     PromptEvent,
     TokenEvent,
 )
-from lora_serve.core.model_spec import ModelSpec, PoolingSpec
+from lora_serve.core.model_spec import ONE_ROPE, LongRope, ModelSpec, PoolingSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
@@ -71,6 +71,7 @@ class World:
         pooling: PoolingSpec | None = None,
         constraints: FakeConstraints | None = None,
         next_token: Callable[[object, list[int]], int] = next_token,
+        long_rope: LongRope = ONE_ROPE,
         **settings: Any,
     ) -> None:
         defaults = {
@@ -81,8 +82,11 @@ class World:
             "speculate": "off",
         }
         self.settings = Settings(model="fake", **{**defaults, **settings})
-        self.runner = FakeRunner(self.settings.block_size, next_token=next_token)
-        spec = ModelSpec("fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu", pooling=pooling)
+        self.runner = FakeRunner(self.settings.block_size, next_token=next_token, long_rope=long_rope)
+        spec = ModelSpec(
+            "fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu", pooling=pooling,
+            long_rope=long_rope,
+        )  # fmt: skip
         self.loading: list[AdapterRef] = []
         self.engine = build_engine(
             self.runner,

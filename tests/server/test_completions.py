@@ -230,6 +230,8 @@ async def test_echo_alone_gives_the_prompt_and_nothing_else(openai: AsyncOpenAI,
     assert choice.logprobs is not None
     assert choice.logprobs.tokens is not None
     assert len(choice.logprobs.tokens) == len(prompt)
+    assert answer.usage is not None
+    assert (answer.usage.completion_tokens, answer.usage.total_tokens) == (0, len(prompt))
 
 
 async def test_echo_gives_a_text_back_as_it_was_sent(openai: AsyncOpenAI) -> None:
@@ -285,8 +287,9 @@ async def test_answer_names_who_answered_and_how_long_it_took(
     assert [raw.headers[f"X-Adapter-{name}"] for name in ("Id", "Version", "Digest")] == [BASE, "0", "base"]
 
 
-async def test_client_cannot_choose_the_request_id(http: aiohttp.ClientSession, house: Any) -> None:
+async def test_client_cannot_choose_the_servers_own_id(http: aiohttp.ClientSession, house: Any) -> None:
     body = {"prompt": "x", "request_id": "mine", "max_tokens": 1}
     async with http.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"}) as answer:
-        assert answer.headers["X-Request-Id"] != "mine"
-    assert house.engine.requests[0].request_id.startswith(answer.headers["X-Request-Id"])
+        assert answer.headers["X-Request-Id"] == "mine"
+        assert (await answer.json())["id"] == f"cmpl-{house.engine.requests[0].answer_id}"
+    assert "mine" not in house.engine.requests[0].request_id

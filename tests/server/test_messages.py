@@ -140,7 +140,7 @@ REFUSED = {
     "messages[0].role": {"messages": [{"role": "king", "content": "x"}]},
     "messages[0].content[0]": {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
     "system[0]": {"system": [{"type": "image"}]},
-    "tools[0]": {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+    "tools[0]": {"tools": ["web_search"]},
     "tool_choice.type": {"tool_choice": {"type": "perhaps"}},
     "tool_choice.type ": {"tool_choice": {"type": ["any"]}},
     "thinking.type": {"thinking": {"type": "perhaps"}},
@@ -184,7 +184,11 @@ class TestWithKeys:
     async def test_key_is_accepted_in_x_api_key(self, http: aiohttp.ClientSession, house: Any) -> None:
         status, answer = await post(http)
         assert (status, answer["error"]["type"]) == (401, "authentication_error")
-        for headers, expected in (({"x-api-key": "admin-key-of-the-tests"}, 200), ({"x-api-key": "wrong"}, 401)):
+        for headers, expected in (
+            ({"x-api-key": "admin-key-of-the-tests"}, 200),
+            ({"api-key": "wrong"}, 401),
+            ({"api-key": "admin-key-of-the-tests"}, 200),
+        ):
             async with http.post("/v1/messages", json={"messages": HI, "max_tokens": 1}, headers=headers) as reply:
                 assert reply.status == expected
 

@@ -110,6 +110,26 @@ async def test_usage_may_come_with_every_chunk(http: aiohttp.ClientSession, hous
     assert counts == [*range(1, len(ids("The fox")) + 1), len(ids("The fox")), len(ids("The fox"))]
 
 
+@pytest.mark.parametrize(
+    ("options", "last", "each"),
+    [
+        ({"include_usage": False, "continuous_usage_stats": True}, False, False),
+        ({"continuous_usage_stats": True}, True, True),
+        ({"include_usage": None}, False, False),
+        ({}, False, False),
+    ],
+)
+async def test_usage_comes_only_where_it_is_asked_for(
+    http: aiohttp.ClientSession, options: dict[str, Any], last: bool, each: bool
+) -> None:
+    body = {"prompt": "x", "max_tokens": 2, "stream": True, "stream_options": options}
+    async with http.post("/v1/completions", json=body) as answer:
+        *events, done = await events_of(answer)
+    assert done == "[DONE]"
+    assert (events[-1]["choices"] == []) is last
+    assert all(("usage" in event) is each for event in events)
+
+
 async def test_headers_of_a_stream_name_who_answers(http: aiohttp.ClientSession, house: Any) -> None:
     ref = await house.register("acme/support")
     async with http.post("/v1/completions", json={"model": "acme/support", "prompt": "x", "stream": True}) as answer:

@@ -19,7 +19,7 @@ from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, flush
 from lora_serve.adapters.stores.lock import StoreLock, lock_store
 from lora_serve.adapters.stores.monitor import StoreMonitor
-from lora_serve.core.errors import AdapterUnavailableError, ConfigError, DamagedFileError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError, DamagedFileError, how_to_install
 
 CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
 
@@ -86,7 +86,7 @@ def redis_journal(url: str, prefix: str, name: str = "registry", title: str = "a
     try:
         redis = importlib.import_module("lora_serve.adapters.catalog.journals.redis")
     except ImportError:
-        raise ConfigError("--redis-url needs the package redis: pip install 'lora-serve[redis]'") from None
+        raise ConfigError(f"--redis-url needs the package redis: {how_to_install('redis')}") from None
     journal: Journal = redis.RedisJournal(url, prefix, name=name, title=title)
     return journal
 

@@ -3,7 +3,7 @@
 A load that exceeds its timeout is given up: its waiters get an error, another thread replaces the one that hangs, and
 the digest is refused until the hung load returns; its late result is dropped.
 
-The in-flight map is the only state below the doors that two kinds of threads share, so it has a lock.
+The engine's thread and the loaders' share the in-flight map, so it has a lock.
 """
 
 from __future__ import annotations

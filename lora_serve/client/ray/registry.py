@@ -1,7 +1,7 @@
 """Where a client meets the request router that Ray Serve makes for it: by the application's name.
 
-Serve constructs routers itself, from a pickle of their class, so neither can be handed to the other. This is the one
-module-level state of the program; it is written and read on the event loop alone.
+Serve constructs routers itself, from a pickle of their class, so neither can be handed to the other. Hence this
+module-level state, which is written and read on the event loop alone.
 """
 
 from __future__ import annotations

@@ -95,12 +95,14 @@ def _held(place: dict[str, Any]) -> str:
     return ", ".join([*place["tiers"], *["loading"] * place["is_loading"]])
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, name: str = "") -> str:
     """{"fetch": 1.5, "copy": {"host": 2}} -> fetch 1.5, copy (host 2)"""
     if value is None or value in ([], {}):
         return "-"
+    if name == "last_used":
+        return time_text(value)
     if isinstance(value, dict):
-        parts = (f"{key} ({_value(item)})" if isinstance(item, dict) else f"{key} {_value(item)}"
+        parts = (f"{key} ({_value(item)})" if isinstance(item, dict) else f"{key} {_value(item, key)}"
                  for key, item in value.items())  # fmt: skip
         return ", ".join(parts)
     if isinstance(value, list):

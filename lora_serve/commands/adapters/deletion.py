@@ -20,7 +20,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def confirm(flags: argparse.Namespace) -> None:
     """Asks for confirmation. Raises CommandError if the answer is not yes, and where there is nobody to ask."""
     versions = "all versions of" if flags.version is None else f"version {flags.version} of"
-    confirm_deletion(flags.yes, f"{versions} the adapter {flags.id}")
+    confirm_deletion(flags.yes, f"{versions} the adapter {flags.id} at {flags.server}")
 
 
 async def delete_adapter(call: Call) -> None:
@@ -28,7 +28,7 @@ async def delete_adapter(call: Call) -> None:
     query = None if flags.version is None else {"version": str(flags.version)}
     reply = await call.client.call("DELETE", adapter_path(flags.id), query=query)
     if flags.wait:
-        await wait_for_all(call.clients, flags.id, is_gone(flags.version), call.timeout)
+        await wait_for_all(call, flags.id, is_gone(flags.version))
     label = flags.id if flags.version is None else f"{flags.id}@{flags.version}"
     call.output.show(reply.data, f"{label} deleted")
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from lora_serve.commands.adapters.card import card_table, list_table
 from lora_serve.commands.flags import adapter_id, adapter_path, count
-from lora_serve.commands.verb import Call, Verb
+from lora_serve.commands.verb import Call, Verb, all_pages
 from lora_serve.core.adapter import AdapterState
 
-MAX_PAGE = 1000  # the server's own limit
 DEFAULT_LIMIT = 100
 
 
@@ -24,26 +22,13 @@ def _list_flags(parser: argparse.ArgumentParser) -> None:
 
 
 async def list_adapters(call: Call) -> None:
-    document = await _pages(call)
+    flags = call.flags
+    limit = None if flags.all else flags.limit or DEFAULT_LIMIT
+    given = {"tenant": flags.tenant, "state": flags.state, "after": flags.after}
+    document = await all_pages(call, "/admin/adapters", limit, **given)
     call.output.show(document, list_table(document["data"]))
     if document["has_more"] and not call.output.as_json:
         call.output.note(f"there are more: --all, or --after {document['last_id']}")
-
-
-async def _pages(call: Call) -> dict[str, Any]:
-    """Follows the server's pages and returns them as one answer."""
-    flags = call.flags
-    given = {"tenant": flags.tenant, "state": flags.state, "after": flags.after}
-    query = {name: text for name, text in given.items() if text is not None}
-    left = None if flags.all else flags.limit or DEFAULT_LIMIT
-    data: list[dict[str, Any]] = []
-    while True:
-        query["limit"] = str(MAX_PAGE if left is None else min(left - len(data), MAX_PAGE))
-        page = (await call.client.call("GET", "/admin/adapters", query=query)).data
-        data += page["data"]
-        if not page["has_more"] or (left is not None and len(data) >= left):
-            return {**page, "data": data, "last_id": data[-1]["id"] if data else None}
-        query["after"] = page["last_id"]
 
 
 def _show_flags(parser: argparse.ArgumentParser) -> None:

@@ -72,7 +72,7 @@ async def upload_adapter(call: Call) -> None:
 
 async def _finish(call: Call, is_new: bool, card: dict[str, Any]) -> None:
     if call.flags.wait:
-        await wait_for_all(call.clients, card["id"], shows(card), call.timeout)
+        await wait_for_all(call, card["id"], shows(card))
     shown = [_sentence(is_new, card)] + [defaults_text(card)] * (call.flags.metadata is not None)
     call.output.show(card, *shown)
     call.output.warn(dict.fromkeys([*card["warnings"], *(_newest(card)["warnings"] if is_new else [])]))

@@ -68,7 +68,7 @@ async def roll_back(call: Call) -> None:
 
 async def _finish(call: Call, card: dict[str, Any]) -> None:
     if call.flags.wait:
-        await wait_for_all(call.clients, card["id"], shows(card), call.timeout)
+        await wait_for_all(call, card["id"], shows(card))
     call.output.show(card, f"{card['id']} means version {route_text(card)}")
 
 

@@ -12,6 +12,7 @@ from lora_serve.commands.flags import adapter_path
 
 if TYPE_CHECKING:
     from lora_serve.commands.admin_client import AdminClient
+    from lora_serve.commands.verb import Call
 
 FIRST_PAUSE = 0.05  # seconds; doubled up to LONGEST_PAUSE
 LONGEST_PAUSE = 1.0
@@ -20,15 +21,18 @@ Card = dict[str, Any]
 Condition = Callable[[Card | None], str]  # a card (None: there is none) -> what it lacks; "": nothing
 
 
-async def wait_for_all(clients: list[AdminClient], adapter_id: str, condition: Condition, timeout: float) -> None:
-    """Waits for all servers. Raises CommandError (REFUSED) with a line per server that has not followed in `timeout`
-    seconds.
+async def wait_for_all(call: Call, adapter_id: str, condition: Condition) -> None:
+    """Waits for all servers, and names them. Raises CommandError (REFUSED), with a line per server, if one refuses to
+    tell, or has not followed within --timeout.
     """
-    deadline = time.monotonic() + timeout
-    missing = await asyncio.gather(*(_wait(client, adapter_id, condition, deadline) for client in clients))
-    lines = [f"{client.url}: {reason}" for client, reason in zip(clients, missing, strict=True) if reason]
-    if lines:
-        raise CommandError(ExitCode.REFUSED, f"not everywhere after {timeout:g} s (--timeout):", *lines)
+    deadline = time.monotonic() + call.timeout
+    missing = await asyncio.gather(*(_wait(client, adapter_id, condition, deadline) for client in call.clients))
+    lines = [f"{client.url}: {reason or 'done'}" for client, reason in zip(call.clients, missing, strict=True)]
+    if any(missing):
+        first = f"{call.client.url} took the change, but it is not seen everywhere (--timeout {call.timeout:g}):"
+        raise CommandError(ExitCode.REFUSED, first, *lines)
+    if len(lines) > 1:
+        call.output.note(*lines)
 
 
 async def _wait(client: AdminClient, adapter_id: str, condition: Condition, deadline: float) -> str:
@@ -36,25 +40,19 @@ async def _wait(client: AdminClient, adapter_id: str, condition: Condition, dead
     pause, missing = FIRST_PAUSE, "no answer"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            missing = await asyncio.wait_for(_missing(client, adapter_id, condition), left)
+            missing = condition((await asyncio.wait_for(client.call("GET", adapter_path(adapter_id)), left)).data)
         except TimeoutError:
             break
+        except CommandError as error:
+            said = " ".join(error.lines).removeprefix(f"{client.url}: ")
+            missing = condition(None) if error.code is ExitCode.NOT_FOUND else said
+            if error.code is ExitCode.REFUSED:
+                break
         if not missing:
             break
         await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(2 * pause, LONGEST_PAUSE)
     return missing
-
-
-async def _missing(client: AdminClient, adapter_id: str, condition: Condition) -> str:
-    try:
-        return condition((await client.call("GET", adapter_path(adapter_id))).data)
-    except CommandError as error:
-        if error.code is ExitCode.NOT_FOUND:
-            return condition(None)
-        if error.code in (ExitCode.UNREACHABLE, ExitCode.UNAVAILABLE):
-            return error.lines[0]
-        raise
 
 
 def shows(expected: Card) -> Condition:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lora_serve.commands.bench.flags import PROGRAM, bench_parser, check_flags
 from lora_serve.commands.failure import ExitCode
-from lora_serve.commands.flags import default_urls
+from lora_serve.commands.flags import named_urls, urls_here
 from lora_serve.commands.output import Output
 from lora_serve.commands.server_process import ServerFailedError
 
@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> int:
     try:
         if flags.spawn:
             return run_spawned(flags, output, command)
-        return run_against(flags, flags.url or default_urls()[0], output, command, {})
+        return run_against(flags, flags.url or (named_urls() or urls_here())[0], output, command, {})
     except ServerFailedError as error:
         output.note(f"lora-serve: error: {error}")
         return ExitCode.REFUSED

@@ -20,9 +20,9 @@ from lora_serve.commands.bench.screen import progress_bar, tables
 from lora_serve.commands.bench.spawn import BASE, SpawnConfig, default_cache, spawned, split_flags
 from lora_serve.commands.failure import ExitCode
 from lora_serve.commands.output import Output
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import ConfigError, how_to_install
 
-NO_PICTURE = "no report.png: matplotlib is not installed (pip install 'lora-serve[plots]')"
+NO_PICTURE = f"no report.png: matplotlib is not installed ({how_to_install('plots')})"
 
 
 def run_spawned(flags: argparse.Namespace, output: Output, command: str) -> int:

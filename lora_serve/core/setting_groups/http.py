@@ -84,6 +84,11 @@ class BrowserSettings(SettingsGroup):
     """The console, web pages that may use the server, and the names it goes by."""
 
     ui: bool | None = Field(None, description="the console, a page for browsers at /ui; default: only on loopback")
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*/?$",
+        description="prefix (/llm) of the paths that a proxy leaves in place; requests without it are served too",
+    )
     allowed_hosts: Texts = Field(
         (),
         description="names without a port under which a server that asks for no key may be called, beside its own; "
@@ -115,7 +120,7 @@ class RequestLimitSettings(SettingsGroup):
 
     max_n: int = Field(16, ge=1, le=1024, description="`n` of a request at most: answers to one prompt")
     max_prompts: int = Field(64, ge=1, le=4096, description="prompts of a request at most")
-    max_logprobs: int = Field(20, ge=0, le=1000, description="`logprobs` of a request at most: alternatives per token")
+    max_logprobs: int = Field(20, ge=-1, le=1000, description="`logprobs` of a request at most; -1: any number")
     max_stop: int = Field(16, ge=1, le=1024, description="stop strings of a request at most")
     max_stop_length: int = Field(1024, ge=1, le=2**20, description="characters of a stop string at most")
     max_stop_token_ids: int = Field(256, ge=1, le=2**16, description="`stop_token_ids` of a request at most")

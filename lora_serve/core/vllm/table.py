@@ -89,7 +89,6 @@ _IGNORED = (
     _ignored("--allowed-methods", "origins in --allowed-origins may use all of them"),
     _ignored("--allowed-headers", "origins in --allowed-origins may send all of them"),
     _ignored("--enable-ssl-refresh", "SIGHUP reads a renewed certificate", _SWITCH),
-    _ignored("--root-path", "a proxy that takes the prefix away needs no word about it here"),
     _ignored("--h11-max-incomplete-event-size", "--max-header-size, --max-body-size"),
     _ignored("--h11-max-header-count", "--max-header-size"),
     # Tools and structured output.

@@ -8,7 +8,7 @@ With `shares_base` the chain begins at H_secret(""), unless the request has a sa
 first adapter acts. K and V of a token depend on all tokens before it and on the adapters that acted on each of them;
 both are in the chain (vLLM's automatic prefix caching, Kwon et al., SOSP 2023, with digests of content in place of
 names). An activated LoRA (Greenewald et al., 2025, arXiv 2504.12397) is left out of blocks that end before it starts:
-those are the base model's.
+those are the base model's. The chain of a sequence with the long factors of `LongRope` has a root of its own.
 """
 
 from __future__ import annotations
@@ -44,21 +44,22 @@ class BlockKeys:
         token_ids: list[int],
         *,
         is_salted: bool = False,
+        is_long: bool = False,
     ) -> None:
         """Appends to a sequence's `keys` those of the full blocks of `token_ids` that it lacks. `is_salted`: nothing is
-        shared beyond `tenant`, which holds the salt.
+        shared beyond `tenant`, which holds the salt. `is_long`: its K are rotated by the long factors.
         """
         size, shares_base = self._block_size, self._shares_base and not is_salted
         for index in range(len(keys), len(token_ids) // size):
             start = index * size
             acting = acting_in(adapters, start, start + size)
-            parent = keys[-1] if keys else self._root("" if shares_base else tenant)
+            parent = keys[-1] if keys else self._root("" if shares_base else tenant, is_long)
             tokens = array("q", token_ids[start : start + size]).tobytes()
             identity = repr((acting, tenant) if acting and shares_base else acting).encode()
             keys.append(blake2b(parent + tokens + identity, digest_size=_DIGEST_BYTES).digest())
 
-    def _root(self, tenant: str) -> bytes:
-        return blake2b(tenant.encode(), key=self._secret, digest_size=_DIGEST_BYTES).digest()
+    def _root(self, tenant: str, is_long: bool) -> bytes:
+        return blake2b(tenant.encode(), key=self._secret, digest_size=_DIGEST_BYTES, salt=b"long" * is_long).digest()
 
 
 def acting_in(adapters: tuple[AdapterUse, ...], start: int, end: int) -> list[tuple[str, float, int]]:
@@ -141,6 +142,7 @@ class PrefixCache:
         """The keys of all full blocks of known tokens, each worked out once."""
         request = sequence.request
         self._keys.extend(
-            sequence.block_keys, request.scope, sequence.adapters, sequence.token_ids, is_salted=request.is_salted
-        )
+            sequence.block_keys, request.scope, sequence.adapters, sequence.token_ids, is_salted=request.is_salted,
+            is_long=sequence.is_long,
+        )  # fmt: skip
         return sequence.block_keys

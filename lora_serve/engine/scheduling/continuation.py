@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lora_serve.core.messages import Event, FinishEvent, TokenLogprobs
+from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import FinishReason
 from lora_serve.engine.constraints.base import TokenConstraint
 from lora_serve.engine.sequence import Sequence, finish_of, token_events
@@ -16,6 +17,7 @@ class Ends:
 
     eos_token_ids: tuple[int, ...]
     max_model_len: int
+    long_rope: LongRope = ONE_ROPE  # when a sequence is computed anew
 
 
 def continue_with(

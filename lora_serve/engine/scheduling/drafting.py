@@ -189,6 +189,8 @@ class Drafting:
         for sequence, drafter in looking:
             num_known = len(sequence.token_ids)
             left = min(sequence.num_steps_left, self._ends.max_model_len - num_known) - 1
+            if sequence.long_rope.recomputes and not sequence.is_long:
+                left = min(left, sequence.long_rope.boundary - num_known)
             to_read -= drafter.read(min(to_read, _READ_PER_ROW))
             seconds = per_token + per_pair * num_known
             rates = drafter.draft(min(self._most, left, budget), price * seconds)

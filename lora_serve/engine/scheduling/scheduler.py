@@ -67,8 +67,9 @@ class Scheduler:
         """Takes a request in; whether it may wait was decided at the door (`queue_gate.py`)."""
         seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
         sequence = Sequence(
-            self._num_added, request, seed, list(request.prompt_token_ids), request.adapters, request.fallback
-        )
+            self._num_added, request, seed, list(request.prompt_token_ids), request.adapters, request.fallback,
+            self._ends.long_rope,
+        )  # fmt: skip
         self._num_added += 1
         self._by_request[request.request_id] = sequence
         self._enqueue(sequence, request.arrival_time)
@@ -168,6 +169,8 @@ class Scheduler:
             found = self.outputs.take(sequence, row, output, now)
             if found and is_end(found[-1]):
                 self._release(sequence, found[-1])
+            elif sequence.is_long != row.is_long:
+                self._begin_anew(sequence)
             elif row.num_draft:
                 self.drafting.trim(sequence)
             events += found
@@ -301,15 +304,24 @@ class Scheduler:
         rows.drop(sequence.sequence_id)
         self.swapping.swap_out(sequence)
         self._give_back(sequence)
-        sequence.num_computed = sequence.num_published = 0
         self.running.remove(sequence)
         self._enqueue(sequence, rows.now)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _begin_anew(self, sequence: Sequence) -> None:
+        """Forgets K and V of a sequence that has become long: it runs on once they are computed by the long factors."""
+        self._free_blocks(sequence)
+        sequence.block_keys.clear()
+        self.prefix_cache.attach(sequence)
+
+    def _free_blocks(self, sequence: Sequence) -> None:
         self._blocks.free(sequence.blocks)
         sequence.blocks.clear()
+        sequence.num_computed = sequence.num_published = 0
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._free_blocks(sequence)
         for slot in sequence.slots:
             self._residency.release(slot)
         sequence.slots = ()

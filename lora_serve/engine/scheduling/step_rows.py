@@ -39,6 +39,7 @@ def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Ro
         prompt_targets=tuple(sequence.token_ids[start + 1 : end + 1]) if wants_targets else None,
         num_prompt_logprobs=sequence.request.sampling.prompt_logprobs or 0,
         pool=pool,
+        is_long=sequence.is_long,
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.core.config import FleetConfig
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import ConfigError, how_to_install
 from lora_serve.engine_host.fleet.address import check_reachable, running_address
 from lora_serve.engine_host.fleet.node import LOOPBACK, SELDOM_METRICS, Node, explained, joining_node, own_head
 from lora_serve.engine_host.fleet.output import drop_bytes_of_grpc, logged_output, plain_records, take_words_of
@@ -76,7 +76,7 @@ def open_cluster(config: FleetConfig, halted: threading.Event | None = None) -> 
 def check_installed() -> None:
     """Raises ConfigError in words if there is no Ray here. Imports nothing of it."""
     if not all(importlib.util.find_spec(name) for name in ("ray", "starlette")):  # the second comes with ray[serve]
-        raise ConfigError("--engine ray needs the package ray: pip install 'lora-serve[ray]'")
+        raise ConfigError(f"--engine ray needs the package ray: {how_to_install('ray')}")
 
 
 def token_variables(environment: Mapping[str, str]) -> dict[str, str]:

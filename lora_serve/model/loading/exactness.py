@@ -8,6 +8,7 @@ import torch
 
 from lora_serve.core.batch import Batch, Row, RowOutput
 from lora_serve.core.errors import ModelError
+from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.model.loading.frozen_model import LoadedModel
 
 # The tokens of each step of each probe sequence: prefill, continued prefill and decode rows in one batch.
@@ -44,7 +45,7 @@ def plain_logprobs(loaded: LoadedModel, probe: Probe) -> list[list[float]]:
 
 def check_exactness(
     run: Callable[[Batch], Sequence[RowOutput]], expected: Sequence[Sequence[float]], probe: Probe, block_size: int,
-    dtype: torch.dtype, architecture: str, chunks: Chunks = SHORT,
+    dtype: torch.dtype, architecture: str, chunks: Chunks = SHORT, rope: LongRope = ONE_ROPE,
 ) -> None:  # fmt: skip
     """Runs the probe in uneven chunks, all sequences in one batch, and compares. Raises ModelError."""
     width = -(-max(map(len, probe)) // block_size)
@@ -53,9 +54,12 @@ def check_exactness(
     starts = [0] * len(probe)
     for lengths in zip(*chunks, strict=True):
         rows = tuple(
-            Row(i, tokens[start : start + n], start, table, (), None, (*tokens, 0)[start + 1 : start + n + 1])
+            Row(
+                i, tokens[start : start + n], start, table, (), None, (*tokens, 0)[start + 1 : start + n + 1],
+                is_long=rope.is_long(len(tokens), len(tokens)),
+            )
             for i, (tokens, start, n, table) in enumerate(zip(probe, starts, lengths, tables, strict=True))
-        )
+        )  # fmt: skip
         for i, output in enumerate(
             run(Batch(rows, tuple(b for table in tables for b in table) if not any(starts) else ()))
         ):

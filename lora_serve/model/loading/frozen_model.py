@@ -112,6 +112,7 @@ class LoadedModel:
     spec: ModelSpec
     observation: Observation
     device: torch.device
+    by_call: tuple[nn.Module, ...] = ()  # modules that work positions out by the longest row, see `find_positions`
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from transformers import TorchAoConfig
 from transformers.utils.import_utils import is_accelerate_available, is_bitsandbytes_available, is_torchao_available
 
 from lora_serve.core.config import ModelConfig
-from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.core.errors import ConfigError, ModelError, how_to_install
 
 logger = logging.getLogger(__name__)
 
-_EXTRA = "install lora-serve's extra `quantization`: pip install 'lora-serve[quantization]'"
+_EXTRA = f"install lora-serve's extra `quantization`: {how_to_install('quantization')}"
 _INT4_GROUP = 32  # weights that share a scale: the finest that the kernels have, and a divisor of most widths
 # What a checkpoint may say it was stored with: weights only. Activations scaled over a whole batch (torchao's dynamic
 # kinds may, LLM.int8()'s outlier columns always are) would let a row's answer depend on its neighbours.

@@ -10,6 +10,7 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.loading.frozen_model import LoadedModel
 from lora_serve.model.loading.observation import is_linear
+from lora_serve.model.loading.positions import serve_by_row
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel
 from lora_serve.model.lora.lora_linear import ChangedModule, LoraLinear
 from lora_serve.model.lora.lora_slots import LoraSlots
@@ -24,6 +25,7 @@ class AdaptedModel(Generic[Step]):
         self.spec = loaded.spec
         self.device = loaded.device
         self.context = context
+        serve_by_row(loaded, context)
         self._linears: dict[str, FrozenLinear] = {}
         self.kernel = create_kernel(config.lora_kernel, slots)
         self._wrap_linears(loaded, self.kernel, slots)

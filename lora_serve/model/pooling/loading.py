@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from lora_serve.core.request import Task
 from lora_serve.model.kv_cache import KVShape
 from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, path_of
 from lora_serve.model.loading.observation import NUM_LOGITS, NUM_TOKENS, ModuleWatch, Observation, first_line
+from lora_serve.model.loading.positions import find_positions, position_calls
 from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.pooling.forward import PooledForward, backbone_of, takes_types
 from lora_serve.model.pooling.plan import PoolingPlan
@@ -130,7 +131,8 @@ def _laid_out(
     module, context = found.module, StepContext[PoolingStep]()
     forward = PooledForward(module, plan, context)
     try:
-        observation = _observed(module, forward, layout, context)
+        with position_calls(module) as calls:
+            observation = _observed(module, forward, layout, context)
         answers = forward(layout.step(probe))
         if not is_exact(answers, expected, found.dtype):
             raise _NotExactError(f"answers differ from the model's own by more than {tolerance(found.dtype):g}")
@@ -141,7 +143,8 @@ def _laid_out(
         forward.detach()
         raise _NotExactError(first_line(error)) from error
     spec = spec_of(config, plan, found, observation, layout, num_positions)
-    loaded = LoadedModel(module, spec, observation, found.device)
+    long_rope, by_call = find_positions(module, calls, spec.max_model_len, generates=False)
+    loaded = LoadedModel(module, replace(spec, long_rope=long_rope), observation, found.device, by_call)
     return PoolingParts(loaded, layout, forward, context, probe, expected)
 
 

@@ -120,7 +120,7 @@ class PoolingRunner:
 
 
 def _pooling_row(row: Row) -> PoolingRow:
-    return PoolingRow(row.token_ids, () if row.pool is None else row.pool.token_type_ids, row.adapters)
+    return PoolingRow(row.token_ids, () if row.pool is None else row.pool.token_type_ids, row.adapters, row.is_long)
 
 
 def _output(row: Row, answer: Tensor) -> RowOutput:

@@ -21,6 +21,7 @@ class PoolingRow:
     token_ids: tuple[int, ...]
     token_type_ids: tuple[int, ...] = ()  # empty: all 0
     adapters: tuple[RowAdapter, ...] = ()
+    is_long: bool = False  # see `LongRope`
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class PoolingStep:
     lora: tuple[LoraTokens, ...]
     lora_logits: tuple[LoraTokens, ...]  # of the pooled rows
     vocabularies: OutputWidths | None = None
+    is_long: Tensor | None = None  # not 0 for the tokens of long rows; None: there are none
     masks: dict[tuple[int, bool, int | None], Tensor | None] = field(default_factory=dict)  # attention's own
 
 
@@ -77,6 +79,7 @@ class Layout:
         widths = lengths if self.is_ragged else [max(lengths)] * len(rows)
         starts = [0, *itertools.accumulate(widths)][:-1]
         adapters = [row.adapters for row in rows]
+        long = [(int(row.is_long),) * len(row.token_ids) for row in rows]
         types = [row.token_type_ids or (0,) * len(row.token_ids) for row in rows]
         return PoolingStep(
             token_ids=self._laid([row.token_ids for row in rows], widths),
@@ -91,6 +94,7 @@ class Layout:
             lora=passes_of(adapters, [(0, width) for width in widths], self.device),
             lora_logits=passes_of(adapters, [(length - 1, length) for length in lengths], self.device),
             vocabularies=own_labels,
+            is_long=self._laid(long, widths) if any(row.is_long for row in rows) else None,
         )
 
     def _laid(self, rows: Sequence[Sequence[int]], widths: Sequence[int]) -> Tensor:

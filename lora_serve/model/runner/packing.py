@@ -16,7 +16,7 @@ from lora_serve.model.step.step_context import DecodeRows, DeviceTokens, LoraTok
 from lora_serve.model.step.vocabularies import StepVocabularies
 from lora_serve.model.system.transfer import columns_to_device, to_device
 
-_COLUMNS = 5  # token id, position, place in the cache, keys, slot; then the block table
+_COLUMNS = 6  # token id, position, place in the cache, keys, slot, is long; then the block table
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class StepPacker:
         layout = _layout(rows)
         num_decode = sum(len(row.token_ids) == 1 for row in rows)
         width = max((len(row.block_table) for row in rows[:num_decode]), default=0)
-        ids, positions, cached, logit_positions, table, lengths, *blocks = columns_to_device(
+        ids, positions, cached, logit_positions, table, lengths, is_long, *blocks = columns_to_device(
             [
                 [token for row in rows for token in row.token_ids],
                 [p for row in rows for p in _positions(row)],
@@ -58,6 +58,7 @@ class StepPacker:
                 layout.logit_positions or [0],
                 [b for row in rows[:num_decode] for b in (*row.block_table, *[0] * (width - len(row.block_table)))],
                 [row.start + 1 for row in rows[:num_decode]],
+                [row.is_long for row in rows for _ in row.token_ids] if any(row.is_long for row in rows) else [],
                 *(row.block_table for row in rows[num_decode:]),
             ],
             self._device,
@@ -79,6 +80,7 @@ class StepPacker:
             lora=passes_of(adapters, [(row.start, end) for row, end in zip(rows, ends, strict=True)], self._device),
             lora_logits=passes_of(adapters, outputs, self._device),
             vocabularies=vocabularies,
+            is_long=is_long[None] if len(is_long) else None,
         ), layout.spans
 
     def vocab_size(self, row: Row) -> int:
@@ -136,7 +138,7 @@ class RowBuffers:
         self._memory = torch.zeros(num_words, dtype=torch.int64, device=device)
         sizes = [num_rows] * _COLUMNS + [num_rows * width, -(-num_rows // 2)]
         columns = torch.split(self._memory, sizes)
-        self._ids, self._positions, self._places, self._lengths, self._slots, table, scales = columns
+        self._ids, self._positions, self._places, self._lengths, self._slots, self._is_long, table, scales = columns
         self._table = table.view(num_rows, width)
         self._scales = scales.view(torch.float32)[:num_rows]
         self._all_rows = torch.arange(num_rows, device=device)
@@ -145,7 +147,7 @@ class RowBuffers:
         """Sets the step's values, idle rows behind them. The copy only joins the queue."""
         size, width, most = self._block_size, self._width, self.num_rows
         columns = np.zeros((_COLUMNS, most), dtype=np.int64)
-        columns[2:, :] = np.array([[self._idle_block * size], [1], [BASE_SLOT]])
+        columns[2:, :] = np.array([[self._idle_block * size], [1], [BASE_SLOT], [0]])
         table = np.zeros((most, width), dtype=np.int64)
         table[:, 0] = self._idle_block
         scales = np.ones(most + most % 2, dtype=np.float32)
@@ -153,7 +155,7 @@ class RowBuffers:
             position, blocks = row.start, row.block_table
             place = blocks[position // size] * size + position % size
             slot = row.adapters[0].slot.index if row.adapters else BASE_SLOT
-            columns[:, i] = (row.token_ids[0], position, place, position + 1, slot)
+            columns[:, i] = (row.token_ids[0], position, place, position + 1, slot, row.is_long)
             table[i, : len(blocks)] = blocks
             if row.adapters:
                 scales[i] = row.adapters[0].scale
@@ -175,4 +177,5 @@ class RowBuffers:
             logit_positions=self._all_rows,
             lora=lora,
             lora_logits=lora,
+            is_long=self._is_long[None],
         )

@@ -191,6 +191,7 @@ class StepInputs:
     lora: tuple[LoraTokens, ...]  # of the packed tokens, see `passes_of`
     lora_logits: tuple[LoraTokens, ...]  # of the tokens in logit_positions, for adapters of the output head
     vocabularies: StepVocabularies | None = None  # None: every row has the base model's
+    is_long: Tensor | None = None  # [1, num_tokens] integers, not 0 in rows that are; None: in none, see `LongRope`
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # attention's own, worked out once for all layers
 
     def changes_any(self, tables: Sequence[ChangeTable]) -> bool:
@@ -216,6 +217,10 @@ class AdapterStep(Protocol):
     @property
     def vocabularies(self) -> OutputWidths | None:
         """The widths of the output layer; None: every row has the base model's."""
+
+    @property
+    def is_long(self) -> Tensor | None:
+        """The tokens of long rows, in the shape of the token ids: not 0."""
 
 
 Step = TypeVar("Step", bound=AdapterStep)

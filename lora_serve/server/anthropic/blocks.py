@@ -8,11 +8,15 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 
 Message = dict[str, Any]
+_SIGN = "x-anthropic-billing-header:"  # Claude Code's own, other in each request, as if no prompt were known before
+_TEXTS = {"text": "text", "tool_reference": "tool_name"}  # the latter: what a search among tools has found
 
 
 def messages_of(value: Any, system: Any) -> list[Message]:
     """`messages` and `system` as messages of a chat. Raises InvalidRequestError."""
     messages: list[Message] = []
+    if isinstance(system, list):
+        system = [one for one in system if not str(isinstance(one, dict) and one.get("text")).startswith(_SIGN)] or None
     if system is not None:
         messages.append({"role": "system", "content": _text(system, "system")})
     if not isinstance(value, list) or not value:
@@ -90,9 +94,10 @@ def _text(value: Any, where: str) -> str:
         raise _wrong(where, "must be a text or a list of text blocks")
     texts = []
     for index, block in enumerate(value):
-        if not isinstance(block, dict) or block.get("type") != "text":
+        name = _TEXTS.get(str(block.get("type"))) if isinstance(block, dict) else None
+        if name is None:
             raise _wrong(f"{where}[{index}]", "must be a text block: this model reads text only")
-        texts.append(_string(block, "text", f"{where}[{index}]"))
+        texts.append(_string(block, name, f"{where}[{index}]"))
     return "\n".join(texts)
 
 

@@ -37,6 +37,8 @@ def anthropic_error(error: WireError, request_id: str) -> dict[str, Any]:
 class MessageBody(TranslatedBody):
     """Content blocks, numbered as they come."""
 
+    edits: dict[str, Any]  # `context_management` of the answer, where the request has one
+
     def begun(self) -> Iterator[Event]:
         yield {"type": "message_start", "message": self._message([])}
 
@@ -59,7 +61,7 @@ class MessageBody(TranslatedBody):
 
     def ended(self) -> Iterator[Event]:
         stop = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop_sequence()}
-        yield {"type": "message_delta", "delta": stop, "usage": self._usage()}
+        yield {"type": "message_delta", "delta": stop, "usage": self._usage(), **self.edits}
         yield {"type": "message_stop"}
 
     def shown(self) -> dict[str, Any]:
@@ -79,6 +81,7 @@ class MessageBody(TranslatedBody):
             "stop_reason": self._stop_reason(),
             "stop_sequence": self._stop_sequence(),
             "usage": self._usage(),
+            **self.edits,
         }
 
     def _stop_reason(self) -> str | None:

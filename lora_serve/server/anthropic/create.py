@@ -40,6 +40,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
         use=rows.use,
         shown_tokens=chat.shown_tokens,
         chat=chat,
+        edits={} if fields.context_management is None else {"context_management": {"applied_edits": []}},
     )
     return await answer(request, chat.fields, rows, body)
 
@@ -47,13 +48,15 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 async def count_tokens(request: web.Request) -> web.StreamResponse:
     """Count the tokens that the same prompt has in POST /v1/messages."""
     given = await read_json(request)
-    asked = await _asked(check_fields(CountTokensFields, given), given)
+    counted = check_fields(CountTokensFields, given)
+    asked = await _asked(counted, given)
     with with_names(NAMES):
         fields = check_fields(ChatFields, asked)
         messages, tools = await chat_messages(fields.messages), await asked_tools(fields)
         model = resolve(request, fields)
         prompt = await chat_prompt(model.text, model.spec, fields, messages, tools, model.hint)
-    return web.json_response({"input_tokens": len(prompt)})
+    edits = {} if counted.context_management is None else {"context_management": {"original_input_tokens": len(prompt)}}
+    return web.json_response({"input_tokens": len(prompt), **edits})
 
 
 async def _asked(fields: CountTokensFields, given: dict[str, Any]) -> dict[str, Any]:

@@ -86,8 +86,10 @@ def _tools(fields: CountTokensFields) -> dict[str, Any]:
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type", "custom") not in ("custom", None):
-        raise _wrong(where, "must have `name` and `input_schema`: the server has no tools of its own")
+    if not isinstance(tool, dict):
+        raise _wrong(where, "must have `name` and `input_schema`")
+    if tool.get("type") not in ("custom", None):  # one of Anthropic's own
+        return tool
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     if tool.get("description") is not None:
         function["description"] = tool["description"]

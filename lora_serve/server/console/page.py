@@ -1,4 +1,4 @@
-"""GET /ui, /ui/ and /ui/{file}: the console's page. Its data comes over the admin API, with the viewer's key."""
+"""GET /, /ui, /ui/ and /ui/{file}: the console's page. Its data comes over the admin API, with the viewer's key."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lora_serve import __version__
 from lora_serve.console.files import INDEX, PageFile, page_files
 from lora_serve.core.config import ServerConfig
 from lora_serve.server.answers.errors import WireError
+from lora_serve.server.route import ROUTES, Access
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authentication.authenticator import is_loopback
 
@@ -23,6 +24,18 @@ _NO_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)")
 def is_on(config: ServerConfig) -> bool:
     """True if the page is served: as --ui or --no-ui say, else where the server listens on loopback."""
     return is_loopback(config.host) if config.ui is None else config.ui
+
+
+async def get_root(request: web.Request) -> web.StreamResponse:
+    """The ways in: for a browser the console, else links and the routes of inference."""
+    services, has_console = request.app[SERVICES], is_on(request.app[SERVICES].config)
+    if has_console and "text/html" in request.headers.get(hdrs.ACCEPT, ""):
+        return web.Response(status=307, headers={hdrs.LOCATION: "ui/", hdrs.VARY: hdrs.ACCEPT})
+    taken = [route for route in request.app[ROUTES].routes if not route.tasks or services.spec.task in route.tasks]
+    calls = [f"{route.method} {route.path}" for route in taken if route.access in (Access.INFERENCE, Access.MODELS)]
+    links = {"docs": "docs", "openapi": "openapi.json"} | ({"console": "ui/"} if has_console else {})
+    told = {"version": __version__, "links": links, "routes": calls}
+    return web.json_response(told, headers={hdrs.VARY: hdrs.ACCEPT})
 
 
 async def get_index(request: web.Request) -> web.StreamResponse:

@@ -42,8 +42,8 @@ def authenticated(request: web.Request, authenticate: Authenticate) -> Caller:
 
 
 def _credentials(request: web.Request) -> str | None:
-    """The header of the key; Anthropic's clients send theirs in one of another name."""
-    key = request.headers.get("X-Api-Key")
+    """The header of the key; Anthropic's clients send theirs in one of another name, Azure's in a third."""
+    key = request.headers.get("X-Api-Key") or request.headers.get("Api-Key")
     return request.headers.get("Authorization") or (None if key is None else f"Bearer {key}")
 
 
@@ -89,8 +89,7 @@ def _enter(request: web.Request, access: Access) -> Caller:
 
 
 def _check_task(request: web.Request, tasks: tuple[Task, ...]) -> None:
-    pooling = request.app[SERVICES].spec.pooling
-    task = Task.GENERATE if pooling is None else pooling.task
+    task = request.app[SERVICES].spec.task
     if tasks and task not in tasks:
         wanted = " or ".join(f"--task {name}" for name in tasks)
         message = f"{request.path} needs a server started with {wanted}; this one runs its model with --task {task}."

@@ -123,6 +123,7 @@ async def chat_prompt(
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             template_values=fields.template_values,
+            documents=fields.documents,
             tools=_tools_for(text, spec, tools),
             check=lambda rendered: None if limit else check_can_fit(text, spec, rendered, "messages"),
             hint=hint,

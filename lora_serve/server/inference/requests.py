@@ -16,6 +16,7 @@ from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.inference.token_rules import bad_word_ids, biases_of
 from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.server.schemas.request import RequestFields
+from lora_serve.server.services import SERVICES
 from lora_serve.text.tokenizer import EncodedInput
 
 Prompt = tuple[int, ...]
@@ -41,7 +42,8 @@ def generation_requests(
     grammar: TokenGrammar | None = None,
 ) -> list[InferenceRequest]:
     """`fields.num_rows` requests for each prompt, in the order of the choices. Raises InvalidRequestError."""
-    limits = _own_limits(limits, model, fields)
+    most = request.app[SERVICES].config.requests.max_logprobs
+    limits = _of_vocabulary(_own_limits(limits, model, fields), model.spec.vocab_size, most)
     params = _sampling_params(fields, model, limits)
     template = replace(_template(request, model, fields), grammar=grammar)
     if fields.cache_salt is not None:
@@ -109,6 +111,17 @@ def _own_limits(limits: TokenLimits, model: ResolvedModel, fields: SamplingField
     if model.defaults.max_tokens is None or fields.model_fields_set & MAX_TOKENS_NAMES:
         return limits
     return replace(limits, max_tokens=None, at_most=model.defaults.max_tokens)
+
+
+def _of_vocabulary(limits: TokenLimits, vocab_size: int, most: int) -> TokenLimits:
+    """The limits with the size of the vocabulary for -1. Raises InvalidRequestError for more than `most` allow."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(limits, name) == -1:
+            if 0 <= most < vocab_size:
+                text = f"`{name}`: -1 asks for all {vocab_size} tokens; at most {most} are allowed (--max-logprobs)."
+                raise InvalidRequestError(text, param=name)
+            limits = replace(limits, **{name: vocab_size})  # type: ignore[arg-type]
+    return limits
 
 
 def _sampling_params(fields: SamplingFields, model: ResolvedModel, limits: TokenLimits) -> SamplingParams:

@@ -137,6 +137,7 @@ class Rows:
         *,
         choices_per_prompt: int = 1,
         max_in_flight: int | None = None,
+        shows_tokens: bool = True,  # false (`max_tokens: 0`): nobody sees the tokens that end the rows, and none counts
     ) -> None:
         """`requests`: one per row. `max_in_flight`: rows that are in the engine at once; None: all of them."""
         self.context = context
@@ -146,6 +147,7 @@ class Rows:
         self.way: Way | None = None  # over a neighbour; set before `admitted`
         self.is_shown = False  # set as soon as the caller has some of the answer: nothing begins again then
         self._services = services
+        self._shows_tokens = shows_tokens
         self._caller = context.caller or LOCAL_CALLER
         self._numbers = {request.request_id: number for number, request in enumerate(requests)}
         self._timers = [
@@ -214,6 +216,8 @@ class Rows:
 
     def generated(self, number: int, num_tokens: int) -> None:
         """Count tokens of a row that the answer shows, or takes as its end."""
+        if not self._shows_tokens:
+            return
         self.use.generated(number, num_tokens)
         self.context.num_output_tokens += num_tokens
 

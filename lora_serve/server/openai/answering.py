@@ -80,7 +80,7 @@ class AnswerBody(ABC):
 
     def last_chunks(self) -> Iterator[dict[str, Any]]:
         """Chunks after every choice has ended."""
-        if self.fields.stream_options is not None and self.fields.stream_options.include_usage:
+        if self.fields.stream_options is not None and self.fields.stream_options.shows_usage:
             yield {**self.head(self.chunk_kind, []), "usage": self.usage()}
 
     def event(self, chunk: dict[str, Any]) -> bytes:
@@ -100,10 +100,8 @@ class AnswerBody(ABC):
     def chunk(self, number: int, part: dict[str, Any]) -> dict[str, Any]:
         """A chunk with one part of a choice."""
         made, options = self.head(self.chunk_kind, [part]), self.fields.stream_options
-        if options is not None and options.continuous_usage_stats:
-            made["usage"] = self.usage(number)
-        elif options is not None and options.include_usage:
-            made["usage"] = None
+        if options is not None and options.shows_usage:
+            made["usage"] = self.usage(number) if options.continuous_usage_stats else None
         return made
 
     def usage(self, number: int | None = None) -> dict[str, Any]:

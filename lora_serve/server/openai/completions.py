@@ -37,7 +37,9 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     limits = TokenLimits(fields.answer_tokens, logprobs, _prompt_logprobs(fields))
     token_ids = [prompt.token_ids for prompt in prompts]
     requests = generation_requests(request, model, fields, limits, token_ids, grammar)
-    rows = Rows(services, context, model, requests, choices_per_prompt=fields.num_rows)
+    rows = Rows(
+        services, context, model, requests, choices_per_prompt=fields.num_rows, shows_tokens=fields.answer_tokens > 0
+    )
     body = CompletionBody(
         id=f"cmpl-{context.request_id}",
         chunk_kind="text_completion",
@@ -203,5 +205,6 @@ def _choice(text: TextModel, fields: CompletionFields, prompt: EncodedPrompt) ->
 def _prompt_logprobs(fields: CompletionFields) -> int | None:
     """Echo with logprobs needs the prompt's too."""
     if fields.echo and fields.logprobs is not None:
-        return max(fields.logprobs, fields.prompt_logprobs or 0)
+        asked = (fields.logprobs, fields.prompt_logprobs or 0)
+        return -1 if -1 in asked else max(asked)
     return fields.prompt_logprobs

@@ -22,6 +22,7 @@ class TokenSpeller:
 
     text: TextModel
     as_ids: bool
+    shows_bytes: bool = True  # false: null in their place
 
     def spell(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.as_ids else self.text.token_text(token_id)
@@ -55,7 +56,7 @@ def chat_logprobs(speller: TokenSpeller, entries: list[TokenLogprobs], count: in
     """Chat's format."""
 
     def shown(entry: TokenLogprobs) -> dict[str, Any]:
-        top = [_chat_token(speller, token_id, logprob) for token_id, logprob in entry.top[:count]]
+        top = [_chat_token(speller, *pair) for pair in _best(entry, count)[: None if count < 0 else count]]
         return {**_chat_token(speller, entry.token_id, entry.logprob), "top_logprobs": top}
 
     return {"content": each(shown, entries)}
@@ -82,19 +83,26 @@ def _emptied(show: Callable[[E], Any], entries: list[Any]) -> Iterator[Any]:
 def _top_by_text(speller: TokenSpeller, entry: TokenLogprobs, count: int) -> dict[str, float]:
     """The chosen token and the best ones; of several that are spelled alike the best."""
     top: dict[str, float] = {}
-    for token_id, logprob in sorted((*entry.top[:count], (entry.token_id, entry.logprob)), key=lambda pair: -pair[1]):
-        top.setdefault(speller.spell(token_id), _finite(logprob))
+    for token_id, logprob in _best(entry, count):
+        text = speller.spell(token_id)
+        top[text] = max(_finite(logprob), top.get(text, MIN_LOGPROB))
     return top
 
 
+def _best(entry: TokenLogprobs, count: int) -> list[tuple[int, float]]:
+    """The chosen token first, as in vLLM, then the `count` best ones without it; -1: all there are."""
+    top = entry.top if count < 0 else entry.top[:count]
+    return [(entry.token_id, entry.logprob), *(pair for pair in top if pair[0] != entry.token_id)]
+
+
 def _chat_token(speller: TokenSpeller, token_id: int, logprob: float) -> dict[str, Any]:
-    raw = list(speller.text.token_bytes(token_id))
+    raw = list(speller.text.token_bytes(token_id)) if speller.shows_bytes else None
     return {"token": speller.spell(token_id), "logprob": _finite(logprob), "bytes": raw}
 
 
 def _by_id(text: TextModel, entry: TokenLogprobs) -> dict[str, Any]:
-    ranked = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, start=1)}
-    ranked.setdefault(entry.token_id, (entry.logprob, entry.rank))
+    ranked = {entry.token_id: (entry.logprob, entry.rank)}
+    ranked |= {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, start=1)}
     return {
         str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": text.token_text(token_id)}
         for token_id, (logprob, rank) in ranked.items()

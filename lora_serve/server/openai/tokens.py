@@ -45,6 +45,9 @@ async def generate_tokens(request: web.Request) -> web.StreamResponse:
         fields = model.with_defaults(fields)
         grammar = await requested_grammar(services, context, model, fields)
         (prompt,) = await completion_prompts(model.text, model.spec, fields)
+        if fields.answer_tokens == 0:
+            message = "`sampling_params.max_tokens` must be at least 1: an answer is tokens here."
+            raise InvalidRequestError(message, param="max_tokens")
         has_end = {"max_tokens", "max_completion_tokens"} & fields.model_fields_set
         limits = TokenLimits(fields.answer_tokens if has_end else None, fields.logprobs, fields.prompt_logprobs)
         requests = generation_requests(request, model, fields, limits, [prompt.token_ids], grammar)
@@ -55,8 +58,8 @@ async def generate_tokens(request: web.Request) -> web.StreamResponse:
         context=context,
         fields=fields,
         use=rows.use,
-        speller=TokenSpeller(model.text, as_ids=True),
-        num_top=fields.logprobs,
+        speller=TokenSpeller(model.text, as_ids=True, shows_bytes=False),
+        num_top=fields.logprobs or (None if fields.logprobs is None else 1),  # 0: the token itself, as in vLLM
         choices=[TokensChoice() for _ in requests],
     )
     return await answer(request, fields, rows, body)

@@ -111,7 +111,7 @@ def check_n(value: int, info: ValidationInfo) -> int:
 
 def check_logprobs(value: int, info: ValidationInfo) -> int:
     """Raises ValueError."""
-    if value > (most := limits_of(info).max_logprobs):
+    if value > (most := limits_of(info).max_logprobs) >= 0:
         raise ValueError(f"at most {most} alternatives per token are allowed (--max-logprobs)")
     return value
 
@@ -172,10 +172,11 @@ Biases = Annotated[
     tuple[tuple[int | str, float], ...], BeforeValidator(as_biases, json_schema_input_type=dict[str, float])
 ]
 TemplateValues = Annotated[dict[str, Any], BeforeValidator(as_template_values)]
+Documents = Annotated[list[dict[str, Any]], BeforeValidator(lambda value: as_template_values({"": value})[""])]
 Bytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=1, le=2**50)]
 TokenId = Annotated[int, Field(ge=0)]
 StopIds = Annotated[list[TokenId], FailFast(), AfterValidator(check_stop_ids)]
 AllowedIds = Annotated[list[TokenId], FailFast(), AfterValidator(check_allowed_ids)]
 BadWords = Annotated[list[str], FailFast(), AfterValidator(check_bad_words)]
 NumChoices = Annotated[int, Field(ge=1), AfterValidator(check_n)]
-NumLogprobs = Annotated[int, Field(ge=0), AfterValidator(check_logprobs)]
+NumLogprobs = Annotated[int, Field(ge=-1), AfterValidator(check_logprobs)]  # -1: the whole vocabulary

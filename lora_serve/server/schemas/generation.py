@@ -12,6 +12,7 @@ from lora_serve.server.schemas.fields import (
     AllowedIds,
     BadWords,
     Biases,
+    Documents,
     Fields,
     NumChoices,
     NumLogprobs,
@@ -30,8 +31,13 @@ MAX_TOKENS = 2**31 - 1
 
 
 class StreamOptions(Fields):
-    include_usage: bool = False
+    include_usage: bool | None = None
     continuous_usage_stats: bool = False
+
+    @property
+    def shows_usage(self) -> bool:
+        """True if the stream ends with its usage; who asks for it in every chunk asks for that too, as in vLLM."""
+        return self.continuous_usage_stats if self.include_usage is None else self.include_usage
 
 
 class AnswerFields(UnservedFields, StructuredFields):
@@ -126,6 +132,7 @@ class ChatFields(SamplingFields, UnservedChatFields):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: TemplateValues = {}
+    documents: Documents = []
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     include_reasoning: bool = True
     tools: ObjectsOrNull = None  # with `tool_choice` checked by schemas/tools.py

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from lora_serve.server.schemas.fields import (
+    Documents,
     Fields,
     ObjectOrNull,
     Objects,
@@ -42,9 +43,10 @@ class CountTokensFields(RequestFields):
     thinking: ObjectOrNull = None
     output_config: ObjectOrNull = None
     chat_template_kwargs: TemplateValues = {}
+    documents: Documents = []
     add_special_tokens: bool = False
-    mcp_servers: Annotated[Any, Refused("the server calls no tools itself: name functions in `tools`", ([],))] = None
-    context_management: Annotated[Any, Refused("what is too long is refused: leave messages out")] = None
+    mcp_servers: Annotated[Any, Ignored("the server calls no tools itself")] = None
+    context_management: Annotated[Any, Ignored("nothing is edited; what is too long is refused")] = None
     cache_control: Annotated[Any, Ignored("prompts are found again by their tokens, wherever they agree")] = None
     speed: Annotated[Any, Ignored("there is one speed; see `priority`")] = None
 

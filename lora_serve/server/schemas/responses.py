@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from lora_serve.server.schemas.fields import (
+    Documents,
     Fields,
     NumLogprobs,
     ObjectOrNull,
@@ -52,27 +53,22 @@ class ResponseFields(AnswerFields, UnservedChatFields):
     parallel_tool_calls: bool = True
     reasoning: Annotated[ReasoningFields, BeforeValidator(without_null)] | None = None
     metadata: dict[str, Any] = {}
-    store: Annotated[Any, Refused(_NO_STORE, (False,))] = None
     previous_response_id: Annotated[Any, Refused(_NO_STORE)] = None
     conversation: Annotated[Any, Refused(_NO_STORE)] = None
     background: Annotated[Any, Refused(f"every answer is waited for, as {_NO_STORE}", (False,))] = None
     prompt: Annotated[Any, Refused("no prompts are kept here: send `instructions` and `input`")] = None
-    truncation: Annotated[Any, Refused("what is too long is refused: leave items out", ("disabled",))] = None
-    context_management: Annotated[Any, Refused("what is too long is refused: leave items out", ([],))] = None
+    truncation: Annotated[Any, Ignored("nothing is cut: what is too long is refused")] = None
+    context_management: Annotated[Any, Ignored("nothing is compacted: what is too long is refused")] = None
     moderation: Annotated[Any, Refused("answers are not moderated: leave it out")] = None
     image: Annotated[Any, Refused("models here read and write text only")] = None
     access_programs: Annotated[Any, Ignored("has a meaning for OpenAI's own models only")] = None
     max_tool_calls: Annotated[Any, Ignored("counts calls of the server's own tools, and there are none")] = None
-    service_tier: Annotated[Any, Ignored("there is one tier; see `priority`")] = None
-    safety_identifier: Annotated[Any, Ignored("nobody is reported; `user` names your end user")] = None
-    prompt_cache_key: Annotated[Any, Ignored("prompts are found again by their tokens")] = None
-    prompt_cache_options: Annotated[Any, Ignored("prompts are found again by their tokens")] = None
-    prompt_cache_retention: Annotated[Any, Ignored("prompts are found again by their tokens")] = None
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: TemplateValues = {}
+    documents: Documents = []
     include_reasoning: bool = True
     return_tokens_as_token_ids: bool = False
     messages: Annotated[Any, Refused("this is `input` here")] = None
@@ -80,7 +76,6 @@ class ResponseFields(AnswerFields, UnservedChatFields):
     max_completion_tokens: Annotated[Any, Refused("this is `max_output_tokens` here")] = None
     response_format: Annotated[Any, Refused("this is `text.format` here", ({"type": "text"},))] = None
     reasoning_effort: Annotated[Any, Refused("this is `reasoning.effort` here")] = None
-    verbosity: Annotated[Any, Refused("this is `text.verbosity` here", ("medium",))] = None
     logprobs: Annotated[Any, Refused(f"ask with {_LOGPROBS} in `include`", (False,))] = None
     n: Annotated[Any, Refused(_ONE_ANSWER, (1,))] = None
     best_of: Annotated[Any, Refused(_ONE_ANSWER, (1,))] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from lora_serve.text.past_calls import MAX_NESTING
 from lora_serve.text.tool_calls.base import Tool
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")  # as in Anthropic's and OpenAI's Responses
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 Mode = Literal["none", "auto", "required", "named"]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,15 @@ def tool_use(tools: Any, choice: Any, parallel: bool) -> ToolUse:
     parsed = () if tools is None else _parse_tools(tools)
     if choice is None:
         return ToolUse(parsed, "auto" if parsed else "none", parallel)
-    if choice == "none":
-        return ToolUse(parsed, "none", parallel)
     mode, names = _parse_choice(choice)
+    if mode == "none":
+        return ToolUse(parsed, "none", parallel)
     if not parsed and (tools is None or mode != "auto"):
-        raise _wrong_choice("`tool_choice` is allowed only beside `tools`.")
+        raise _wrong_choice("`tool_choice` is allowed only beside `tools` that are functions.")
     known = {tool.name for tool in parsed}
     for name in names:
         if name not in known:
-            raise _wrong_choice(f"`tool_choice` names the tool {name[:64]!r}, which is not in `tools`.")
+            raise _wrong_choice(f"`tool_choice` names the tool {name[:64]!r}, which is no function in `tools`.")
     if mode == "named":
         return ToolUse(parsed, mode, parallel=False, name=names[0])  # once, as in vLLM
     allowed = tuple(tool for tool in parsed if not names or tool.name in names)
@@ -82,7 +84,10 @@ def _parse_tools(value: Any) -> tuple[Tool, ...]:
         raise InvalidRequestError(f"At most {MAX_TOOLS} tools are allowed (got {len(value)}).", param="tools")
     if depth_of(value) > MAX_NESTING:
         raise InvalidRequestError(f"`tools` is nested more than {MAX_NESTING} deep.", param="tools")
-    tools = tuple(_parse_tool(item, f"tools[{index}]") for index, item in enumerate(value))
+    tools = tuple(_parse_tool(item, f"tools[{index}]") for index, item in enumerate(value) if not is_left_out(item))
+    if len(tools) < len(value):
+        kinds = sorted({item["type"][:64] for item in value if is_left_out(item)})
+        _log.info("tools that are no functions are left out: %s", ", ".join(map(repr, kinds[:8])))
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -91,12 +96,16 @@ def _parse_tools(value: Any) -> tuple[Tool, ...]:
     return tools
 
 
-def _parse_tool(item: Any, where: str) -> Tool:
+def is_left_out(item: Any) -> bool:
+    """True for a tool of a kind that callers' own servers have (a search, a shell): a model does without it."""
     kind = item.get("type") if isinstance(item, dict) else None
-    if not isinstance(item, dict) or kind not in (None, "function"):
-        raise InvalidRequestError(
-            f'`{where}` must be {{"type": "function", "function": ...}}: other tools are not served.', param=where
-        )
+    return isinstance(kind, str) and kind != "function"
+
+
+def _parse_tool(item: Any, where: str) -> Tool:
+    if not isinstance(item, dict) or item.get("type") not in (None, "function"):
+        message = f'`{where}` must be {{"type": "function", "function": ...}}.'
+        raise InvalidRequestError(message, param=where)
     function = item.get("function")
     if not isinstance(function, dict):
         message = f"`{where}.function` must be an object with `name`, `description` and `parameters`."
@@ -104,7 +113,7 @@ def _parse_tool(item: Any, where: str) -> Tool:
     where = f"{where}.function"
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        message = f"`{where}.name` must have 1 to 64 letters, digits, underscores and hyphens."
+        message = f"`{where}.name` must have 1 to 128 letters, digits, underscores and hyphens."
         raise InvalidRequestError(message, param=f"{where}.name")
     if not isinstance(description, str | None):
         raise InvalidRequestError(f"`{where}.description` must be a string.", param=f"{where}.description")
@@ -122,7 +131,7 @@ def _parse_tool(item: Any, where: str) -> Tool:
 
 def _parse_choice(value: Any) -> tuple[Mode, Sequence[str]]:
     """The mode, and the names that it is limited to; none if it is not limited."""
-    if value in ("auto", "required"):
+    if value in ("none", "auto", "required"):
         return value, ()
     if isinstance(value, dict) and value.get("type") == "function":
         return "named", [_name_in(value)]
@@ -130,7 +139,9 @@ def _parse_choice(value: Any) -> tuple[Mode, Sequence[str]]:
     if isinstance(allowed, dict) and allowed.get("mode") in ("auto", "required"):
         listed = allowed.get("tools")
         if isinstance(listed, list) and 0 < len(listed) <= MAX_TOOLS:
-            return allowed["mode"], [_name_in(item) for item in listed]
+            names = [_name_in(item) for item in listed if not is_left_out(item)]
+            if names or allowed["mode"] == "auto":
+                return allowed["mode"] if names else "none", names
     raise _wrong_choice(
         '`tool_choice` must be "none", "auto", "required", {"type": "function", "function": {"name": ...}}, or '
         '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}.'

@@ -40,7 +40,7 @@ class UnservedFields(RequestFields):
     return_mm_kwargs: Annotated[Any, Ignored("has a meaning for vLLM's render endpoints only")] = None
     return_token_offsets: Annotated[Any, Ignored("has a meaning for vLLM's render endpoints only")] = None
     routed_experts_prompt_start: Annotated[Any, Ignored("experts' routes are not returned")] = None
-    request_id: Annotated[Any, Ignored("requests are told apart by the server's own ids: see `X-Request-Id`")] = None
+    request_id: Annotated[Any, Ignored("the server's own ids count; the header `X-Request-Id` is given back")] = None
     session_id: Annotated[Any, Ignored("requests are found together by their prompts, not by a name")] = None
     stream_interval: Annotated[Any, Ignored("each step's tokens are sent at once; the text is the same")] = None
 
@@ -66,12 +66,7 @@ class UnservedChatFields(UnservedFields):
     modalities: Annotated[Any, Refused(f'only ["text"] can be answered: {_NO_MEDIA}', (["text"], []))] = None
     web_search_options: Annotated[Any, Refused("the web is not searched: put what is known into `messages`")] = None
     moderation: Annotated[Any, Refused("answers are not moderated: leave it out")] = None
-    verbosity: Annotated[
-        Any, Refused("models here have no such setting: ask for short or long answers in words", ("medium",))
-    ] = None
-    documents: Annotated[Any, Refused("no documents are handed to the template: write them into a message", ([],))] = (
-        None
-    )
+    verbosity: Annotated[Any, Ignored("models here have no such setting: ask in words")] = None
     return_prompt_text: Annotated[
         Any, Refused("use `return_token_ids`, or POST /tokenize and /detokenize", (False,))
     ] = None

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import Any
 
-from aiohttp import HttpVersion11, web
-from aiohttp.http_exceptions import LineTooLong
-from aiohttp.web_protocol import RequestHandler
+from aiohttp import EMPTY_PAYLOAD, HttpVersion10, HttpVersion11, hdrs, web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from aiohttp.web_request import BaseRequest
 
 from lora_serve.server.answers.errors import WireError
@@ -27,18 +30,24 @@ READ_BYTES = 2**14  # of a connection, at once; an upload of 400 MiB costs the l
 class HttpRunner(web.AppRunner):
     """Serves an application over TCP. A client that leaves cancels its handler, which frees its row."""
 
-    def __init__(self, app: web.Application, shutdown_timeout: float) -> None:
-        """`shutdown_timeout`: seconds for open connections after the sites have stopped."""
+    def __init__(self, app: web.Application, shutdown_timeout: float, root_path: str = "") -> None:
+        """`shutdown_timeout`: seconds for open connections after the sites have stopped. `root_path`: see the flag."""
         super().__init__(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
+        self._root_path = root_path
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
         # The application keeps how it makes its server to itself; its attributes are the base class's.
         made.__class__ = _HttpServer
+        made.root_path = self._root_path  # type: ignore[attr-defined]
         return made
 
 
 _NOTHING = Answering(is_complete=False, has_begun=False, may_be_asked=False)  # no request is there, and none will be
+
+
+# A request's first line with more than one blank between its parts, which the parser takes for one.
+_WITH_BLANKS = re.compile(rb"(?:\r?\n)*[A-Z]+(?:  +[^ \r\n]+ +| [^ \r\n]+  +)HTTP/")
 
 
 class _HttpServer(web.Server):
@@ -49,10 +58,12 @@ class _HttpServer(web.Server):
 class HttpConnection(RequestHandler):
     """aiohttp's connection, except for broken HTTP, bodies (which stay coded) and clients that end their side."""
 
-    __slots__ = ("_half_closed",)
+    __slots__ = ("_body", "_half_closed", "_root_path")
 
     def __init__(self, server: web.Server, **options: Any) -> None:
         super().__init__(server, auto_decompress=False, **options)  # bodies/body_stream.py decodes, and checks
+        self._root_path: str = getattr(server, "root_path", "")  # aiohttp's own servers have none
+        self._body: StreamReader = EMPTY_PAYLOAD  # of the last request that was read
         self._half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -60,6 +71,28 @@ class HttpConnection(RequestHandler):
         super().connection_made(transport)
         if hasattr(transport, "max_size"):
             transport.max_size = READ_BYTES  # asyncio's own: 256 KiB
+
+    def data_received(self, data: bytes) -> None:
+        """Refuse what aiohttp's parser is lenient about, so that a proxy in front of it reads nothing else in it."""
+        num_known = len(self._messages)
+        is_broken = self._body.is_eof() and _WITH_BLANKS.match(data) is not None
+        super().data_received(b"\0\r\n\r\n" if is_broken else data)
+        for index in range(num_known, len(self._messages)):
+            message, self._body = self._messages[index]
+            if isinstance(message, RawRequestMessage):
+                self._messages[index] = self._checked(message, self._body)
+
+    def _checked(self, message: RawRequestMessage, body: StreamReader) -> tuple[Any, StreamReader]:
+        """The request, without the prefix of its path; an error in its place if it is not as HTTP has to be."""
+        coding = message.headers.get(hdrs.TRANSFER_ENCODING, "chunked").lower()
+        if message.version < HttpVersion10 or coding != "chunked":
+            error = BadHttpMessage("an old version, or another coding")
+            return _ErrInfo(status=400, exc=error, message=error.message), EMPTY_PAYLOAD
+        path = message.url.raw_path
+        if self._root_path and f"{path}/".startswith(f"{self._root_path}/"):
+            url = message.url.with_path(path.removeprefix(self._root_path) or "/", encoded=True, keep_query=True)
+            message = message._replace(path=url.raw_path_qs, url=url)
+        return message, body
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # which has nothing to return
         """The client sends no more. Returns whether the connection stays open for answers; with TLS it never does."""

@@ -14,6 +14,7 @@ from lora_serve.core.batch import Batch, NextToken, RowOutput
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import ErrorEvent, FinishEvent
+from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import AdapterUse, FinishReason
 from tests.engine.fake_constraints import TOO_COMPLEX, FakeConstraints, grammar
 from tests.engine.fake_runner import next_token
@@ -269,6 +270,7 @@ def test_any_traffic_is_answered_as_without_drafts(speculate: str, data: st.Data
         "max_num_seqs": data.draw(st.integers(1, 6), "rows"),
         "max_num_batched_tokens": data.draw(st.integers(16, 60), "tokens"),
         "policy": data.draw(st.sampled_from(["fcfs", "fair", "priority"]), "policy"),
+        "long_rope": data.draw(st.sampled_from([ONE_ROPE, LongRope(17, True)]), "long rope"),
     }
     short_of = data.draw(st.sampled_from([None, 5, 20]), "most tokens that the device has memory for")
     plan = MemoryPlan(num_host_blocks=data.draw(st.sampled_from([0, 10]), "host blocks"))

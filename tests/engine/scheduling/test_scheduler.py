@@ -15,6 +15,7 @@ from lora_serve.core.errors import (
     RequestTimeoutError,
 )
 from lora_serve.core.messages import ErrorEvent, FinishEvent, StartedEvent, Tune
+from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import FinishReason, OnCold
 from tests.engine.fake_runner import EXPLOSION, POISON, next_token
 from tests.engine.world import World, adapter
@@ -271,6 +272,7 @@ def test_any_traffic_ends_with_right_answers_and_nothing_held(data: st.DataObjec
         max_num_batched_tokens=data.draw(st.integers(16, 40), "tokens"),
         max_loras=data.draw(st.integers(1, 3), "slots"),
         adapter_host_memory=data.draw(st.integers(10, 60), "host bytes"),
+        long_rope=data.draw(st.sampled_from([ONE_ROPE, LongRope(17, True), LongRope(17, False)]), "long rope"),
     )
     names = [None, "a", "b", "c", "d", "e"]
     aborted = set()

@@ -32,7 +32,8 @@ def refused(given: FleetConfig) -> str:
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
-    assert refused(config()) == "--engine ray needs the package ray: pip install 'lora-serve[ray]'"
+    words = "pip install 'lora-serve[ray]', in a clone ./scripts/install ray"
+    assert refused(config()) == f"--engine ray needs the package ray: {words}"
 
 
 def test_a_token_is_shown_where_there_is_one(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ MAX_ROWS = 6
 class World:
     """One model with an ordinary runner, and one that captures."""
 
-    def __init__(self, root: Path) -> None:
-        model = save_tiny_model("llama", root / "model")
+    def __init__(self, root: Path, **config: Any) -> None:
+        model = save_tiny_model("llama", root / "model", **config)
         adapters = {name: save_adapter(model, root / name, seed=i) for i, name in enumerate("abc")}
         adapters["wide"] = save_adapter(model, root / "wide", r=20)
         with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
@@ -160,6 +161,20 @@ def test_replays_follow_when_attention_reads_the_cache_in_place(tmp_path: Path) 
     world.agree([decode(0, 4, tables[0], 9, a), decode(1, 5, tables[1], 8)])
     world.agree([decode(1, 5, tables[1], 7, a), decode(0, 4, tables[0], 6)])
     assert len(world.recorders) == 1
+
+
+def test_replays_follow_which_rows_are_long(tmp_path: Path) -> None:
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 4.0, 6.0, 8.0]}
+    world = World(tmp_path, rope_parameters={**factors, "original_max_position_embeddings": 32})
+    tables, a = [world.prompt(i, 4 + i) for i in range(2)], world.load("a", 0, 1)
+    rows = [decode(0, 4, tables[0], 9, a), decode(1, 5, tables[1], 8)]
+    found = []
+    for i in (0, 1):
+        rows[i] = replace(rows[i], is_long=True)
+        world.agree(rows)
+        found.append(world.captured.run(Batch((rows[1],), ()))[0])
+    assert not same(*found)
+    assert len(world.recorders) == 2  # of two rows, and of one
 
 
 def test_growth_of_slots_or_ranks_and_a_resized_pool_are_captured_anew(tmp_path: Path) -> None:

@@ -57,6 +57,16 @@ async def test_usage_is_what_the_answers_said_it_was(
     assert (base["requests"], base["prompt_tokens"], base["generated_tokens"]) == (1, 4, 2)
 
 
+async def test_echo_alone_is_metered_without_the_token_that_nobody_sees(
+    house: House, http: aiohttp.ClientSession, admin: aiohttp.ClientSession, new_key: NewKey
+) -> None:
+    body = {"prompt": [1, 2, 3], "max_tokens": 0, "echo": True}
+    async with http.post("/v1/completions", json=body, headers=bearer(new_key("acme"))) as response:
+        assert response.status == 200
+    (base,) = await usage(admin, adapter=BASE)
+    assert (base["prompt_tokens"], base["generated_tokens"]) == (3, 0)
+
+
 async def test_what_failed_before_its_prompt_was_computed_is_not_metered(
     house: House, http: aiohttp.ClientSession, admin: aiohttp.ClientSession, new_key: NewKey
 ) -> None:

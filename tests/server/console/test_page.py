@@ -34,6 +34,20 @@ async def test_page_and_its_files_have_their_types_and_policy(http: aiohttp.Clie
             assert await answer.read() == page_files()[name or INDEX].content
 
 
+async def test_root_leads_a_browser_to_the_console_and_tells_others_the_ways_in(http: aiohttp.ClientSession) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    async with http.get("/", headers=browser, allow_redirects=False) as answer:
+        assert (answer.status, answer.headers["Location"]) == (307, "ui/")
+    async with http.get("/") as answer:
+        told = await answer.json()
+    assert told["links"].keys() == {"console", "docs", "openapi"}
+    for link in told["links"].values():
+        async with http.get(f"/{link}") as answer:
+            assert answer.status == 200, link
+    assert {"POST /v1/chat/completions", "POST /v1/messages", "GET /v1/models"} <= set(told["routes"])
+    assert not [call for call in told["routes"] if "admin" in call or "/v1/embeddings" in call]  # the model generates
+
+
 async def test_page_has_a_slash_at_its_end_wherever_a_proxy_puts_it(http: aiohttp.ClientSession) -> None:
     async with http.get("/ui", allow_redirects=False) as answer:
         assert (answer.status, answer.headers["Location"]) == (308, "ui/")

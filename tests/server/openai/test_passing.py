@@ -81,6 +81,7 @@ TABLE: dict[str, tuple[Any, str, str]] = {
     "continue_final_message": (True, PASSED, REFUSED),
     "add_special_tokens": (True, PASSED, PASSED),
     "chat_template_kwargs": ({"a": 1}, PASSED, PASSED),
+    "documents": ([{"text": "x"}], PASSED, PASSED),
     "reasoning_effort": ("low", REFUSED, REFUSED),
     "include_reasoning": (False, PASSED, PASSED),
     "tools": ([], TRANSLATED, TRANSLATED),

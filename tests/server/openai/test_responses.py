@@ -140,18 +140,16 @@ async def test_sampling_fields_reach_the_engine(http: aiohttp.ClientSession, hou
 
 
 REFUSED = {
-    "store": ({"store": True}, "stored"),
     "previous_response_id": ({"previous_response_id": "resp_1"}, "input"),
     "conversation": ({"conversation": "c"}, "input"),
     "background": ({"background": True}, "stored"),
-    "truncation": ({"truncation": "auto"}, "items"),
-    "include": ({"include": ["web_search_call.action.sources"]}, "include"),
+    "include": ({"include": ["my.thoughts"]}, "include"),
     "input": ({"input": []}, "items"),
     "input[0]": ({"input": [{"type": "item_reference", "id": "x"}]}, "stored"),
     "input[0].content[0]": ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "texts"),
     "input[0].role": ({"input": [{"role": "king", "content": "x"}]}, "role"),
     "text.format": ({"text": {"format": {"type": "poem"}}}, "json_schema"),
-    "tools[0]": ({"tools": [{"type": "web_search"}]}, "function"),
+    "tools[0]": ({"tools": [{"name": "f"}]}, "function"),
     "max_output_tokens": ({"max_output_tokens": 500}, "context length"),
     "temperature": ({"temperature": 3}, "2"),
 }

@@ -96,6 +96,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "prompt_logprobs": {"sampling_params": {"prompt_logprobs": 99}},
     "features": {"features": {"mm_hashes": {}}},
     "max_tokens": {"sampling_params": {"max_tokens": 500}},
+    "max_tokens ": {"sampling_params": {"max_tokens": 0}},
 }
 
 

@@ -30,7 +30,7 @@ async def test_document_names_every_route(http: aiohttp.ClientSession, services:
     assert len(routes) == 2 * len(TABLE.routes) > 70  # each with a slash at its end, and without
     for route in routes:
         assert route.resource is not None
-        operation = document["paths"][route.resource.canonical.rstrip("/")][route.method.lower()]
+        operation = document["paths"][route.resource.canonical.rstrip("/") or "/"][route.method.lower()]
         assert operation["responses"]
 
 
@@ -155,7 +155,7 @@ def test_only_open_doors_need_no_key() -> None:
         path for path, methods in paths.items() for operation in methods.values() if "security" not in operation
     }
     probes = {"/health", "/ping", "/ready", "/version", "/metrics"}
-    assert open_doors == probes | {"/openapi.json", "/docs", "/ui", "/ui/about.json", "/ui/{file}"}
+    assert open_doors == probes | {"/", "/openapi.json", "/docs", "/ui", "/ui/about.json", "/ui/{file}"}
 
 
 async def test_page_runs_no_script_and_loads_nothing(http: aiohttp.ClientSession) -> None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
+
+from lora_serve.server.app import build_app
+from lora_serve.server.services import Services
+from lora_serve.server.sockets.http_runner import HttpRunner
 
 KEY = "admin-key-of-the-tests"
 
@@ -51,6 +58,11 @@ GOOD = b'{"prompt": "x", "max_tokens": 1}'
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 6\r\n\r\n0\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nbad header line\r\n\r\n",
+        b"GET  /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health  HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: ,chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
         b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
@@ -99,6 +111,55 @@ async def test_tricky_ids_reach_no_file(house: Any, method: str, name: str) -> N
     status, _, _ = await raw(house, head.encode() + b"Content-Length: 0\r\n\r\n")
     assert status in (400, 404)
     assert sorted(path.name for path in house.store.iterdir() if path.is_dir()) in ([], ["tmp"], ["blobs", "tmp"])
+
+
+async def test_body_that_looks_like_odd_http_is_a_body(house: Any) -> None:
+    data = post(b"GET  /health  HTTP/1.1\r\n\r\n")
+    status, _, body = await raw(house, data[:-26], data[-26:])
+    assert (status, json.loads(body)["error"]["code"]) != (400, "bad_http")
+
+
+async def test_prefix_of_paths_may_be_left_in_place(services: Services) -> None:
+    """As under uvicorn's and vLLM's: behind a proxy that takes `/llm` away and behind one that does not."""
+    runner = HttpRunner(build_app(services), shutdown_timeout=1.0, root_path="/llm")
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as http:
+        for path, expected in (
+            ("/llm/v1/models", 200), ("/v1/models", 200), ("/llm/v1/models/a%2Fb", 404), ("/llm/health?x=%20", 200),
+            ("/llmv1/models", 404), ("/llm/llm/v1/models", 404), ("/llm", 404),
+        ):  # fmt: skip
+            async with http.get(path) as answer:
+                assert answer.status == expected, path
+                body = await answer.text()
+        assert "/llm" not in body
+        async with http.post("/llm/v1/completions", json={"prompt": "x", "max_tokens": 2}) as answer:
+            assert (await answer.json())["usage"]["completion_tokens"] == 2
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_echoed"),
+    [
+        ("order-8274 / retry 2", True),
+        ("x" * 128, True),
+        ("x" * 129, False),
+        ("", False),
+        ("t\xe4g", False),
+        ("a\tb", False),
+    ],
+)
+async def test_clients_own_id_is_echoed_and_logged(
+    house: Any, caplog: pytest.LogCaptureFixture, sent: str, is_echoed: bool
+) -> None:
+    with caplog.at_level(logging.INFO, "lora_serve.access"):
+        _, head, body = await raw(house, post(GOOD, b"X-Request-Id: " + sent.encode()))
+    (line,) = [record for record in caplog.records if record.name == "lora_serve.access"]
+    given = head.partition(b"X-Request-Id: ")[2].partition(b"\r\n")[0].decode()
+    assert (given == sent) is is_echoed
+    assert getattr(line, "client_request_id", None) == (sent if is_echoed else None)
+    assert json.loads(body)["id"] == f"cmpl-{line.request_id}"
+    assert house.engine.requests[0].answer_id == line.request_id
 
 
 async def test_body_in_drops_is_read(house: Any) -> None:

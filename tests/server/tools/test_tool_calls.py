@@ -237,11 +237,11 @@ async def test_openais_helpers_for_parsing_and_streaming_understand_the_calls(op
         ({"tools": [WEATHER] * 129}, "tools", "128"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name", "before it"),
         ({"tools": ["x"]}, "tools[0]", "function"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]", "not served"),
+        ({"tools": [{"type": 5}]}, "tools[0]", "function"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "object"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "letters"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "letters"),
-        ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function.name", "64"),
+        ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name", "128"),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "description": 1}}]},
             "tools[0].function.description",
@@ -266,7 +266,7 @@ async def test_openais_helpers_for_parsing_and_streaming_understand_the_calls(op
         (
             {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "pay"}}},
             "tool_choice",
-            "'pay', which is not",
+            "'pay', which is no function",
         ),
         ({"functions": [{"name": "f"}]}, "functions", "older form"),
         ({"function_call": "auto"}, "function_call", "older form"),

@@ -94,6 +94,7 @@ export const live = {
     names: /** @type {Record<string, string>} */ ({ device: "Device", host: "Host", disk: "Disk", redis: "Redis" }),
     of: (/** @type {string} */ used, /** @type {string} */ budget) => `${used} of ${budget}`,
     items: /** @type {const} */ (["adapter", "adapters"]),
+    unlimited: (/** @type {string} */ used) => `${used}, no limit`,
     unknown: "not known here",
     hits: (/** @type {string} */ part) => `${part} hits`,
     move: (/** @type {string} */ from, /** @type {string} */ to) => `${from} → ${to}`,

@@ -7,7 +7,7 @@ export const tenants = {
   usage: "Usage",
   audit: "Audit log",
   base: "Base model",
-  offload: "Neighbours",
+  offload: "Neighbours allowed",
   limits: "Limits",
   created: "Created",
   yes: "yes",
@@ -108,7 +108,7 @@ export const tenants = {
     queue_seconds: "In the queue",
     load_seconds: "Waiting for adapters",
     compute_seconds: "Computing",
-    residency_byte_seconds: "Byte seconds on the device",
+    residency_byte_seconds: "Device memory held (bytes × seconds)",
   },
   day: "day",
   /** @param {string} figure */

@@ -12,6 +12,7 @@ from typing import Any
 from lora_serve.server.answers.errors import WireError
 from lora_serve.server.openai.translated import Event, Item, TranslatedBody
 from lora_serve.server.schemas.responses import ResponseFields
+from lora_serve.server.schemas.tools import is_left_out
 
 _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 _PARTS = {"text": "output_text", "reasoning": "reasoning_text"}
@@ -118,7 +119,7 @@ class ResponseBody(TranslatedBody):
             "temperature": self.fields.temperature,
             "text": asked.text or {"format": {"type": "text"}},
             "tool_choice": "auto" if asked.tool_choice is None else asked.tool_choice,
-            "tools": asked.tools or [],
+            "tools": [tool for tool in asked.tools or () if not is_left_out(tool)],
             "top_logprobs": asked.top_logprobs,
             "top_p": self.fields.top_p,
             "truncation": "disabled",

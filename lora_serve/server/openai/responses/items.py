@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
@@ -40,14 +41,20 @@ class _Reader:
                 self._reasoning(item, where)
             case "function_call":
                 self._call(item, where)
-            case "function_call_output":
+            case "custom_tool_call" | "local_shell_call":  # of tools that are left out now
+                name = item.get("name") or "local_shell"
+                given = item.get("action") if kind == "local_shell_call" else {"input": item.get("input")}
+                self._call({**item, "name": name, "arguments": json.dumps(given, ensure_ascii=False)}, where)
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 self.end()
                 content = _content(item.get("output"), f"{where}.output")
                 self._messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+            case "web_search_call":
+                pass  # it holds no text: what came of it is in the message that follows
             case "item_reference":
                 raise _wrong(where, "answers are not stored, so send the item itself")
             case _:
-                raise _wrong(where, "only message, reasoning, function_call and function_call_output are known")
+                raise _wrong(where, "only messages, reasoning, and calls of tools with their outputs are known")
 
     def end(self) -> None:
         """The assistant's turn is over."""

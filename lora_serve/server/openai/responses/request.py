@@ -8,9 +8,15 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.openai.passing import fields_in_common
 from lora_serve.server.openai.responses.items import messages_of
 from lora_serve.server.schemas.responses import ResponseFields
+from lora_serve.server.schemas.tools import is_left_out
 
 LOGPROBS = "message.output_text.logprobs"
-_INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # reasoning is in the answer, and not encrypted
+# Reasoning is in the answer, and not encrypted; of tools that are left out there is nothing to include.
+_INCLUDED = (
+    LOGPROBS, "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results",
+    "file_search_call.results", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+)  # fmt: skip
 _SAME = fields_in_common(
     ResponseFields, frozenset(("stream_options", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"))
 )
@@ -47,16 +53,15 @@ def _format(text: Any) -> dict[str, Any]:
         return {}
     if not isinstance(text, dict):
         raise InvalidRequestError("`text` must be an object with `format`.", param="text")
-    verbosity = {} if text.get("verbosity") is None else {"verbosity": text["verbosity"]}
     form = text.get("format")
     if form is None:
-        return verbosity
+        return {}
     kind = form.get("type") if isinstance(form, dict) else None
     if kind == "json_schema":
         schema = {name: value for name, value in form.items() if name != "type" and value is not None}
-        return {**verbosity, "response_format": {"type": kind, "json_schema": schema}}
+        return {"response_format": {"type": kind, "json_schema": schema}}
     if kind in ("json_object", "text"):
-        return {**verbosity, **({} if kind == "text" else {"response_format": {"type": kind}})}
+        return {} if kind == "text" else {"response_format": {"type": kind}}
     message = "`text.format` must be of the type text, json_object or json_schema."
     raise InvalidRequestError(message, param="text.format")
 
@@ -76,13 +81,11 @@ def _tools(fields: ResponseFields, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind != "function":
-        raise InvalidRequestError(
-            f'`{where}` must be {{"type": "function", "name": ..., "parameters": ...}}: the server has no tools of its '
-            "own.",
-            param=where,
-        )
+    if is_left_out(tool):
+        return dict(tool)
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        message = f'`{where}` must be {{"type": "function", "name": ..., "parameters": ...}}.'
+        raise InvalidRequestError(message, param=where)
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 

@@ -78,7 +78,7 @@ class CompletionChunk(Answer):
 class TopLogprob(Answer):
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
 
 
 class TokenLogprob(TopLogprob):

@@ -39,6 +39,14 @@ class OpenApiDocument(Answer):
     components: dict[str, Any]
 
 
+class Root(Answer):
+    """GET /"""
+
+    version: str
+    links: dict[str, str]  # relative
+    routes: list[str]  # of inference, as `POST /v1/completions`
+
+
 class ConsoleFacts(Answer):
     """GET /ui/about.json"""
 

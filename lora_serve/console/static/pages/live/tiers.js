@@ -11,7 +11,6 @@ import { html, useEffect, useRef } from "../../vendor/preact.js";
 const WORDS = TEXTS.live.tiers;
 const ORDER = ["device", "host", "disk", "redis"];
 const MOVES_SHOWN = 4;
-const ROOM = 1.25; // of a bar that has no limit, beside the largest of them
 const FLIGHT_MS = 700;
 const MOST_FLIGHTS = 12; // at once
 
@@ -43,7 +42,7 @@ export function Tiers({ history, frame, time, isLive }) {
 /** @param {{name: string, tier: Tier, frame: Frame}} props */
 function TierBar({ name, tier, frame }) {
   const words = WORDS.names[name] ?? name;
-  const known = tier.bytes === null ? WORDS.unknown : tier.budget ? WORDS.of(bytes(tier.bytes), bytes(tier.budget)) : bytes(tier.bytes);
+  const known = tier.bytes === null ? WORDS.unknown : tier.budget ? WORDS.of(bytes(tier.bytes), bytes(tier.budget)) : WORDS.unlimited(bytes(tier.bytes));
   const asked = tier.hits + tier.misses;
   return html`<li class="live-tier" data-tier=${name}>
     <span class="live-tier-name">${words}</span>
@@ -56,20 +55,20 @@ function TierBar({ name, tier, frame }) {
 }
 
 /**
- * The bar's parts: on the device each slot in its colour, elsewhere the sum. Tiers without a limit share a scale.
+ * The bar's parts, of the tier's limit: on the device each slot in its colour, elsewhere the sum. Without a limit there
+ * is no scale, and so no bar but the device's slots as parts of their sum.
  * @param {string} name @param {Tier} tier @param {Frame} frame
  */
 function segmentsOf(name, tier, frame) {
   const used = tier.bytes ?? 0;
-  const largest = Math.max(...Object.values(frame.tiers ?? {}).map((one) => one.bytes ?? 0));
-  const whole = Math.max(tier.budget || ROOM * largest, used, 1);
+  const whole = Math.max(tier.budget, used, 1);
   const slots = name === "device" ? frame.slots : [];
   const listed = slots.reduce((sum, slot) => sum + slot.bytes, 0);
   const rest = Math.max(0, used - listed);
   return html`${slots.map(
       (slot) => html`<i key=${`${slot.replica}${slot.index}`} style=${{ width: `${(100 * slot.bytes) / whole}%`, background: colourOf(slot.digest) }}></i>`,
     )}
-    ${rest > 0 && html`<i class="rest" style=${{ width: `${(100 * rest) / whole}%` }}></i>`}`;
+    ${rest > 0 && tier.budget > 0 && html`<i class="rest" style=${{ width: `${(100 * rest) / whole}%` }}></i>`}`;
 }
 
 /** @param {{move: import("./types.js").Move & {time: number}, time: number}} props */

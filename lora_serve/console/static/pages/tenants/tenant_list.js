@@ -21,7 +21,7 @@ const COLUMNS = [
   { key: "num_adapters", label: T.adapters, isNumber: true, render: (/** @type {any} */ row) => number(row.num_adapters) },
   { key: "may_use_base", label: T.base, render: (/** @type {any} */ row) => (row.may_use_base ? T.yes : T.no) },
   { key: "offload", label: T.offload, render: (/** @type {any} */ row) => (row.offload ? T.yes : T.no) },
-  { key: "quota", label: T.limits, render: (/** @type {any} */ row) => limitsOf(row.quota) },
+  { key: "quota", label: T.limits, className: "wide", render: (/** @type {any} */ row) => limitsOf(row.quota) },
   { key: "created", label: T.created, render: (/** @type {any} */ row) => moment(row.created) },
 ];
 
