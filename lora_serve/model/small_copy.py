@@ -21,7 +21,7 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.model.base_model import BaseModel, described
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading.exactness import LONG, check_exactness, plain_logprobs, probe_tokens
+from lora_serve.model.loading.exactness import LONG, SHORT, check_exactness, plain_logprobs, probe_tokens
 from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, read_model_config
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.lora.lora_slots import LoraSlots
@@ -86,7 +86,8 @@ def _check_once(config_of: Callable[[Any], Any], small: str) -> None:
     )  # fmt: skip
     for seed in _SEEDS:
         copied = _small_model(config, config_of(json.loads(small)), seed)
-        probe = probe_tokens(copied.spec.vocab_size, LONG)
+        chunks = tuple(one for one in LONG if sum(one) <= copied.spec.max_model_len) or SHORT
+        probe = probe_tokens(copied.spec.vocab_size, chunks)
         expected = [plain_logprobs(copied, (row,))[0] for row in probe]
         num_blocks = 1 + len(probe) * _POSITIONS // _BLOCK_SIZE
         cache = KVCache(copied.observation.kv_shape, num_blocks, _BLOCK_SIZE, copied.device)
@@ -95,7 +96,7 @@ def _check_once(config_of: Callable[[Any], Any], small: str) -> None:
         name = f"{copied.spec.architecture} (a small copy of it, over {max(map(len, probe))} tokens)"
         try:
             rope = copied.spec.long_rope
-            check_exactness(runner.run, expected, probe, _BLOCK_SIZE, torch.float32, name, rope, LONG)
+            check_exactness(runner.run, expected, probe, _BLOCK_SIZE, torch.float32, name, rope, chunks)
         except ModelError:
             if seed == _SEEDS[-1]:
                 raise
