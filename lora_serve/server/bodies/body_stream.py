@@ -1,6 +1,6 @@
 """A request's body as a stream: counted, held against its digests and decoded while it comes.
 
-aiohttp's own decoder is turned off (sockets/http_runner.py): it does not ask whether a gzip stream ever ended.
+aiohttp's own decoder is turned off (sockets/connections.py): it does not ask whether a gzip stream ever ended.
 """
 
 from __future__ import annotations

@@ -133,8 +133,7 @@ def _check_headers(request: web.Request) -> None:
     may_say_nothing = request.app[SERVICES].authenticator.required and "Content-Type" not in request.headers
     if not may_say_nothing and kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaError("The request body must be JSON: send `Content-Type: application/json`.")
-    if "Content-Encoding" in request.headers:
-        decoder_of(request)
+    decoder_of(request)
     max_bytes = request.app[SERVICES].config.max_body_bytes
     if (request.content_length or 0) > max_bytes:
         raise _too_large(max_bytes)
