@@ -52,8 +52,12 @@ async def test_probe_is_logged_when_its_status_changes_and_at_no_other_time(
     with caplog.at_level(logging.INFO, "lora_serve.access"):
         for state in (ServerState.READY, ServerState.STARTING, ServerState.READY, ServerState.FAILED):
             lifecycle.state = state
-            for path in ("/ready", "/health", "/ready/", "/health", "/ready", "/metrics"):
+            for path in ("/ready", "/health", "/ready/", "/health", "/ready", "/metrics", "/ui/about.json"):
                 await status_of(http, path)
+            async with http.get(
+                "/admin/whoami", headers={"Authorization": f"Bearer {KEY}"}
+            ) as answer:  # the console asks each 5 s
+                assert answer.status == 200
     lines: list[Any] = [record for record in caplog.records if record.name == "lora_serve.access"]
     assert [(line.path, line.status) for line in lines] == [
         ("/ready", 503),
