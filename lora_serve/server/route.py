@@ -79,6 +79,11 @@ class Route:
         """True if a call is an admin's act, which gets a line in the audit log."""
         return self.access in (Access.ADMIN, Access.TENANT_ADMIN) and self.method in _CHANGING
 
+    @property
+    def is_deletion(self) -> bool:
+        """True for an act that frees space, and so is tried on a full disk too."""
+        return self.is_act and self.method == "DELETE"
+
 
 class RouteTable:
     """The routes of an application, in the order in which the router tries them."""

@@ -118,10 +118,10 @@ class Services:
         """The reason why the store takes no changes at present; None if it takes them."""
         return None if self.store_monitor is None else self.store_monitor.problem
 
-    async def check_store(self) -> None:
-        """Raises AdapterUnavailableError if the store cannot be written: called before a change."""
+    async def check_store(self, makes_room: bool) -> None:
+        """See `StoreMonitor.check`: called before a change."""
         if self.store_monitor is not None and self.store_problem is not None:
-            await asyncio.to_thread(self.store_monitor.check)
+            await asyncio.to_thread(self.store_monitor.check, makes_room)
 
     @property
     def base_name(self) -> str:

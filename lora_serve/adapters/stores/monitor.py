@@ -6,12 +6,15 @@ missing rights alike, and a server that starts on such a disk recovers like one 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
 import tempfile
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from lora_serve.core.errors import LoraServeError, StoreUnwritableError
@@ -19,6 +22,7 @@ from lora_serve.core.errors import LoraServeError, StoreUnwritableError
 INTERVAL = 5.0  # seconds between two tests of a writable folder
 FIRST_PAUSE, MAX_PAUSE = 1.0, 10.0  # seconds between two tests of an unwritable one; doubled each time
 TRIED_BYTES = 64 * 2**10  # a commit of a database writes at least this
+RESERVE, RESERVE_BYTES = "reserve", 2**19
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +35,8 @@ class StoreMonitor:
         self._lock = threading.Lock()
         self._pending: dict[str, Callable[[], None]] = {}  # by description
         self._problem: str | None = None
+        self._has_reserve = False  # a server that starts on a full disk has its databases open for reading alone
+        self._kept_again_from = 0.0  # `time.monotonic()`: until then what needed the reserve's room may be at work
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store monitor", daemon=True)
 
@@ -51,14 +57,21 @@ class StoreMonitor:
             self._note(self._try())
             return self._problem is None
 
-    def check(self) -> None:
-        """Raises StoreUnwritableError if the store cannot be written, after another test."""
+    def check(self, makes_room: bool = False) -> None:
+        """Raises StoreUnwritableError if the store cannot be written, after another test. A change that `makes_room` is
+        let through: the reserve is given up for its records.
+        """
         if self._problem is not None and not self.look():
+            if makes_room and self._has_reserve:
+                with suppress(OSError), self._lock:
+                    self._kept_again_from = time.monotonic() + MAX_PAUSE
+                    (self._store / RESERVE).unlink(missing_ok=True)
+                return
             raise StoreUnwritableError(f"No changes are taken at present: {self._problem}.", retry_after=MAX_PAUSE)
 
     def start(self) -> None:
         """Test the store regularly, on a thread, until `close`."""
-        self.look()
+        self._look_and_reserve()
         self._thread.start()
 
     def close(self) -> None:
@@ -70,17 +83,30 @@ class StoreMonitor:
         pause, next_pause = INTERVAL, FIRST_PAUSE
         while not self._stopping.wait(pause):
             try:
-                is_well = self.look()
+                is_well = self._look_and_reserve()
             except Exception:
                 _log.exception("the store's monitor met a bug and goes on")
                 is_well = True
             pause = INTERVAL if is_well else next_pause
             next_pause = FIRST_PAUSE if is_well else min(MAX_PAUSE, 2 * next_pause)
 
+    def _look_and_reserve(self) -> bool:
+        is_well = self.look()
+        if is_well:
+            with suppress(OSError):  # there is no room for it yet
+                _keep_reserve(self._store)
+                self._has_reserve = True
+        return is_well
+
     def _try(self) -> str | None:
         """The problem, or None."""
         try:
             write_and_drop(self._store)
+            if self._kept_again_from:  # the reserve was given up: only once it is kept again is there room for others
+                if time.monotonic() < self._kept_again_from:
+                    raise OSError(errno.ENOSPC, "")
+                _keep_reserve(self._store)
+                self._kept_again_from = 0.0
         except OSError as error:
             return f"the store cannot be written: {words_of(error)}"
         for what in list(self._pending):
@@ -103,6 +129,15 @@ def write_and_drop(folder: Path) -> None:
     """Write a temporary file into the folder. Raises OSError."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         file.write(bytes(TRIED_BYTES))
+
+
+def _keep_reserve(folder: Path) -> None:
+    """Keep room for the records of a deletion, which a full disk would refuse otherwise. Raises OSError."""
+    path = folder / RESERVE
+    if not path.exists():
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+            os.link(file.name, path)
 
 
 def words_of(error: Exception) -> str:

@@ -134,9 +134,7 @@ def test_lease_that_cannot_be_read_lets_nobody_free_or_take_the_blob(filled: Ada
             catalog.leases.acquire(digest, wait_seconds=0)
 
 
-def test_fresh_replica_holds_what_is_broken_in_redis(
-    config: AdapterConfig, spec: ModelSpec, tmp_path: Path
-) -> None:
+def test_fresh_replica_holds_what_is_broken_in_redis(config: AdapterConfig, spec: ModelSpec, tmp_path: Path) -> None:
     """Bytes that are no text are one broken record too."""
     redis = RedisServer(tmp_path)
     redis.start()

@@ -1,0 +1,37 @@
+"""A full disk can be emptied: what frees space is done, and noted once there is room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.canary.house import running, settings_of
+from tests.canary.questions import World
+from tests.faults.injecting import settle
+from tests.faults.small_disks import SmallDisk
+from tests.hostile.sending import as_admin
+
+pytestmark = pytest.mark.engines("thread")
+
+
+def test_deletion_is_done_on_a_full_disk_and_noted_afterwards(world: World, tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path / "disk")
+    if not disk.is_mounted:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with running(settings_of(world, disk.place / "store", auth="off")) as house:
+            with disk.full():
+                settle(lambda: house.services.store_monitor.look() is False)  # type: ignore[union-attr]
+                refused = as_admin(house, "POST", "/admin/tenants", {"name": "new"})
+                assert refused.status == 503
+                reply = as_admin(house, "DELETE", "/admin/adapters/acme/a")
+                assert reply.status == 200, (reply.json, house.log[-5:])
+                assert as_admin(house, "GET", "/admin/adapters/acme/a").status == 404
+            settle(lambda: house.services.store_monitor.look())  # type: ignore[union-attr]
+            lines = as_admin(house, "GET", "/admin/audit").json["data"]
+            assert [line["outcome"] for line in lines if line["subject"] == "acme/a"] == [200]
+        with running(settings_of(world, disk.place / "store", auth="off", lora_modules=())) as house:
+            assert as_admin(house, "GET", "/admin/adapters/acme/a").status == 404
+    finally:
+        disk.close()
