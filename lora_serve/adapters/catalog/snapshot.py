@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.core.adapter import split_name
+
+_MANY = 1000  # changed ids, beyond which everything is counted anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +22,44 @@ class Snapshot:
     entries: Mapping[str, CatalogEntry]
     aliases: Mapping[str, str]  # name -> `id` or `id@selector`
     names: tuple[str, ...]  # the ids, sorted
-    digests: frozenset[str]  # all that a version names
+    named: Mapping[str, int]  # digest -> how many versions name it, at least one
+    pinned: frozenset[str]  # ids
+    num_gone: int = 0  # how often, since the catalog was opened, a digest was no longer named
 
     @classmethod
     def of(cls, position: Position, entries: Mapping[str, CatalogEntry], aliases: Mapping[str, str]) -> Snapshot:
         """The snapshot of these entries."""
-        digests = frozenset([version.digest for entry in entries.values() for version in entry.versions])
-        return cls(position, entries, aliases, tuple(sorted(entries)), digests)
+        named = Counter([version.digest for entry in entries.values() for version in entry.versions])
+        pinned = frozenset(entry.name for entry in entries.values() if entry.pinned)
+        return cls(position, entries, aliases, tuple(sorted(entries)), named, pinned)
+
+    def after(
+        self, position: Position, entries: Mapping[str, CatalogEntry], aliases: Mapping[str, str], names: Set[str]
+    ) -> Snapshot:
+        """The snapshot of other entries, which differ for these names only: nothing else is counted again."""
+        if len(names) > _MANY:
+            return replace(Snapshot.of(position, entries, aliases), num_gone=self.num_gone + 1)
+        known, named, num_gone = list(self.names), dict(self.named), self.num_gone
+        for name in names:
+            old, new = self.entries.get(name), entries.get(name)
+            for version in new.versions if new else ():
+                named[version.digest] = named.get(version.digest, 0) + 1
+            for version in old.versions if old else ():
+                named[version.digest] -= 1
+                if not named[version.digest]:
+                    del named[version.digest]
+                    num_gone += 1
+            if old is None and new is not None:
+                bisect.insort(known, name)
+            elif new is None and old is not None:
+                del known[bisect.bisect_left(known, name)]
+        pinned = self.pinned - names | {name for name in names if name in entries and entries[name].pinned}
+        return Snapshot(position, entries, aliases, tuple(known), named, pinned, num_gone)
+
+    @property
+    def digests(self) -> Set[str]:
+        """All that a version names."""
+        return self.named.keys()
 
     def page(
         self, tenant: str | None, after: str | None, limit: int, seen_by: str | None = None
