@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 
 from lora_serve.adapters.catalog.blob_writer import synced_records
@@ -81,7 +81,7 @@ class BlobCollector:
 
 def sweep_store(
     catalog: Catalog, store: AdapterStore, config: AdapterConfig, collect: Callable[[str, str], bool]
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """Free the unnamed blobs that the catalog let go, and keep the others aside, piece by piece.
 
     The first piece, what an earlier life of this server left, comes before anything else changes catalog or store. The

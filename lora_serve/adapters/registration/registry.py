@@ -11,6 +11,7 @@ after another.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import time
@@ -181,6 +182,11 @@ class Registry:
     def set_host_bytes(self, host_bytes: int) -> None:
         """Set the host tier's new budget, the most that one adapter may need from now on."""
         self._config = replace(self._config, host_bytes=host_bytes)
+
+    @property
+    def is_sweeping(self) -> bool:
+        """True after the first piece of `sweep`, until the last."""
+        return inspect.getgeneratorstate(self._sweeping) == inspect.GEN_SUSPENDED
 
     def sweep(self, seconds: float = math.inf) -> bool:
         """Remove leftovers of a crash, set broken blobs and blobs unknown to the catalog aside, once in a life.

@@ -83,11 +83,10 @@ class Reconciler:
 
     async def _sweep(self) -> None:
         """Look at every blob that is here, a little at a time, once the server is ready."""
-        while True:
+        while self._services.registry.is_sweeping:
             await asyncio.sleep(SWEEP_PAUSE)
-            is_ready = self._services.lifecycle.state is ServerState.READY
-            if is_ready and not await asyncio.to_thread(self._services.registry.sweep, SWEEP_SECONDS):
-                return
+            if self._services.lifecycle.state is ServerState.READY:
+                await asyncio.to_thread(self._services.registry.sweep, SWEEP_SECONDS)
 
     def _next_pin(self) -> AdapterCommand | None:
         """None: nothing is left to do. A command that fails in an engine is not tried again: one bad adapter holds up

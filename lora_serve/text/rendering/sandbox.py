@@ -100,6 +100,11 @@ def shown(value: Any) -> Any:
     return value
 
 
+@jinja2.pass_context  # so that nothing is written before it is rendered
+def _finalized(context: Context, value: Any) -> Any:
+    return shown(value)
+
+
 def _of_data(own: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that is given data only; iterators as lists."""
 
@@ -117,7 +122,9 @@ def _of_data(own: Callable[..., Any]) -> Callable[..., Any]:
 def make_environment() -> ImmutableSandboxedEnvironment:
     """The environment; joining pieces keeps the marks of marked texts."""
     extensions: list[type[Extension]] = [_Generation, loopcontrols]
-    made = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=shown)
+    made = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_finalized, optimized=False
+    )
     made.concat = joined  # type: ignore[method-assign]
     made.filters = {name: _of_data(own) for name, own in made.filters.items()}
     made.filters["tojson"] = _to_json
