@@ -11,7 +11,12 @@ from lora_serve.adapters.catalog.blob_writer import sync_records
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.follower import Follower
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, open_catalog
-from lora_serve.adapters.catalog.startup_check import check_catalog_exists, check_own_catalog, check_shared_catalog
+from lora_serve.adapters.catalog.startup_check import (
+    check_catalog_exists,
+    check_own_catalog,
+    check_shared_catalog,
+    note_position,
+)
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
 from lora_serve.adapters.stores.tiered import TieredStore
@@ -39,7 +44,10 @@ def open_storage(config: AdapterConfig, monitor: StoreMonitor | None = None) -> 
     with closing(open_catalog(config.store, config.redis_url, config.redis_prefix, monitor)) as catalog:
         if config.redis_url is None:
             disk = _disk_store(config, config.store)
-            check_own_catalog(catalog.ledger.state, disk, f"--store {config.store}")
+            ledger = catalog.ledger
+            check_own_catalog(ledger.state, disk, f"--store {config.store}", config.store)
+            note_position(config.store, ledger.state.position)
+            ledger.listen(lambda: note_position(config.store, ledger.state.position))
             yield AdapterStorage(catalog, disk, disk)
             return
         from lora_serve.adapters.stores.redis import RedisStore

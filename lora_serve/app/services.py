@@ -55,7 +55,7 @@ def build_services(
     registry = Registry(
         adapter_config, model.spec, storage.catalog, storage.store, model.verifier, base_tokens, quota_of, templates
     )
-    registry.sweep()
+    registry.sweep(seconds=0)  # what must come first; the reconciler goes on once the server is ready
     metrics = Metrics(settings.base_name, settings.metrics_tenants)
     return Services(
         client=model.client,

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ class WarmSet:
     host: tuple[str, ...] = ()  # in host memory only
 
     @classmethod
-    def of(cls, stats: EngineStats, known: frozenset[str]) -> WarmSet:
+    def of(cls, stats: EngineStats, known: Set[str]) -> WarmSet:
         """The adapters that the engine holds now and the catalog still knows."""
 
         def num_uses(digest: str) -> int:

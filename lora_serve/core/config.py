@@ -216,6 +216,8 @@ class OverflowConfig:
     neighbours: tuple[tuple[str, str], ...]  # name and URL; none: nothing leaves
     after: float = 1.0  # of predicted wait
     timeout: float = 10.0  # for the first token there, at most
+    gap: float = 10.0  # between two tokens there, at most
+    whole: float = 600.0  # for the whole answer there, at most
     model_map: tuple[tuple[str, str], ...] = ()  # see `ModelMap`
     api_key: str | None = field(default=None, repr=False)
 

@@ -274,6 +274,25 @@ async def test_slow_template_is_a_400_and_the_loop_and_others_go_on(tenancy: Ten
         assert "0.5 s" in reply.message
 
 
+@pytest.mark.parametrize("same", [False, True])
+async def test_slow_templates_of_one_tenant_hold_no_other_up(tenancy: Tenancy, same: bool) -> None:
+    """However many texts it brings, and if the other's text is one of them."""
+    texts = [f"{SLOW}{{# {number * (not same)} #}}" for number in range(6)]
+    for number, text in enumerate(texts):
+        await register(tenancy, {"chat_template.jinja": text}, name=f"acme/a{number}", seed=number)
+    await register(tenancy, {"chat_template.jinja": texts[0] if same else OWN}, name="globex/b", seed=9)
+
+    def chat(model: str, content: str) -> asyncio.Task[Any]:
+        body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        return asyncio.create_task(tenancy.call("admin", "POST", "/v1/chat/completions", body))
+
+    slow = [chat(f"acme/a{number}", "Hello") for number in range(6)]
+    await asyncio.sleep(0.1)
+    assert (await chat("globex/b", "Hi")).status == 200
+    assert sum(not task.done() for task in slow) >= 4
+    await asyncio.gather(*slow)
+
+
 NO_HELLO = "{% if 'Hello' in messages[0].content %}{{ raise_exception('no hello') }}{% endif %}ok"
 
 

@@ -119,6 +119,10 @@ class BlobLeases:
             found += [(digest, holder) for holder in own]
         return found
 
+    def is_ours(self, lease: BlobLease) -> bool:
+        """True if this server holds it; what its earlier lives held is in `expired`."""
+        return any(holder.startswith(f"{self._replica}:") for holder in lease.holders)
+
     def deletion_failed(self, digest: str) -> None:
         """Note that the blob was not deleted, and can be registered again. Raises nothing."""
 

@@ -22,6 +22,7 @@ from lora_serve.adapters.stores.base import RecordStore
 from lora_serve.core.errors import AdapterUnavailableError
 
 RecordPlace = tuple[str, str]  # digest, id
+_PIECE = 16  # blobs whose records are looked at while commits wait
 _log = logging.getLogger(__name__)
 
 
@@ -120,25 +121,48 @@ def sync_records(store: RecordStore, state: CatalogState, is_anew: bool = False)
     A store of an older version has no records. `is_anew`: all are written, as of now, since an older copy of the
     catalog may have deleted what this one has. Raises AdapterUnavailableError.
     """
-    snapshot, work, num_written = state.snapshot, _Work(), 0
-    found = store.records(snapshot.digests)
-    aliases = aliases_by_id(snapshot)
-    for entry in snapshot.entries.values():
-        lagging = list(_lagging(found, entry, aliases.get(entry.name, {}), state))
+    return _sync(store, state, _names_by_digest(state.snapshot), state.snapshot, is_anew)
+
+
+def synced_records(store: RecordStore, ledger: Ledger[CatalogState]) -> Iterator[None]:
+    """`sync_records` of what the catalog names now, a few blobs at a time, between commits, whose records are newer."""
+    known = ledger.state.snapshot
+    names = _names_by_digest(known)
+    digests = list(names)
+    for start in range(0, len(digests), _PIECE):
+        with ledger.held() as state:
+            _sync(store, state, {digest: names[digest] for digest in digests[start : start + _PIECE]}, known)
+        yield
+
+
+def _sync(
+    store: RecordStore, state: CatalogState, names: Mapping[str, set[str]], known: Snapshot, is_anew: bool = False
+) -> int:
+    """The records beside these digests. `names`: of the ids in `known`, an older snapshot, by digest."""
+    work, num_written, found = _Work(), 0, store.records(names.keys())
+    aliases = aliases_by_id(state.snapshot)
+    for name in {name for own in names.values() for name in own} & state.snapshot.entries.keys():
+        entry = state.snapshot.entries[name]
+        lagging = list(_lagging(found, entry, aliases.get(name, {}), state))
         digests = entry.digests & found.keys() if is_anew else lagging
-        work.write(state, entry, digests, aliases.get(entry.name, {}))
+        work.write(state, entry, digests, aliases.get(name, {}))
         num_written += len(digests)
     with store.staging(work.written) as publish:
         publish()
-    names = {digest: set(map(key_of, state.unreadable)) for digest in found}
-    for entry in snapshot.entries.values():
-        for digest in entry.digests & names.keys():
-            names[digest].add(key_of(entry.name))
+    held = set(map(key_of, state.unreadable))
     for digest, texts in found.items():
-        for key in texts.keys() - names[digest]:
-            if _is_older(texts[key], snapshot):
+        for key in texts.keys() - {key_of(name) for name in names[digest]} - held:
+            if _is_older(texts[key], known):
                 store.remove_record(digest, key, tombstone=False)
     return num_written
+
+
+def _names_by_digest(snapshot: Snapshot) -> dict[str, set[str]]:
+    names: dict[str, set[str]] = defaultdict(set)
+    for entry in snapshot.entries.values():
+        for version in entry.versions:
+            names[version.digest].add(entry.name)
+    return names
 
 
 def aliases_by_id(snapshot: Snapshot) -> dict[str, dict[str, str]]:

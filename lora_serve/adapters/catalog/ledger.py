@@ -9,11 +9,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Generic, Protocol, Self, TypeVar
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
-from lora_serve.core.errors import AdapterUnavailableError, RequestError
+from lora_serve.core.errors import AdapterUnavailableError, RequestError, StoreUnwritableError
 
 Changes = dict[str, str | None]
 T = TypeVar("T")
@@ -62,6 +64,20 @@ class _NoObserver:
         pass
 
 
+@dataclass(slots=True)
+class _Waiting(Generic[S]):
+    edit: Callable[[S], tuple[Changes, Any]]
+    outcome: Callable[[], Any] | None = None  # returns the result of the edit, or raises
+
+
+def _same(result: Any) -> Any:
+    return result
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
 class Ledger(Generic[S]):
     """One journal. Every method may be called from any thread."""
 
@@ -76,6 +92,8 @@ class Ledger(Generic[S]):
         self.observer: CommitObserver[S] = _NoObserver()
         self._empty = empty
         self._lock = threading.RLock()
+        self._num_held = 0  # blocks of `held` on the thread that has the lock
+        self._waiting: list[_Waiting[S]] = []  # edits; each is appended by its own thread
         self._listeners: list[Callable[[], None]] = []
         self._listeners_lock = threading.Lock()  # they come and go on the event loop, which waits for no commit
         self._away_since: float | None = None
@@ -99,38 +117,74 @@ class Ledger(Generic[S]):
     def change(self, edit: Callable[[S], tuple[Changes, T]]) -> T:
         """Commit the changes that `edit` returns for the newest state; it is called again if another replica was first.
 
-        Without changes nothing is committed. That nothing is to be changed, or that the edit is refused, is true of the
-        newest state; while the journal is away a refusal is of the last known one. Raises AdapterUnavailableError, and
-        what `edit` raises.
+        Edits that wait for the same lock are committed together: one of their threads makes them one after another and
+        writes all of them durably at once, before any of them returns. Without changes nothing is committed. That
+        nothing is to be changed, or that the edit is refused, is true of the newest state; while the journal is away a
+        refusal is of the last known one. Raises AdapterUnavailableError, and what `edit` raises.
         """
+        own = _Waiting[S](edit)
+        self._waiting.append(own)
         with self._lock:
-            is_newest = False
-            for _ in range(_MAX_TRIES):
+            if own.outcome is None:
+                self._change_together([own] if self._num_held or self.is_away else list(self._waiting))
+        assert own.outcome is not None
+        return cast(T, own.outcome())
+
+    def _change_together(self, edits: list[_Waiting[S]]) -> None:
+        try:
+            self._make(edits)
+        except BaseException as error:
+            if len(edits) > 1 and isinstance(error, StoreUnwritableError):  # perhaps there is room for some of them
+                for one in edits:
+                    self._change_together([one])
+                return
+            for one in edits:
+                one.outcome = partial(_raise, error)
+        finally:
+            for one in edits:
+                with suppress(ValueError):
+                    self._waiting.remove(one)
+
+    def _make(self, edits: list[_Waiting[S]]) -> None:
+        """Give every edit its outcome, or none. Raises AdapterUnavailableError."""
+        is_newest = False
+        for _ in range(_MAX_TRIES):
+            position, state = self._next_position(), self._state
+            changes, outcomes, is_open = Changes(), list[Callable[[], Any]](), False
+            for one in edits:
                 try:
-                    changes, result = edit(self._state)
-                except RequestError:
-                    if is_newest or self.is_away:
-                        raise
-                    changes = {}
-                else:
-                    if not changes and is_newest:
-                        return result
-                if not changes:  # no commit will tell whether another replica has changed it
-                    self.refresh()
-                    is_newest = True
+                    own, result = one.edit(state)
+                except Exception as error:
+                    outcomes.append(partial(_raise, error))
+                    is_open = is_open or (isinstance(error, RequestError) and not self.is_away)
                     continue
-                if self.is_away:  # the follower notes when it is back; until then no edit waits for a timeout
-                    raise AdapterUnavailableError(f"The shared {self.title} cannot be reached.", retry_after=5)
-                if self._commit(changes):
-                    return result
+                outcomes.append(partial(_same, result))
+                is_open = is_open or not own  # true of the state here; is that the newest?
+                if own:
+                    state = state.after(Page(position, own))
+                    changes |= own
+            if changes and self.is_away:  # the follower notes when it is back; until then no edit waits for a timeout
+                raise AdapterUnavailableError(f"The shared {self.title} cannot be reached.", retry_after=5)
+            if changes and not self._commit(changes, state):
                 self._refresh()
+            elif is_open and not changes and not is_newest:
+                self.refresh()  # no commit has told whether another replica has changed it
+                is_newest = True
+            else:
+                for one, outcome in zip(edits, outcomes, strict=True):
+                    one.outcome = outcome
+                return
         raise AdapterUnavailableError(f"The {self.title} is being changed by too many at once; try again.")
 
     @contextmanager
     def held(self) -> Iterator[S]:
         """The newest known state, which nobody changes during the block, except the block itself."""
         with self._lock:
-            yield self._state
+            self._num_held += 1
+            try:
+                yield self._state
+            finally:
+                self._num_held -= 1
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener`, on whichever thread, after each change of the state."""
@@ -163,13 +217,14 @@ class Ledger(Generic[S]):
     def close(self) -> None:
         self.journal.close()
 
-    def _commit(self, changes: Mapping[str, str | None]) -> bool:
+    def _next_position(self) -> Position:
+        position = self._state.position
+        return Position(position.epoch or uuid.uuid4().hex, position.generation + 1, uuid.uuid4().hex)
+
+    def _commit(self, changes: Mapping[str, str | None], after: S) -> bool:
         before = self._state
-        epoch, generation = before.position.epoch or uuid.uuid4().hex, before.position.generation + 1
-        position = Position(epoch, generation, uuid.uuid4().hex)
-        after = before.after(Page(position, changes))
         with self.observer.staged(before, after, changes.keys()) as made:
-            if self.journal.commit(before.position, changes, position) is None:
+            if self.journal.commit(before.position, changes, after.position) is None:
                 return False
             self._publish(after)
             made()

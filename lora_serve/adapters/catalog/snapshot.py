@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, replace
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Position
@@ -12,6 +13,8 @@ from lora_serve.core.adapter import split_name
 from lora_serve.core.errors import UnreadableRecordError
 
 MENDED = "`lora-serve registry rebuild` makes it again, or the admin deletes it"
+
+_MANY = 1000  # changed ids, beyond which everything is counted anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,10 @@ class Snapshot:
     entries: Mapping[str, CatalogEntry]
     aliases: Mapping[str, str]  # name -> `id` or `id@selector`
     names: tuple[str, ...]  # the ids, sorted
-    digests: frozenset[str]  # all that a version names
+    named: Mapping[str, int]  # digest -> how many versions name it, at least one
+    pinned: frozenset[str]  # ids
     held: frozenset[str] = frozenset()  # ids and aliases whose records cannot be read: neither there nor free
+    num_gone: int = 0  # how often, since the catalog was opened, a digest was no longer named
 
     @classmethod
     def of(
@@ -36,17 +41,52 @@ class Snapshot:
         """The snapshot of these entries. `unreadable`: names of which the newest record cannot be read; one of which an
         older record is known goes on with that.
         """
-        digests = frozenset([version.digest for entry in entries.values() for version in entry.versions])
+        named = Counter([version.digest for entry in entries.values() for version in entry.versions])
+        pinned = frozenset(entry.name for entry in entries.values() if entry.pinned)
         held = frozenset(unreadable) - entries.keys() - aliases.keys()
-        return cls(position, entries, aliases, tuple(sorted(entries)), digests, held)
+        return cls(position, entries, aliases, tuple(sorted(entries)), named, pinned, held)
+
+    def after(
+        self,
+        position: Position,
+        entries: Mapping[str, CatalogEntry],
+        aliases: Mapping[str, str],
+        names: Set[str],
+        unreadable: Collection[str] = (),
+    ) -> Snapshot:
+        """The snapshot of other entries, which differ for these names only: nothing else is counted again."""
+        if len(names) > _MANY:
+            return replace(Snapshot.of(position, entries, aliases, unreadable), num_gone=self.num_gone + 1)
+        known, named, num_gone = list(self.names), dict(self.named), self.num_gone
+        for name in names:
+            old, new = self.entries.get(name), entries.get(name)
+            for version in new.versions if new else ():
+                named[version.digest] = named.get(version.digest, 0) + 1
+            for version in old.versions if old else ():
+                named[version.digest] -= 1
+                if not named[version.digest]:
+                    del named[version.digest]
+                    num_gone += 1
+            if old is None and new is not None:
+                bisect.insort(known, name)
+            elif new is None and old is not None:
+                del known[bisect.bisect_left(known, name)]
+        pinned = self.pinned - names | {name for name in names if name in entries and entries[name].pinned}
+        held = frozenset(unreadable) - entries.keys() - aliases.keys()
+        return Snapshot(position, entries, aliases, tuple(known), named, pinned, held, num_gone)
+
+    @property
+    def digests(self) -> Set[str]:
+        """All that a version names."""
+        return self.named.keys()
 
     def held_for(self, tenant: str | None) -> list[str]:
-        """The held names, sorted. A tenant (None: a caller that sees all) is told of none in another's namespace."""
-        return sorted(n for n in self.held if tenant is None or "/" not in n or n.startswith(f"{tenant}/"))
+        """The held names that `tenant` (None: a caller that sees all) may be shown, sorted: those of its namespace."""
+        return sorted(name for name in self.held if tenant is None or name.startswith(f"{tenant}/"))
 
     def check_held(self, name: str, tenant: str | None = None) -> None:
-        """Raises UnreadableRecordError for a held name that `tenant` is told of."""
-        if name in self.held and name in self.held_for(tenant):
+        """Raises UnreadableRecordError for a held name, unless it lies in another tenant's namespace."""
+        if name in self.held and (tenant is None or "/" not in name or name.startswith(f"{tenant}/")):
             raise UnreadableRecordError(
                 f"The record of the adapter `{name}` cannot be read: it is held until {MENDED}.", 60
             )

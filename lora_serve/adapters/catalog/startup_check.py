@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from lora_serve.adapters.catalog.blob_records import BlobRecord, read_records, record_of
 from lora_serve.adapters.catalog.history import CatalogHistory
+from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.state import CatalogState
+from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import BLOB_NAME
 from lora_serve.adapters.stores.files import listed
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+
+_POSITION = "position"  # the name of a file
 
 
 def check_catalog_exists(catalog: Path, blobs: Path, flag: str) -> None:
@@ -26,8 +31,13 @@ def check_catalog_exists(catalog: Path, blobs: Path, flag: str) -> None:
         _check_begun(sum(1 for path in listed(blobs) if BLOB_NAME.match(path.name)), flag)
 
 
-def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str) -> None:
-    """Check the catalog of a store that only this server writes. `flag`: names the registry. Raises ConfigError."""
+def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str, folder: Path | None = None) -> None:
+    """Check the catalog of a store that only this server writes. `flag`: names the registry. Raises ConfigError.
+
+    `folder`: the store's; a catalog at the very position that was noted there last needs no look at every blob.
+    """
+    if folder is not None and _noted_position(folder) == _text_of(state.position):
+        return
     digests = store.digests()
     if not state.position.epoch:
         _check_begun(len(digests), flag)
@@ -38,6 +48,27 @@ def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str) -> No
             f"{flag}: the catalog is older than {num_ahead} of the {len(digests)} blobs beside it, or another store's. "
             + _ways_out(flag)
         )
+
+
+def note_position(folder: Path, position: Position) -> None:
+    """Note the catalog's position in the store's folder, after every commit. Not flushed: where power was lost another
+    position, or none, is found, and every blob is looked at.
+    """
+    with suppress(OSError):
+        made = folder / f"{_POSITION}.new"
+        made.write_text(_text_of(position))
+        made.rename(folder / _POSITION)
+
+
+def _noted_position(folder: Path) -> str:
+    try:
+        return read_regular(folder / _POSITION, 1000).decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _text_of(position: Position) -> str:
+    return f"{position.epoch} {position.generation} {position.head}" if position.epoch else "none"
 
 
 def check_shared_catalog(state: CatalogState, store: AdapterStore, near: AdapterStore, flag: str) -> None:

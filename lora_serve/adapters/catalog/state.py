@@ -87,19 +87,24 @@ class CatalogState:
 
     def after(self, page: Page) -> CatalogState:
         """The state once these records have changed. A record that cannot be read changes nothing."""
-        entries, aliases, leases = dict(self.snapshot.entries), dict(self.snapshot.aliases), dict(self.leases)
-        unreadable = set(self.unreadable)
+        snapshot, kinds = self.snapshot, {key.partition(":")[0] + ":" for key in page.records}
+        entries, aliases, leases = snapshot.entries, snapshot.aliases, self.leases
+        entries = dict(entries) if ADAPTER in kinds else entries  # what a commit leaves alone is not copied
+        aliases = dict(aliases) if ALIAS in kinds else aliases
+        leases = dict(leases) if BLOB in kinds else leases
+        unreadable, changed = set(self.unreadable), set[str]()
         for key, text in page.records.items():
             kind, colon, name = key.partition(":")
             is_read = _put(kind + colon, name, text, entries, aliases, leases)
             if kind + colon in (ADAPTER, ALIAS):
                 (unreadable.discard if is_read else unreadable.add)(name)
-        before = self.snapshot
-        if entries == before.entries and aliases == before.aliases and unreadable == set(self.unreadable):
-            snapshot = replace(before, position=page.position)
+                if entries.get(name) != snapshot.entries.get(name):
+                    changed.add(name)
+        if changed or aliases != snapshot.aliases or unreadable != self.unreadable:
+            snapshot = snapshot.after(page.position, entries, aliases, changed, unreadable)
         else:
-            snapshot = Snapshot.of(page.position, entries, aliases, unreadable)
-        for name in sorted(snapshot.held - before.held):
+            snapshot = replace(snapshot, position=page.position)
+        for name in sorted(snapshot.held - self.snapshot.held):
             what = "requests get a 503, nobody registers it, and its blobs stay"
             _log.error("the record of the adapter %r cannot be read: %s, until %s", name[:200], what, MENDED)
         lineage = lineage_of(page.records[LINEAGE]) if LINEAGE in page.records else self.lineage
@@ -166,23 +171,23 @@ def _put(
     kind: str,
     name: str,
     text: str | None,
-    entries: dict[str, CatalogEntry],
-    aliases: dict[str, str],
-    leases: dict[str, BlobLease],
+    entries: Mapping[str, CatalogEntry],
+    aliases: Mapping[str, str],
+    leases: Mapping[str, BlobLease],
 ) -> bool:
-    """True if the record could be read."""
+    """True if the record could be read. The table of its kind is a copy, to be changed."""
+    tables: dict[str, Any] = {ADAPTER: entries, ALIAS: aliases, BLOB: leases}
     if text is None:
-        tables: dict[str, dict[str, Any]] = {ADAPTER: entries, ALIAS: aliases, BLOB: leases}
         tables.get(kind, {}).pop(name, None)
     elif kind == ADAPTER:
         entry = entry_of(text)
         if entry is None or entry.name != name:
             return False
-        entries[name] = entry
+        tables[kind][name] = entry
     elif kind == ALIAS:
         if not is_adapter_id(split_name(text)[0]):
             return False
-        aliases[name] = text
+        tables[kind][name] = text
     elif kind == BLOB:
-        leases[name] = lease_of(text)
+        tables[kind][name] = lease_of(text)
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,5 +270,5 @@ def _forget_records(store: DiskStore) -> None:
             store.remove_record(digest, key, tombstone=False)
 
 
-def _digests(page: Page) -> frozenset[str]:
+def _digests(page: Page) -> Set[str]:
     return CatalogState.of(page).snapshot.digests

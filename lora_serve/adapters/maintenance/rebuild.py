@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +157,7 @@ def _position(state: CatalogState, records: Sequence[BlobRecord]) -> Position:
     return Position(epoch, max([own.generation, *seen]) + _LEAP, uuid.uuid4().hex)
 
 
-def _bring_in(store: AdapterStore, surviving: SurvivingBlobs, named: frozenset[str], tmp: Path) -> None:
+def _bring_in(store: AdapterStore, surviving: SurvivingBlobs, named: Set[str], tmp: Path) -> None:
     """Copies named blobs into the store that it lacks, or has only broken."""
     for digest in named:
         folder = surviving.sound(digest)
@@ -216,7 +216,7 @@ def _replace(store: Path, records: Changes, position: Position) -> str:
     return kept if is_kept else ""
 
 
-def _tidy(disk: DiskStore, named: frozenset[str], history: CatalogHistory) -> None:
+def _tidy(disk: DiskStore, named: Set[str], history: CatalogHistory) -> None:
     """Sets unnamed blobs aside, or frees them if they were deleted; drops orphaned copies of named ones."""
     disk.sweep(named, history.may_delete)
     disk.orphans.drop(named & disk.digests())

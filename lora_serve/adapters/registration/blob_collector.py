@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 
 from lora_serve.adapters.catalog.blob_records import digests_of
-from lora_serve.adapters.catalog.blob_writer import sync_records
+from lora_serve.adapters.catalog.blob_writer import synced_records
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.history import CatalogHistory
+from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import listed, private_or_later, remove_folder
@@ -84,50 +85,71 @@ class BlobCollector:
 
 def sweep_store(
     catalog: Catalog, store: AdapterStore, config: AdapterConfig, collect: Callable[[str, str], bool]
-) -> None:
-    """At start, before anything else changes catalog or store: free the unnamed blobs that the catalog let go, and keep
-    the others aside. `collect`: ends a lease and frees its blob. Raises AdapterUnavailableError.
+) -> Generator[None, None, None]:
+    """Free the unnamed blobs that the catalog let go, and keep the others aside, piece by piece.
+
+    The first piece, what an earlier life of this server left, comes before anything else changes catalog or store. The
+    others may run beside registrations: whoever writes a blob has leased it, and a blob is moved while the ledger is
+    held, so that nobody can lease it meanwhile. `collect`: ends a lease and frees its blob.
     """
     own = store.near if isinstance(store, TieredStore) else store
-    state = catalog.ledger.state
-    history = CatalogHistory(state, catalog.is_shared)
-    # Without an epoch the catalog cannot tell whether anything is named.
-    named = state.snapshot.digests if state.position.epoch else own.digests()
-    named |= digests_of(own, state.unreadable, own.digests())
-    if num_orphans := _swept(store, named, history, config):
+    assert isinstance(own, DiskStore), "blobs are swept on this machine only"
+    with _unwritable_till_next_start():
+        for folder in (*listed(private_or_later(config.store / "tmp")), *listed(own.tmp)):
+            remove_folder(folder)
+        state = catalog.ledger.state
+        expired = catalog.leases.expired(state)
+        history = CatalogHistory(state, catalog.is_shared)
+        if state.position.epoch:  # without one the catalog cannot tell whether anything is named
+            for digest in {digest for digest, _ in expired}:
+                own.sweep_blob(digest, _may_be_named(own, state, digest), history.may_delete)
+        records = _records_of(store, {digest for digest, _ in expired})
+        for digest, holder in expired:
+            if history.may_delete(digest, records.get(digest, {}), {}):
+                with suppress(AdapterUnavailableError):  # the collector retries later
+                    collect(digest, holder)
+    with suppress(AdapterUnavailableError):  # an unreachable store is synchronised when it is back
+        catalog.record_lineage()
+    yield
+    if not state.position.epoch:
+        return
+    with _unwritable_till_next_start():
+        yield from _swept(own, catalog, config)
+    with suppress(AdapterUnavailableError):
+        yield from synced_records(own, catalog.ledger)
+
+
+def _may_be_named(own: DiskStore, state: CatalogState, digest: str) -> bool:
+    return digest in state.snapshot.digests or bool(digests_of(own, state.unreadable, [digest]))
+
+
+def _swept(own: DiskStore, catalog: Catalog, config: AdapterConfig) -> Iterator[None]:
+    for digest in own.digests():
+        if digest not in catalog.snapshot.digests or not own.is_well_formed(digest):
+            with catalog.ledger.held() as state:
+                if not catalog.leases.is_ours(state.lease_on(digest)):
+                    history = CatalogHistory(state, catalog.is_shared)
+                    own.sweep_blob(digest, _may_be_named(own, state, digest), history.may_delete)
+        yield
+    own.orphans.expire(config.unnamed_days)
+    if digests := sorted({digest for digest, _ in own.orphans.all()}):
+        more = f" and {len(digests) - _MAX_NAMED} more" if len(digests) > _MAX_NAMED else ""
         _log.warning(
             "blobs that the catalog does not know are kept aside in %s: %d (%s); `lora-serve registry rebuild` brings "
             "back what they were",
             config.store,
-            num_orphans,
-            _shown_orphans(own),
+            len(digests),
+            ", ".join(digests[:_MAX_NAMED]) + more,
         )
-    expired = catalog.leases.expired(state)
-    records = _records_of(store, {digest for digest, _ in expired})
-    for digest, holder in expired:
-        if history.may_delete(digest, records.get(digest, {}), {}):
-            with suppress(AdapterUnavailableError):  # the collector retries later
-                collect(digest, holder)
-    with suppress(AdapterUnavailableError):  # an unreachable store is synchronised when it is back
-        catalog.record_lineage()
-        sync_records(own, catalog.ledger.state)
 
 
-def _shown_orphans(store: AdapterStore) -> str:
-    digests = sorted({digest for digest, _ in store.orphans.all()}) if isinstance(store, DiskStore) else []
-    more = f" and {len(digests) - _MAX_NAMED} more" if len(digests) > _MAX_NAMED else ""
-    return ", ".join(digests[:_MAX_NAMED]) + more
-
-
-def _swept(store: AdapterStore, named: frozenset[str], history: CatalogHistory, config: AdapterConfig) -> int:
-    """The number of orphaned blobs."""
+@contextmanager
+def _unwritable_till_next_start() -> Iterator[None]:
     try:
-        for folder in listed(private_or_later(config.store / "tmp")):
-            remove_folder(folder)
-        return store.sweep(named, history.may_delete, config.unnamed_days)
-    except OSError as error:
-        _log.warning("what an earlier life left over stays until the next start: %s", words_of(error))
-        return 0
+        yield
+    except (OSError, AdapterUnavailableError) as error:
+        said = words_of(error) if isinstance(error, OSError) else error
+        _log.warning("what an earlier life left over stays until the next start: %s", said)
 
 
 def _records_of(store: AdapterStore, digests: Collection[str]) -> dict[str, dict[str, str]]:

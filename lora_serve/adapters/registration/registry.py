@@ -11,7 +11,9 @@ after another.
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -91,6 +93,7 @@ class Registry:
         self._tmp = config.store / "tmp"
         self._record_writer = catalog.keep_blob_records(store)
         self._blobs = BlobCollector(catalog, store)
+        self._sweeping = sweep_store(catalog, store, config, self.collect)
 
     def new_folder(self) -> Path:
         """A private folder for incoming files; `register_staged` removes it, or the next sweep. Raises OSError."""
@@ -182,12 +185,20 @@ class Registry:
         """Set the host tier's new budget, the most that one adapter may need from now on."""
         self._config = replace(self._config, host_bytes=host_bytes)
 
-    def sweep(self) -> None:
-        """Call once at start: remove leftovers of a crash, set broken blobs and blobs unknown to the catalog aside.
+    @property
+    def is_sweeping(self) -> bool:
+        """True after the first piece of `sweep`, until the last."""
+        return inspect.getgeneratorstate(self._sweeping) == inspect.GEN_SUSPENDED
 
-        In a shared store only the leftovers of this server, and of replicas long gone, are removed.
+    def sweep(self, seconds: float = math.inf) -> bool:
+        """Remove leftovers of a crash, set broken blobs and blobs unknown to the catalog aside, once in a life.
+
+        Returns after about `seconds`, False once all is done; to be called again, by one thread at a time, until then.
+        The first call comes before any other; later ones may run beside registrations. In a shared store only the
+        leftovers of this server, and of replicas long gone, are removed.
         """
-        sweep_store(self._catalog, self._store, self._config, self.collect)
+        end = time.monotonic() + seconds
+        return any(time.monotonic() >= end for _ in self._sweeping)
 
     def _register(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -64,7 +64,7 @@ class AdapterStore(RecordStore, Protocol):
     def release(self, digest: str) -> None:
         """Drop this machine's own copy beside one that other replicas may need, if there is such a copy."""
 
-    def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
+    def sweep(self, named: Set[str], may_delete: MayDelete, days: float = 0) -> int:
         """At start: remove leftovers of a crash on this machine, and set broken blobs aside.
 
         A blob that is not in `named` is removed if `may_delete` says so; otherwise it is kept as an orphan for `days`

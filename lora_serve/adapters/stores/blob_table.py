@@ -101,8 +101,8 @@ class BlobTable:
     def left(self, digest: str, reason: EvictionReason | None) -> None:
         """Note that a blob is gone; `reason` None: its writing failed."""
         with self._lock:
-            if digest in self._residents:
-                self._residents.remove(digest)
+            if self._scanned is not None and digest in self._scanned:
+                self._scanned.remove(digest)
             if reason is not None:
                 self._counts.evictions[reason] += 1
 

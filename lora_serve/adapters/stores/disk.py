@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from lora_serve.adapters.stores.files import (
     link_or_copy,
     listed,
     make_private,
-    new_folder,
     private_or_later,
     remove_folder,
     scratch_folder,
@@ -205,30 +204,36 @@ class DiskStore:
         with _readable_errors():
             remove_record(self._blob(digest), key, tombstone)
 
-    def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
+    def sweep(self, named: Set[str], may_delete: MayDelete, days: float = 0) -> int:
         """Raises OSError. Foreign files among the blobs stay.
 
         Only the form of the files is checked; their digests are checked whenever they are loaded.
         """
         for folder in listed(self.tmp):
             remove_folder(folder)
-        for blob in listed(self._blobs):
-            digest = "sha256:" + blob.name
-            if digest in named:
-                if not _is_well_formed(blob):
-                    self._set_aside(blob)
-            elif not BLOB_NAME.match(blob.name):  # foreign
-                continue
-            elif _may_delete(digest, blob, may_delete):
-                blob.rename(new_folder(self.tmp) / "blob")
-            else:
-                self.orphans.take(blob)
-        if self._blobs.is_dir():
-            flush(self._blobs)
-        for folder in listed(self.tmp):
-            remove_folder(folder)
+        for digest in self.digests():
+            self.sweep_blob(digest, digest in named, may_delete)
         self.orphans.expire(days)
         return sum(1 for _ in self.orphans.all())
+
+    def is_well_formed(self, digest: str) -> bool:
+        """True if the blob is whole as far as its form tells, or cannot be read at present."""
+        return _is_well_formed(self._blob(digest))
+
+    def sweep_blob(self, digest: str, is_named: bool, may_delete: MayDelete) -> None:
+        """`sweep` of one blob, which nobody may be writing meanwhile. Raises OSError."""
+        blob = self._blob(digest)
+        if not blob.is_dir() or (is_named and _is_well_formed(blob)):
+            return
+        if is_named:
+            self._set_aside(blob)
+        elif _may_delete(digest, blob, may_delete):
+            with scratch_folder(self.tmp) as scratch:
+                blob.rename(scratch / "blob")
+        else:
+            self.orphans.take(blob)
+        flush(self._blobs)
+        self._table.left(digest, None)
 
     def _blob(self, digest: str) -> Path:
         name = digest.removeprefix("sha256:")

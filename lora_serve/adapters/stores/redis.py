@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -111,7 +111,7 @@ class RedisStore:
         with _readable_errors():
             self._redis.hdel(self._key(digest, "records"), key)
 
-    def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
+    def sweep(self, named: Set[str], may_delete: MayDelete, days: float = 0) -> int:
         """A no-op: other replicas may name what is in Redis."""
         return 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,11 +121,11 @@ class TieredStore:
         finally:
             self.near.remove_record(digest, key, tombstone)
 
-    def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
+    def sweep(self, named: Set[str], may_delete: MayDelete, days: float = 0) -> int:
         """Sweeps the near store; the far one's blobs may be named by other replicas."""
         return self.near.sweep(named, may_delete, days)
 
-    def replenish(self, digests: frozenset[str]) -> None:
+    def replenish(self, digests: Set[str]) -> None:
         """Restore the blobs that the far store has lost and the near one still has."""
         for digest in digests & self.near.digests():
             if not self.far.has(digest):

@@ -43,6 +43,15 @@ class OverflowSettings(SettingsGroup):
         le=3_600_000,
         description="milliseconds that a neighbour's first token may take at most; then the request is computed here",
     )
+    overflow_gap_ms: float = Field(
+        10_000.0,
+        ge=10,
+        le=3_600_000,
+        description="milliseconds between two tokens of a neighbour at most; then its answer is broken off",
+    )
+    overflow_answer_ms: float = Field(
+        600_000.0, ge=100, le=86_400_000, description="milliseconds that the whole answer of a neighbour may take"
+    )
 
     @field_validator("overflow")
     @classmethod
@@ -75,6 +84,8 @@ class OverflowSettings(SettingsGroup):
             neighbours=tuple(map(neighbour_in, self.overflow)),
             after=self.overflow_after_ms / 1000,
             timeout=self.overflow_timeout_ms / 1000,
+            gap=self.overflow_gap_ms / 1000,
+            whole=self.overflow_answer_ms / 1000,
             model_map=self.overflow_model_map,
             api_key=self.overflow_api_key,
         )

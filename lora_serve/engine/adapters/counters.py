@@ -39,6 +39,8 @@ class CacheCounters:
         self.device = TierCounts()
         self.host = TierCounts()
         self._adapters: dict[str, _AdapterCounts] = {}
+        self._frozen: dict[str, AdapterCounters] = {}
+        self._changed: set[str] = set()  # digests whose figures are newer than the frozen ones
 
     def wanted(self, digest: str, *, on_device: bool, on_host: bool) -> None:
         """Counts a request's first look at its adapter in both tiers."""
@@ -66,6 +68,7 @@ class CacheCounters:
         own = self._adapters.get(digest)
         if own is not None and own.last_load is not None:
             own.last_load = replace(own.last_load, copy=seconds)
+            self._changed.add(digest)
 
     def placed_on_device(self) -> None:
         self.device.loaded(0.0)
@@ -82,9 +85,15 @@ class CacheCounters:
     def forget(self, digest: str) -> None:
         """Drops the figures of a deleted adapter, so that they do not pile up."""
         self._adapters.pop(digest, None)
+        self._frozen.pop(digest, None)
 
     def adapters(self) -> dict[str, AdapterCounters]:
-        return {digest: own.frozen() for digest, own in self._adapters.items()}
+        """The figures of every adapter; only those that changed since the last call are worked out."""
+        for digest in self._changed & self._adapters.keys():
+            self._frozen[digest] = self._adapters[digest].frozen()
+        self._changed.clear()
+        return dict(self._frozen)
 
     def _of(self, digest: str) -> _AdapterCounts:
+        self._changed.add(digest)
         return self._adapters.setdefault(digest, _AdapterCounts())

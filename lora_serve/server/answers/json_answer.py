@@ -16,7 +16,8 @@ from aiohttp import web
 
 from lora_serve.server.background.tasks import LONG
 
-_GROUP = 64  # elements
+_GROUP = 8  # elements
+_SINGLE = frozenset((int, float, bool, type(None)))
 _SMALL = 2_000  # values, or a 32nd of their characters, that are written at once
 _TEXT_SLICE = 2**16  # characters
 PIECE = 2**18  # bytes that are sent at once
@@ -87,19 +88,23 @@ def _text(value: str, encode: Encode) -> Iterator[str]:
 
 
 def _is_small(value: Any) -> bool:
-    left, weight = [value], 0
-    while left:
+    left: list[Any] = [(value,)]
+    weight = 0
+    while left:  # only what holds others is put there: a page of cards has a hundred thousand values
         item = left.pop()
-        weight += 1 + (len(item) // 32 if isinstance(item, str) else 0)
         if isinstance(item, Iterator):
             return False
-        if isinstance(item, dict | list | tuple):
-            weight += len(item)
-            if weight <= _SMALL:
-                left.extend(item.values() if isinstance(item, dict) else item)
-        if weight > _SMALL:
+        if not isinstance(item, dict | list | tuple):
+            continue
+        if (weight := weight + 2 * len(item)) > _SMALL:
             return False
-    return True
+        for part in item.values() if isinstance(item, dict) else item:
+            kind = type(part)
+            if kind is str:
+                weight += len(part) // 32
+            elif kind not in _SINGLE:
+                left.append(part)
+    return weight <= _SMALL
 
 
 def _pieces(parts: Iterator[str]) -> list[bytes]:

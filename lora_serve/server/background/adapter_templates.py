@@ -14,9 +14,9 @@ from lora_serve.text.rendering.processes import TemplateProcesses
 from lora_serve.text.template import ChatTemplate
 
 NUM_PROCESSES = 2
-SECONDS_PER_MINUTE = 6.0  # of the threads, for one template, before it comes after all others
-MAX_TEMPLATES = 256  # remembered
-MAX_WAITING = 4096  # chats of one template
+SECONDS_PER_MINUTE = 6.0  # of the threads, for one tenant, before it comes after all others
+MAX_TEMPLATES = 256  # remembered, of each tenant as its own
+MAX_WAITING = 4096  # chats of one tenant
 
 
 class AdapterTemplates:
@@ -33,23 +33,19 @@ class AdapterTemplates:
         )
         self._of = functools.lru_cache(MAX_TEMPLATES)(self._made)
 
-    def of(self, base: ChatTemplate, noted: NotedTemplate) -> ChatTemplate:
-        """The template of an adapter in place of the base's; equal texts are one template."""
-        return self._of(base, TemplateTexts(noted.texts, noted.special_tokens))
+    def of(self, base: ChatTemplate, noted: NotedTemplate, tenant: str) -> ChatTemplate:
+        """The template of an adapter in place of the base's. `tenant`: in whose turn it is rendered, and on whose time;
+        equal texts of two tenants are two templates.
+        """
+        return self._of(base, TemplateTexts(noted.texts, noted.special_tokens), tenant)
 
     def close(self) -> None:
         """End the processes; what is being rendered ends by itself."""
         self.processes.close()
         self._threads.close(wait=False)
 
-    def _made(self, base: ChatTemplate, content: TemplateTexts) -> ChatTemplate:
-        return AdapterChatTemplate(base, content, self.processes, self._thread_for(content))
-
-    def _thread_for(self, content: TemplateTexts) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
-        """A thread in the template's turn: one that takes its time keeps the others waiting once at most."""
-        turn = str(hash(content))
-
+    def _made(self, base: ChatTemplate, content: TemplateTexts, tenant: str) -> ChatTemplate:
         def run(work: Callable[[], Any]) -> Awaitable[Any]:
-            return asyncio.wrap_future(self._threads.submit(work, turn))
+            return asyncio.wrap_future(self._threads.submit(work, tenant))
 
-        return run
+        return AdapterChatTemplate(base, content, self.processes, run)

@@ -74,7 +74,7 @@ def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
     request[CONTEXT].adapters = adapters
     fallback = resolver.fallback(fields, adapters)
     services = request.app[SERVICES]
-    text, spec = tokenizer_for(services, adapters.single, adapters.named)
+    text, spec = tokenizer_for(services, adapters.single, adapters.named, resolver.caller)
     defaults = _defaults_of(adapters.named, services.config.requests)
     return ResolvedModel(adapters, fallback, text, spec, defaults, _hint(services, adapters.named))
 
@@ -87,9 +87,10 @@ def named_tokenizer(request: web.Request, fields: NamingFields) -> tuple[TextMod
     services = request.app[SERVICES]
     if fields.model is None and _explicit(fields, request.headers) is None:
         return services.text, services.spec  # which is no secret from those who may not use the base model
-    adapters = resolver_for(request).resolve(fields, request.headers, by_chance=False)
+    resolver = resolver_for(request)
+    adapters = resolver.resolve(fields, request.headers, by_chance=False)
     request[CONTEXT].adapters = adapters
-    return tokenizer_for(services, adapters.single, adapters.named)
+    return tokenizer_for(services, adapters.single, adapters.named, resolver.caller)
 
 
 def _hint(services: Services, named: Resolution | None) -> str:
@@ -112,17 +113,18 @@ def resolver_for(request: web.Request) -> AdapterResolver:
 
 
 def tokenizer_for(
-    services: Services, adapter: AdapterRef | None, named: Resolution | None
+    services: Services, adapter: AdapterRef | None, named: Resolution | None, caller: Caller
 ) -> tuple[TextModel, ModelSpec]:
     """The base's tokenizer and spec, with the tokens, the vocabulary and the chat template of an adapter that brings
-    its own.
+    its own, rendered on the caller's time; of a caller that sees all tenants, on the adapter's owner's.
     """
     if adapter is None:
         return services.text, services.spec
     text, size = services.text.with_added(adapter.traits.added_tokens), adapter.traits.vocab_size
     noted = None if named is None else noted_template(named.version)
     if noted is not None and noted.is_used(services.adapter_config.chat_templates):
-        text = text.with_template(services.templates.of(services.text.template, noted))
+        tenant = caller.scope or adapter.tenant
+        text = text.with_template(services.templates.of(services.text.template, noted, tenant))
     return text, replace(services.spec, vocab_size=size) if size else services.spec
 
 

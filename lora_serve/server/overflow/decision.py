@@ -115,6 +115,8 @@ class Overflow:
             stop=stop if is_whole else (),
             is_whole=is_whole,
             patience=min(self._config.timeout, max(LEAST_PATIENCE, wait)),
+            gap=self._config.gap,
+            whole=self._config.whole,
             salt=self._salt,
         )
         return Way(min(able, key=lambda one: one.expected), asked, request[CONTEXT], self._metrics)

@@ -22,7 +22,6 @@ from lora_serve.server.overflow.neighbour import Neighbour
 from lora_serve.server.overflow.outcome import NeighbourError, Outcome, OverflowMetrics
 from lora_serve.server.overflow.reading import tokens_of, vector_of
 
-SILENCE = 60.0  # seconds between two tokens at most
 _log = logging.getLogger(__name__)
 Here = Callable[[InferenceRequest], AsyncGenerator[Event, None]]
 
@@ -39,6 +38,8 @@ class Asked:
     stop: tuple[str, ...]  # strings at which the neighbour may end too
     is_whole: bool  # nothing is shown before the end, so that all may be asked for again
     patience: float  # seconds for the first token
+    gap: float  # seconds between two tokens
+    whole: float  # seconds for all of them
     salt: bytes  # see `salt_of`
 
 
@@ -123,7 +124,7 @@ class Way:
             yield PromptEvent(request.request_id, timings, None)
             yield event
             while not isinstance(event, FinishEvent):
-                async with _in_time(request, time.monotonic() + SILENCE):
+                async with _in_time(request, min(time.monotonic() + asked.gap, asked_at + asked.whole)):
                     event = await anext(rest)
                 yield event
 

@@ -16,11 +16,13 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError, NotReadyError
 from lora_serve.core.messages import AdapterCommand, Evict, Pin, Unpin
 from lora_serve.server.background.tasks import running
+from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.services import Services
 
 RETRY = 2.0  # seconds between two tries to delete what the store could not delete
 GRACE = 1.0  # seconds that a blob in the shared store outlives its name, so that other replicas can take their hold
 TIMEOUT = 60.0  # seconds for bringing one pinned adapter onto the device, while others wait
+SWEEP_SECONDS, SWEEP_PAUSE = 0.005, 0.02  # of work on the blobs that are here, and of rest after it
 logger = logging.getLogger(__name__)
 
 
@@ -45,7 +47,8 @@ class Reconciler:
 
         self._services.catalog.ledger.listen(changed)
         self._changed.set()
-        async with running(self._follow, self._keep_pins, self._keep_collecting, name="following the catalog"):
+        works = (self._follow, self._keep_pins, self._keep_collecting, self._sweep)
+        async with running(*works, name="following the catalog"):
             yield
 
     async def _follow(self) -> None:
@@ -55,7 +58,8 @@ class Reconciler:
             before, self._seen = self._seen, self._services.catalog.snapshot
             # What came and went between two looks was never seen, but it was noted as removed.
             unseen = self._services.catalog.drained - self._freeing
-            for digest in before.digests - self._seen.digests | unseen:
+            gone = before.digests - self._seen.digests if before.num_gone != self._seen.num_gone else set()
+            for digest in gone | unseen:
                 self._freeing.add(digest)
                 self._services.background.start(self._free(digest), f"freeing {digest}")
             self._pins_changed.set()
@@ -76,6 +80,13 @@ class Reconciler:
             await asyncio.sleep(RETRY)
             if self._services.registry.has_pending:
                 await asyncio.to_thread(self._services.registry.retry_pending)
+
+    async def _sweep(self) -> None:
+        """Look at every blob that is here, a little at a time, once the server is ready."""
+        while self._services.registry.is_sweeping:
+            await asyncio.sleep(SWEEP_PAUSE)
+            if self._services.lifecycle.state is ServerState.READY:
+                await asyncio.to_thread(self._services.registry.sweep, SWEEP_SECONDS)
 
     def _next_pin(self) -> AdapterCommand | None:
         """None: nothing is left to do. A command that fails in an engine is not tried again: one bad adapter holds up
@@ -121,5 +132,5 @@ class Reconciler:
 
 def pinned_refs(snapshot: Snapshot) -> dict[str, AdapterRef]:
     """The versions that must be on the device, by digest: a pinned id's default version and its canary."""
-    pinned = (entry for entry in snapshot.entries.values() if entry.pinned)
+    pinned = (snapshot.entries[name] for name in sorted(snapshot.pinned))
     return {version.digest: entry.ref(version) for entry in pinned for version in entry.routed}

@@ -5,15 +5,18 @@ It must write what transformers (`utils/chat_template_utils.py`) writes; tests/t
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from string import Formatter
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -59,10 +62,71 @@ class _Namespace(Namespace):
         Namespace.__setitem__(self, name, value)
 
 
+_DATA = (str, int, float, dict, list, tuple, set, datetime, jinja2.Undefined)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Only data becomes text: Python writes the address of anything else in this process."""
+
+    intercepted_binops = frozenset("%")
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        return super().call_binop(context, operator, left, shown(right))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        found = super().wrap_str_format(value)
+
+        def written(*values: Any, **named: Any) -> str:
+            for _, field, form, _ in Formatter().parse(value.__self__):
+                if "." in (field or "") or "{" in (form or ""):  # an attribute of data is no data
+                    raise jinja2.exceptions.SecurityError("A template cannot write an attribute by `format`.")
+            assert found is not None
+            return found(*shown(values), **shown(named))
+
+        return None if found is None else written
+
+
+def shown(value: Any) -> Any:
+    """The value, which may become a part of the text. Raises SecurityError."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple | set):
+            left += one
+        elif not (one is None or isinstance(one, _DATA)):
+            raise jinja2.exceptions.SecurityError(f"A template cannot write a {type(one).__name__}.")
+    return value
+
+
+@jinja2.pass_context  # so that nothing is written before it is rendered
+def _finalized(context: Context, value: Any) -> Any:
+    return shown(value)
+
+
+def _of_data(own: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that is given data only; iterators as lists."""
+
+    @functools.wraps(own)
+    def filtered(*values: Any, **named: Any) -> Any:
+        place = 1 if hasattr(own, "jinja_pass_arg") else 0
+        given = [
+            list(one) if isinstance(one, Iterable) and not isinstance(one, _DATA) else one for one in values[place:]
+        ]
+        return own(*values[:place], *shown(given), **shown(named))
+
+    return filtered
+
+
 def make_environment() -> ImmutableSandboxedEnvironment:
     """The environment; joining pieces keeps the marks of marked texts."""
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    extensions: list[type[Extension]] = [_Generation, loopcontrols]
+    made = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_finalized, optimized=False
+    )
     made.concat = joined  # type: ignore[method-assign]
+    made.filters = {name: _of_data(own) for name, own in made.filters.items()}
     made.filters["tojson"] = _to_json
     made.globals |= {"raise_exception": _raise, "strftime_now": _now, "dict": _Dict(), "namespace": _Namespace}
     return made
@@ -72,7 +136,7 @@ def compiled(environment: ImmutableSandboxedEnvironment, source: str) -> jinja2.
     """The template. Raises what jinja2 raises."""
     template = environment.from_string(source)
     names: dict[str, Any] = template.root_render_func.__globals__
-    names["str_join"] = joined  # of this template alone: its `~`
+    names["str_join"] = lambda pieces: joined(shown(list(pieces)))  # of this template alone: its `~`
     return template
 
 
@@ -83,7 +147,7 @@ def _to_json(
 
 
 def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise jinja2.TemplateError(str(shown(message)))
 
 
 def _now(form: str) -> str:

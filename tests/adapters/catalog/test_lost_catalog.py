@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +134,32 @@ def test_new_store_and_one_that_was_never_lost_are_opened(filled: AdapterConfig,
         assert not storage.catalog.snapshot.entries
 
 
+def test_start_reads_no_blob_unless_the_catalog_is_at_another_position(
+    filled: AdapterConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    records = DiskStore.records
+
+    def noting(store: DiskStore, digests: Collection[str]) -> dict[str, dict[str, str]]:
+        read.extend(digests)
+        return records(store, digests)
+
+    monkeypatch.setattr(DiskStore, "records", noting)
+    with open_storage(filled) as storage:  # noted by no server so far
+        assert set(read) == storage.disk.digests()
+        storage.catalog.set_alias("live", "initech/z")
+    shutil.copyfile(filled.store / CATALOG, filled.store / "older")
+    read.clear()
+    with open_storage(filled) as storage:
+        assert not read
+        storage.catalog.keep_blob_records(storage.store)
+        storage.catalog.set_alias("newer", "initech/z")
+    os.replace(filled.store / "older", filled.store / CATALOG)
+    with pytest.raises(ConfigError, match="older than"), open_storage(filled):
+        pass
+    assert read
+
+
 @pytest.mark.parametrize("damage", [lose, empty])
 def test_sweep_on_a_catalog_that_was_begun_anew_deletes_nothing(
     filled: AdapterConfig, spec: ModelSpec, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
@@ -145,7 +171,7 @@ def test_sweep_on_a_catalog_that_was_begun_anew_deletes_nothing(
         registry.sweep()
         assert blobs_in(filled.store) == before
         catalog.leases.deleted(catalog.leases.acquire("sha256:" + "0" * 64) and "sha256:" + "0" * 64)
-        registry.sweep()
+        Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier()).sweep()
     aside = list(DiskStore(filled.store).orphans.all())
     assert {digest.removeprefix("sha256:") for digest, _ in aside} == before
     assert all(record_files.read_records(path) for _, path in aside)

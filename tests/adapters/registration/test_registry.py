@@ -288,6 +288,28 @@ def test_sweep_removes_leftovers_and_keeps_what_is_named(
     assert held(catalog) == set()
 
 
+def test_sweep_goes_on_beside_registrations_and_leaves_what_they_write(
+    registry: Registry, make_adapter: MakeAdapter, store: DiskStore, config: AdapterConfig, catalog: Catalog
+) -> None:
+    kept = registry.register_folder("a", make_adapter("a", seed=1)).ref.digest
+    other = make_adapter("b", seed=2)
+    stray = config.store / "blobs" / ("7" * 64)
+    stray.mkdir()
+    assert registry.sweep(seconds=0)  # the first piece: nothing of the blobs was looked at yet
+    assert stray.exists()
+    folder = registry.new_folder()  # of an upload that begins now
+    leased = "sha256:" + "8" * 64
+    (config.store / "blobs" / ("8" * 64)).mkdir()
+    holder = catalog.leases.acquire(leased)
+    while registry.sweep(seconds=0):
+        registered = registry.register_folder("b", other)
+    assert folder.exists()
+    assert store.digests() == {kept, leased, registered.ref.digest}
+    assert [digest for digest, _ in store.orphans.all()] == ["sha256:" + "7" * 64]
+    assert not registry.sweep()
+    assert catalog.leases.release(leased, holder)
+
+
 @pytest.mark.parametrize("damage", ["truncate", "remove"])
 def test_sweep_sets_broken_blobs_aside_and_registering_again_heals(
     registry: Registry,

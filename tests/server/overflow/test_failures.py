@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -16,8 +17,8 @@ from openai import APIError, AsyncOpenAI
 from lora_serve.client.mock import MockReply
 from lora_serve.core.config import OverflowConfig
 from lora_serve.core.errors import NumericalError
-from lora_serve.server.overflow import way
 from lora_serve.server.overflow.breaker import Breaker, State
+from lora_serve.server.services import Services
 from tests.server.conftest import House
 from tests.server.overflow.conftest import Actor, Busy, chunk, never, outcomes, overflow_of, streams
 
@@ -151,21 +152,27 @@ async def test_whole_answer_that_breaks_is_computed_here(
     assert (answered.status, body["usage"]["completion_tokens"], "X-Served-By" in answered.headers) == (200, 5, False)
 
 
-async def test_silence_in_the_middle_ends_the_stream(
-    busy: Busy, actor: Actor, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("drips", "limits"), [(False, {"gap": 0.05}), (True, {"gap": 5.0, "whole": 0.3})])
+async def test_silence_in_the_middle_and_drops_without_end_end_the_stream(
+    busy: Busy, actor: Actor, openai: AsyncOpenAI, services: Services, drips: bool, limits: dict[str, float]
 ) -> None:
-    monkeypatch.setattr(way, "SILENCE", 0.05)
+    assert services.overflow is not None
+    services.overflow._config = replace(services.overflow._config, **limits)
 
     async def falls_silent(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(chunk(token_ids=[65], text="a"))
+        while drips:
+            await asyncio.sleep(0.1)
+            await response.write(chunk(token_ids=[65], text="a"))
         return await never(request)
 
     actor.answer = falls_silent
-    stream = await openai.completions.create(model="tiny-base", prompt="x", max_tokens=5, stream=True)
-    with pytest.raises(APIError, match="retry the request"):
-        [part async for part in stream]
+    stream = await openai.completions.create(model="tiny-base", prompt="x", max_tokens=60, stream=True)
+    async with asyncio.timeout(3):
+        with pytest.raises(APIError, match="retry the request"):
+            [part async for part in stream]
 
 
 async def test_requests_own_deadline_holds_there_too(busy: Busy, actor: Actor, http: aiohttp.ClientSession) -> None:

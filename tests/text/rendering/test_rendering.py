@@ -206,3 +206,19 @@ def test_killed_process_is_replaced(processes: TemplateProcesses) -> None:
         own.render(ALONE, {"messages": [{"content": "x"}]})
     assert own.render(ALONE, {"messages": [{"content": "x"}]}) == "x"
     own.close()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ cycler('a').next }}", "{{ 'a'.upper ~ '' }}", "{{ lipsum|string }}", "{{ [cycler]|join }}",
+        "{{ '%s' % cycler }}", "{{ '{}'.format(lipsum) }}", "{{ '{0.upper}'.format('a') }}", "{{ {'a': [lipsum]} }}",
+        "{{ [cycler('a')]|map(attribute='next')|join }}", "{{ ['a']|map('upper') }}", "{{ raise_exception(lipsum) }}",
+        "{% for i in [1] %}{{ loop }}{% endfor %}", "{{ namespace(a=1) }}", "{{ u|default(cycler) }}",
+    ],
+)  # fmt: skip
+def test_template_writes_no_address_of_its_process(source: str, processes: TemplateProcesses) -> None:
+    with pytest.raises(TemplateFaultError) as told:
+        processes.render(source, {"messages": []})
+    assert "0x" not in str(told.value)
+    assert processes.render("{{ ['a', 1]|map('upper')|list }}{{ {'a': 1}.values()|list }}", {}) == "['A', '1'][1]"
