@@ -35,6 +35,33 @@ def connect(url: str, timeout: float) -> Any:
         raise ConfigError(f"--redis-url: {known}") from None
 
 
+_REFUSALS = {  # by the first word of what Redis says
+    "DENIED": "is in protected mode: give it a password, or bind it to an address of its own",
+    "NOAUTH": "wants a password: put it into --redis-url (redis://:PASSWORD@host)",
+    "WRONGPASS": "takes another password, or user, than --redis-url has",
+    "NOPERM": "does not let the user of --redis-url do this: widen its ACL",
+    "READONLY": "is a replica that takes no writes: name the primary in --redis-url",
+    "OOM": "is full: raise its maxmemory, or free some",
+    "MISCONF": "cannot save to its disk, and takes no writes until it can",
+    "LOADING": "is loading its data set: it answers once it has",
+}
+_CODES = {
+    redis.AuthenticationError: "NOAUTH",
+    redis.exceptions.NoPermissionError: "NOPERM",
+    redis.exceptions.ReadOnlyError: "READONLY",
+    redis.exceptions.OutOfMemoryError: "OOM",
+    redis.BusyLoadingError: "LOADING",
+}
+
+
+def said(error: BaseException) -> str:
+    """The error as a predicate of Redis: its refusal with what to do, or that it cannot be reached."""
+    first = str(error).partition(" ")[0].strip("-:,").upper()
+    named = "WRONGPASS" if "username-password" in str(error) else first
+    code = named if named in _REFUSALS else next((c for kind, c in _CODES.items() if isinstance(error, kind)), "")
+    return f"{_REFUSALS[code]} ({code})" if code else "cannot be reached at present"
+
+
 def drop_other_type(client: Any, key: str, kind: bytes) -> None:
     """Delete a foreign value of another type at one of our keys. Raises redis.RedisError."""
     if client.type(key) not in (kind, b"none"):

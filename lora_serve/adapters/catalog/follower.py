@@ -44,7 +44,8 @@ class Follower:
         while not self._stopping.is_set():
             was_away, is_away = is_away, not self._succeeds(self._follow)
             if is_away != was_away:
-                what = "is away; what is known here is served" if is_away else "is back"
+                why = f"is away; what is known here is served: {self._followed.problem}"
+                what = why if is_away else "is back"
                 _log.warning("the shared %s %s", self._title, what)
             newest = self._followed.num_losses
             if is_away or (num_losses != newest and not self._succeeds(self._returned)):

@@ -97,6 +97,7 @@ class Ledger(Generic[S]):
         self._listeners: list[Callable[[], None]] = []
         self._listeners_lock = threading.Lock()  # they come and go on the event loop, which waits for no commit
         self._away_since: float | None = None
+        self.problem: str | None = None  # why the last read or commit failed
         self._state = empty.after(journal.load())
 
     @property
@@ -204,10 +205,12 @@ class Ledger(Generic[S]):
         with self._lock:
             try:
                 self._refresh()
-            except AdapterUnavailableError:
+            except AdapterUnavailableError as error:
+                self.problem = str(error)
                 self._away_since = self._away_since or time.monotonic()
                 raise
-            self._away_since = None
+            if self.is_away:
+                self.problem = self._away_since = None
 
     def forget(self) -> None:
         """Erase the remains of deleted records from the journal. Raises AdapterUnavailableError."""
@@ -224,8 +227,13 @@ class Ledger(Generic[S]):
     def _commit(self, changes: Mapping[str, str | None], after: S) -> bool:
         before = self._state
         with self.observer.staged(before, after, changes.keys()) as made:
-            if self.journal.commit(before.position, changes, after.position) is None:
-                return False
+            try:
+                if self.journal.commit(before.position, changes, after.position) is None:
+                    return False
+            except AdapterUnavailableError as error:
+                self.problem = str(error)
+                raise
+            self.problem = None
             self._publish(after)
             made()
         return True

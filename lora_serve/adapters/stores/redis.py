@@ -16,7 +16,7 @@ from pathlib import Path
 import redis
 
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, OPTIONAL_NAMES, WEIGHTS_NAME, content_names
-from lora_serve.adapters.redis_connection import connect, drop_other_type
+from lora_serve.adapters.redis_connection import connect, drop_other_type, said
 from lora_serve.adapters.regular_file import CHUNK_BYTES, open_regular, pieces_of
 from lora_serve.adapters.stores.base import MayDelete, Records
 from lora_serve.adapters.stores.files import scratch_folder
@@ -210,7 +210,7 @@ def _readable_errors() -> Iterator[None]:
         yield
     except redis.RedisError as error:
         _log.warning("redis: %r", error)
-        raise AdapterUnavailableError("The adapter store in Redis cannot be reached at present.") from None
+        raise AdapterUnavailableError(f"The adapter store in Redis {said(error)}.") from None
     except OSError as error:
         _log.warning("redis store: %r", error)
         raise AdapterUnavailableError("The adapter's files cannot be copied from or to Redis at present.") from None

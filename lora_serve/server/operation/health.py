@@ -42,7 +42,8 @@ async def get_ready(request: web.Request) -> web.StreamResponse:
         raise NotReadyError(lifecycle.reason, retry_after=RETRY_AFTER)
     if not services.client.is_there:
         raise NotReadyError("No engine is there at present.", retry_after=RETRY_AFTER)
-    problem = services.store_problem
+    shared = services.catalog.ledger.problem if services.catalog.is_shared else None
+    problem = services.store_problem or shared
     more = {} if problem is None else {"read_only": True, "reason": problem}
     return web.json_response({"status": "ready", **more})
 

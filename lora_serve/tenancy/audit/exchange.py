@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import redis
 
-from lora_serve.adapters.redis_connection import connect, drop_other_type
+from lora_serve.adapters.redis_connection import connect, drop_other_type, said
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.tenancy.audit.journal import AuditJournal, AuditLine, Matches, first_matching
 
@@ -115,4 +115,4 @@ def _readable_errors() -> Iterator[None]:
         yield
     except (redis.RedisError, OSError, ValueError, KeyError) as error:
         _log.debug("audit in redis: %r", error)
-        raise AdapterUnavailableError("The shared audit log in Redis cannot be reached at present.", 5) from None
+        raise AdapterUnavailableError(f"The shared audit log in Redis {said(error)}.", 5) from None

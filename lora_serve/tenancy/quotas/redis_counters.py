@@ -11,6 +11,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from lora_serve.adapters.redis_connection import said
 from lora_serve.core.errors import ConfigError
 from lora_serve.tenancy.quotas.counters import KEPT_MINUTES, Counts
 
@@ -47,7 +48,7 @@ class RedisCounters:
                     pipe.get(f"{self._prefix}{name}:{minute - 1}")
                 replies = await pipe.execute()
         except (redis.RedisError, ValueError) as error:
-            raise ConnectionError(f"{type(error).__name__}") from None
+            raise ConnectionError(f"{type(error).__name__}: Redis {said(error)}") from None
         triples = zip(amounts, replies[::3], replies[2::3], strict=True)
         return {name: (int(before or 0), int(now)) for name, now, before in triples}
 

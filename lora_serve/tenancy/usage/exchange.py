@@ -22,7 +22,7 @@ from typing import Any
 
 import redis
 
-from lora_serve.adapters.redis_connection import connect, drop_other_type
+from lora_serve.adapters.redis_connection import connect, drop_other_type, said
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey, UsageRow
 from lora_serve.tenancy.usage.journal import UsageJournal
@@ -129,4 +129,4 @@ def _readable_errors() -> Iterator[Any]:
         yield
     except (redis.RedisError, OSError, ValueError, TypeError) as error:
         _log.debug("usage in redis: %r", error)
-        raise AdapterUnavailableError("The shared usage figures in Redis cannot be reached at present.", 5) from None
+        raise AdapterUnavailableError(f"The shared usage figures in Redis {said(error)}.", 5) from None

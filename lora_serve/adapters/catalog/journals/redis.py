@@ -23,7 +23,7 @@ import redis
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.catalog.journals.mirror import MAX_HEADS
-from lora_serve.adapters.redis_connection import connect
+from lora_serve.adapters.redis_connection import connect, said
 from lora_serve.core.errors import AdapterUnavailableError
 
 MAX_CHANGES = 10_000  # commits that are kept for replicas that were away
@@ -271,9 +271,7 @@ class RedisJournal:
             yield
         except (redis.RedisError, OSError, ValueError, KeyError, RecursionError) as error:
             _log.debug("redis journal: %r", error)
-            raise AdapterUnavailableError(
-                f"The shared {self._title} in Redis cannot be reached at present.", retry_after=5
-            ) from None
+            raise AdapterUnavailableError(f"The shared {self._title} in Redis {said(error)}.", retry_after=5) from None
 
 
 class _NotOursError(Exception):
