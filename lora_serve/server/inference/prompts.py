@@ -127,7 +127,7 @@ async def chat_prompt(
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             template_values=fields.template_values,
-            documents=fields.documents if isinstance(fields, ChatFields) else None,
+            documents=fields.documents if isinstance(fields, ChatFields) else (),
             tools=_tools_for(text, spec, tools),
             check=lambda rendered: None if is_cut else check_can_fit(text, spec, rendered, "messages"),
             hint=hint,
