@@ -146,7 +146,7 @@ def _sampling_params(fields: SamplingFields, model: ResolvedModel, limits: Token
         bad_words=bad_word_ids(model.text, fields.bad_words) if fields.bad_words else (),
         seed=fields.seed,
         stop_token_ids=tuple(dict.fromkeys(fields.stop_token_ids)),
-        eos_token_ids=model.eos_token_ids,
+        eos_token_ids=model.eos_token_ids_of(model.adapters),
         ignore_eos=fields.ignore_eos,
         logprobs=limits.logprobs,
         prompt_logprobs=limits.prompt_logprobs,
@@ -183,6 +183,7 @@ def _template(request: web.Request, model: ResolvedModel, fields: RequestFields)
         deadline=None if timeout is None else context.started + timeout / 1000,
         on_cold=OnCold(fields.on_cold),
         max_cold_wait=None if cold_wait is None else cold_wait / 1000,
+        fallback_eos_token_ids=() if model.fallback is None else model.eos_token_ids_of(model.fallback),
         answer_id=context.request_id,
     )
 
