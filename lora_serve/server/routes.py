@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from aiohttp.typedefs import Handler
+from pydantic import BaseModel
+
 from lora_serve.core.request import Task
 from lora_serve.server import models
 from lora_serve.server import tokenize as tokenizer
@@ -79,6 +84,14 @@ _STREAMED, _EVENTS, _TEXT, _PAGE = (JSON, EVENTS), (EVENTS,), ("text/plain",), (
 _FILES = ("text/javascript", "text/css", "image/svg+xml")
 _GENERATE, _EMBED, _CLASSIFY, _COMPARE = (Task.GENERATE,), (Task.EMBED,), (Task.CLASSIFY,), (Task.CLASSIFY, Task.EMBED)
 _ADAPTER, _ALIAS, _TENANT = "/admin/adapters/{id}", "/admin/aliases/{id}", "/admin/tenants/{tenant}"
+_generation = partial(Route, "POST", answers=_STREAMED, tasks=_GENERATE)
+
+
+def _pooled(
+    path: str, handler: Handler, body: type[BaseModel], answer: type[BaseModel], tasks: tuple[Task, ...]
+) -> Route:
+    return Route("POST", path, _INFERENCE, handler, body, answer=answer, tasks=tasks)
+
 
 # The first route that fits is taken. An id may hold slashes, so the routes with a verb behind the id come first.
 TABLE = RouteTable(
@@ -94,58 +107,43 @@ TABLE = RouteTable(
     Route("GET", "/ui", _PUBLIC, page.get_index, answers=_PAGE),
     Route("GET", "/ui/about.json", _PUBLIC, page.get_about, is_probe=True, answer=operation_answers.ConsoleFacts),
     Route("GET", "/ui/{file}", _PUBLIC, page.get_file, answers=_FILES),
-    Route(
-        "POST",
+    _generation(
         "/v1/completions",
         _INFERENCE,
         create_completion,
         CompletionFields,
-        answers=_STREAMED,
-        tasks=_GENERATE,
         answer=generated.Completion,
         event=generated.CompletionChunk,
     ),
-    Route(
-        "POST",
+    _generation(
         "/v1/chat/completions",
         _INFERENCE,
         create_chat_completion,
         ChatFields,
-        answers=_STREAMED,
-        tasks=_GENERATE,
         answer=generated.ChatCompletion,
         event=generated.ChatChunk,
     ),
-    Route(
-        "POST",
+    _generation(
         "/v1/responses",
         _INFERENCE,
         create_response,
         ResponseFields,
-        answers=_STREAMED,
-        tasks=_GENERATE,
         answer=response_answers.Response,
         event=response_answers.ResponseEvent,
     ),
-    Route(
-        "POST",
+    _generation(
         "/inference/v1/generate",
         _INFERENCE,
         generate_tokens,
         GenerateFields,
-        answers=_STREAMED,
-        tasks=_GENERATE,
         answer=generated.GeneratedTokens,
         event=generated.TokensChunk,
     ),
-    Route(
-        "POST",
+    _generation(
         "/v1/messages",
         _INFERENCE,
         create_message,
         MessageFields,
-        answers=_STREAMED,
-        tasks=_GENERATE,
         answer=message_answers.AnthropicMessage,
         event=message_answers.MessageEvent,
         refusal=anthropic_error,
@@ -160,33 +158,14 @@ TABLE = RouteTable(
         answer=message_answers.TokenCount,
         refusal=anthropic_error,
     ),
-    Route(
-        "POST",
-        "/v1/embeddings",
-        _INFERENCE,
-        create_embedding,
-        EmbeddingFields,
-        tasks=_EMBED,
-        answer=pooling_answers.Embeddings,
-    ),
+    _pooled("/v1/embeddings", create_embedding, EmbeddingFields, pooling_answers.Embeddings, _EMBED),
     *(
-        Route(
-            "POST",
-            path,
-            _INFERENCE,
-            create_classification,
-            ClassifyFields,
-            tasks=_CLASSIFY,
-            answer=pooling_answers.Labels,
-        )
+        _pooled(path, create_classification, ClassifyFields, pooling_answers.Labels, _CLASSIFY)
         for path in ("/classify", "/v1/classify")
     ),
+    *(_pooled(path, create_score, ScoreFields, pooling_answers.Scores, _COMPARE) for path in ("/score", "/v1/score")),
     *(
-        Route("POST", path, _INFERENCE, create_score, ScoreFields, tasks=_COMPARE, answer=pooling_answers.Scores)
-        for path in ("/score", "/v1/score")
-    ),
-    *(
-        Route("POST", path, _INFERENCE, create_rerank, RerankFields, tasks=_COMPARE, answer=pooling_answers.Ranking)
+        _pooled(path, create_rerank, RerankFields, pooling_answers.Ranking, _COMPARE)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Route("GET", "/v1/models", _MODELS, models.list_models, answer=generated.ModelList),
