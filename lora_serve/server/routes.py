@@ -14,26 +14,23 @@ from lora_serve.server.admin import (
     adapters,
     audit,
     engine,
-    engine_health,
     fleet,
     keys,
     listing,
     metadata,
     registration,
     residency,
-    routing,
-    tenant_use,
     tenants,
     upload,
     usage,
     vllm_lora,
 )
 from lora_serve.server.anthropic.body import anthropic_error
-from lora_serve.server.anthropic.create import count_tokens, create_message
+from lora_serve.server.anthropic.request import count_tokens, create_message
 from lora_serve.server.console import page, stream
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
-from lora_serve.server.openai.responses.create import create_response
+from lora_serve.server.openai.responses.request import create_response
 from lora_serve.server.openai.tokens import generate_tokens
 from lora_serve.server.operation import docs_page, health, metrics, openapi
 from lora_serve.server.pooling.classify import create_classification
@@ -57,7 +54,6 @@ from lora_serve.server.schemas.answers import adapters as adapter_cards
 from lora_serve.server.schemas.answers import admin as cards
 from lora_serve.server.schemas.answers import generation as generated
 from lora_serve.server.schemas.answers import live, tenancy
-from lora_serve.server.schemas.answers import messages as message_answers
 from lora_serve.server.schemas.answers import operation as operation_answers
 from lora_serve.server.schemas.answers import pooling as pooling_answers
 from lora_serve.server.schemas.answers import responses as response_answers
@@ -75,8 +71,7 @@ from lora_serve.server.schemas.queries import (
     UsageQuery,
 )
 from lora_serve.server.schemas.responses import ResponseFields
-from lora_serve.server.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
-from lora_serve.server.schemas.tokens import GenerateFields
+from lora_serve.server.schemas.tokenize import DetokenizeFields, GenerateFields, TokenizeChatFields, TokenizeTextFields
 
 _PUBLIC, _KEY, _MODELS, _INFERENCE = Access.PUBLIC, Access.ANY_KEY, Access.MODELS, Access.INFERENCE
 _OWN, _ADMIN = Access.TENANT_ADMIN, Access.ADMIN
@@ -144,8 +139,8 @@ TABLE = RouteTable(
         _INFERENCE,
         create_message,
         MessageFields,
-        answer=message_answers.AnthropicMessage,
-        event=message_answers.MessageEvent,
+        answer=response_answers.AnthropicMessage,
+        event=response_answers.MessageEvent,
         refusal=anthropic_error,
     ),
     Route(
@@ -155,7 +150,7 @@ TABLE = RouteTable(
         count_tokens,
         CountTokensFields,
         tasks=_GENERATE,
-        answer=message_answers.TokenCount,
+        answer=response_answers.TokenCount,
         refusal=anthropic_error,
     ),
     _pooled("/v1/embeddings", create_embedding, EmbeddingFields, pooling_answers.Embeddings, _EMBED),
@@ -190,22 +185,22 @@ TABLE = RouteTable(
     Route("POST", f"{_ADAPTER}/unpin", _OWN, residency.unpin, answer=adapter_cards.AdapterCard),
     Route("POST", f"{_ADAPTER}/prefetch", _ADMIN, residency.prefetch, answer=adapter_cards.AdapterCard),
     Route("POST", f"{_ADAPTER}/evict", _ADMIN, residency.evict, answer=adapter_cards.AdapterCard),
-    Route("PUT", f"{_ADAPTER}/route", _OWN, routing.set_route, RouteFields, answer=adapter_cards.AdapterCard),
-    Route("POST", f"{_ADAPTER}/rollback", _OWN, routing.roll_back, answer=adapter_cards.AdapterCard),
+    Route("PUT", f"{_ADAPTER}/route", _OWN, adapters.set_route, RouteFields, answer=adapter_cards.AdapterCard),
+    Route("POST", f"{_ADAPTER}/rollback", _OWN, adapters.roll_back, answer=adapter_cards.AdapterCard),
     Route("PUT", f"{_ADAPTER}/sharing", _ADMIN, adapters.set_sharing, SharingFields, answer=adapter_cards.AdapterCard),
     Route("PUT", _ADAPTER, _OWN, upload.upload_adapter, upload.BODY, UploadFields, answer=adapter_cards.AdapterCard),
     Route("GET", _ADAPTER, _OWN, adapters.get_adapter, answer=adapter_cards.AdapterCard),
     Route("PATCH", _ADAPTER, _OWN, metadata.set_metadata, MetadataFields, answer=adapter_cards.AdapterCard),
     Route("DELETE", _ADAPTER, _OWN, adapters.delete_adapter, query=DeletionQuery, answer=adapter_cards.DeletedAdapter),
-    Route("GET", "/admin/aliases", _ADMIN, routing.list_aliases, answer=adapter_cards.AliasList),
-    Route("PUT", _ALIAS, _ADMIN, routing.set_alias, AliasFields, answer=adapter_cards.Alias),
-    Route("DELETE", _ALIAS, _ADMIN, routing.remove_alias, answer=adapter_cards.DeletedAlias),
+    Route("GET", "/admin/aliases", _ADMIN, adapters.list_aliases, answer=adapter_cards.AliasList),
+    Route("PUT", _ALIAS, _ADMIN, adapters.set_alias, AliasFields, answer=adapter_cards.Alias),
+    Route("DELETE", _ALIAS, _ADMIN, adapters.remove_alias, answer=adapter_cards.DeletedAlias),
     Route("POST", "/v1/load_lora_adapter", _ADMIN, vllm_lora.load_lora_adapter, LoadLoraFields, answers=_TEXT),
     Route("POST", "/v1/unload_lora_adapter", _ADMIN, vllm_lora.unload_lora_adapter, UnloadLoraFields, answers=_TEXT),
     Route("POST", "/admin/tenants", _ADMIN, tenants.create_tenant, CreateTenantFields, answer=tenancy.TenantCard),
     Route("GET", "/admin/tenants", _OWN, tenants.list_tenants, query=PageQuery, answer=tenancy.TenantPage),
     Route("GET", _TENANT, _OWN, tenants.get_tenant, answer=tenancy.TenantCard),
-    Route("GET", f"{_TENANT}/use", _OWN, tenant_use.get_use, answer=tenancy.TenantUse),
+    Route("GET", f"{_TENANT}/use", _OWN, tenants.get_use, answer=tenancy.TenantUse),
     Route("PATCH", _TENANT, _ADMIN, tenants.change_tenant, ChangeTenantFields, answer=tenancy.TenantCard),
     Route("DELETE", _TENANT, _ADMIN, tenants.delete_tenant, answer=tenancy.DeletedTenant),
     Route("POST", f"{_TENANT}/keys", _OWN, keys.create_key, CreateKeyFields, answer=tenancy.NewKey),
@@ -233,6 +228,6 @@ TABLE = RouteTable(
         answers=_EVENTS,
         event=live.LiveEvent,
     ),
-    Route("GET", "/admin/engine/health", _ADMIN, engine_health.get_engine_health, answer=cards.EngineHealth),
+    Route("GET", "/admin/engine/health", _ADMIN, engine.get_engine_health, answer=cards.EngineHealth),
     Route("GET", "/admin/fleet", _ADMIN, fleet.get_fleet, query=FleetQuery, answer=cards.Fleet),
 )
