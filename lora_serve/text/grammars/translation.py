@@ -44,7 +44,7 @@ def grammar_text(constraint: Constraint, config: GrammarConfig, special_ids: Map
     Raises InvalidRequestError.
     """
     check_size(
-        len((constraint.style.whitespace_pattern or "").encode()), constraint.param, config.max_regex, _MAX_REGEX
+        len((constraint.style.whitespace_pattern or "").encode()), constraint.param, config.max_regex_size, _MAX_REGEX
     )
     match constraint.kind:
         case ConstraintKind.JSON:
@@ -52,9 +52,9 @@ def grammar_text(constraint: Constraint, config: GrammarConfig, special_ids: Map
         case ConstraintKind.JSON_OBJECT:
             return schema_grammar(_ANY_OBJECT, constraint.style)
         case ConstraintKind.REGEX:
-            return str(LLMatcher.grammar_from_regex(_text_of(constraint, config.max_regex)))
+            return str(LLMatcher.grammar_from_regex(_text_of(constraint, config.max_regex_size)))
         case ConstraintKind.CHOICE:
-            return _choice(constraint, config.max_bytes)
+            return _choice(constraint, config.max_grammar_size)
         case ConstraintKind.GRAMMAR:
             return _grammar(constraint, config, special_ids)
         case ConstraintKind.STRUCTURAL_TAG:
@@ -137,8 +137,8 @@ def written(value: Any) -> str:
 
 
 def _own_schema(source: Any, param: str, style: JsonStyle, config: GrammarConfig) -> dict[str, Any]:
-    schema = read_schema(source, param, config.max_bytes)
-    return SchemaWriter(param, config.max_regex, named_only=style.named_properties_only).write(schema)
+    schema = read_schema(source, param, config.max_grammar_size)
+    return SchemaWriter(param, config.max_regex_size, named_only=style.named_properties_only).write(schema)
 
 
 def _given_style(schema: Any, param: str) -> Mapping[str, Any]:
@@ -167,26 +167,26 @@ def _choice(constraint: Constraint, max_bytes: int) -> str:
 
 
 def _grammar(constraint: Constraint, config: GrammarConfig, special_ids: Mapping[str, int]) -> str:
-    text, param = _text_of(constraint, LARK_FACTOR * config.max_regex), constraint.param
+    text, param = _text_of(constraint, LARK_FACTOR * config.max_regex_size), constraint.param
     try:
         text = text if is_lark(text) else to_lark(text)
     except ValueError as error:
         raise refused(param, str(error)) from None
     found = with_numbers(safe_text(text, param, config, MAX_RULES), special_ids)
-    check_size(len(found.encode()), param, LARK_FACTOR * config.max_regex, "twice --max-regex-size")
+    check_size(len(found.encode()), param, LARK_FACTOR * config.max_regex_size, "twice --max-regex-size")
     return found
 
 
 def _structural_tag(constraint: Constraint, config: GrammarConfig, special_ids: Mapping[str, int]) -> str:
     source, param = constraint.source, constraint.param
     if isinstance(source, str):
-        check_size(len(source.encode()), param, config.max_bytes)
+        check_size(len(source.encode()), param, config.max_grammar_size)
         source = _parsed(source, param)
     if depth_of(source, MAX_DEPTH) > MAX_DEPTH:
         raise refused(param, f"nested more than {MAX_DEPTH} deep.")
     style = constraint.style
     return TagWriter(
-        param, lambda value: styled(_own_schema(value, param, style, config), style), special_ids, config.max_regex
+        param, lambda value: styled(_own_schema(value, param, style, config), style), special_ids, config.max_regex_size
     ).write(source)
 
 
