@@ -70,16 +70,16 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarConfig:
-    """The most that the schema, regex or grammar of one request may be and cause; see the settings of like names."""
+    """The most that the schema, regex or grammar of one request may be and cause; see the settings of these names."""
 
-    max_bytes: int = 2**17
-    max_regex: int = 2**14
-    max_symbols: int = 500_000
-    max_items: int = 50_000
+    max_grammar_size: int = 2**17
+    max_regex_size: int = 2**14
+    max_grammar_symbols: int = 500_000
+    max_grammar_items: int = 50_000
     max_lexer_states: int = 100_000
     max_lexer_work: int = 1_000_000
-    num_threads: int = 2
-    cache_bytes: int = 2**25
+    grammar_threads: int = 2
+    grammar_cache: int = 2**25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +149,10 @@ class ConnectionLimits:
     """The most connections, and the longest waits for each. Times are seconds."""
 
     max_connections: int = 4096
-    max_header_bytes: int = 8190  # of the request line, and of one header
-    keep_alive: float = 75.0  # without a whole request head
-    body: float = 120.0  # for a body; for each 4 KiB of an upload
-    write: float = 60.0  # without a byte of the answer taken
+    max_header_size: int = 8190  # of the request line, and of one header
+    keep_alive_timeout: float = 75.0  # without a whole request head
+    body_timeout: float = 120.0  # for a body; for each 4 KiB of an upload
+    write_timeout: float = 60.0  # without a byte of the answer taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,22 +167,22 @@ class BrowserRules:
 class AttemptLimits:
     """The most attempts within a minute; 0: any number."""
 
-    wrong_keys: int = 20  # by one address
-    admin_acts: int = 1200  # by one key of the role admin
-    tenant_acts: int = 300  # by one key of a tenant's own admin
+    wrong_keys_per_minute: int = 20  # by one address
+    admin_acts_per_minute: int = 1200  # by one key of the role admin
+    tenant_acts_per_minute: int = 300  # by one key of a tenant's own admin
 
     def acts_of(self, role: Role) -> int:
-        return self.admin_acts if role is Role.ADMIN else self.tenant_acts
+        return self.admin_acts_per_minute if role is Role.ADMIN else self.tenant_acts_per_minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
     """PEM files of the server's certificate, and of those that its clients may show."""
 
-    certificate: Path  # with its chain
-    key: Path | None  # None: in `certificate`
-    authorities: Path | None  # who signs clients' certificates
-    client_certificates: int  # as in ssl.CERT_NONE (0), CERT_OPTIONAL (1), CERT_REQUIRED (2)
+    ssl_certfile: Path  # with its chain
+    ssl_keyfile: Path | None  # None: in `ssl_certfile`
+    ssl_ca_certs: Path | None  # who signs clients' certificates
+    ssl_cert_reqs: int  # as in ssl.CERT_NONE (0), CERT_OPTIONAL (1), CERT_REQUIRED (2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,17 +7,16 @@ shows them. `EMPTY` changes nothing that it is added to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import reduce
 from itertools import zip_longest
 from operator import add
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lora_serve.core.stats import (
     AdapterCounters,
     AdapterSpeculation,
     BatcherStats,
-    ConstraintStats,
     EngineStats,
     MemoryStats,
     ReplicaStats,
@@ -28,6 +27,7 @@ from lora_serve.core.stats import (
 
 T = TypeVar("T")
 K = TypeVar("K")
+S = TypeVar("S", bound=Any)  # a class of core/stats.py
 
 EMPTY = EngineStats(
     num_running=0,
@@ -81,38 +81,25 @@ def added(one: EngineStats, other: EngineStats) -> EngineStats:
     """Figures of two engines as those of one, without their replicas. Slots and blocks are those of both, the limits
     of the batcher those of one engine.
     """
-    return EngineStats(
-        num_running=one.num_running + other.num_running,
-        num_waiting=one.num_waiting + other.num_waiting,
+    return _summed(
+        one,
+        other,
         running_adapters=_united(one.running_adapters, other.running_adapters),
         waiting_adapters=_united(one.waiting_adapters, other.waiting_adapters),
-        max_loras=one.max_loras + other.max_loras,
-        num_blocks=one.num_blocks + other.num_blocks,
-        num_free_blocks=one.num_free_blocks + other.num_free_blocks,
         block_size=max(one.block_size, other.block_size),
-        num_preemptions=one.num_preemptions + other.num_preemptions,
-        slots=one.slots + other.slots,
         host_digests=_united(one.host_digests, other.host_digests),
         loading_digests=_united(one.loading_digests, other.loading_digests),
         tiers=_by_key(_tiers, one.tiers, other.tiers),
         adapters=_by_key(_adapters, one.adapters, other.adapters),
-        recent_batches=one.recent_batches + other.recent_batches,
-        num_steps=one.num_steps + other.num_steps,
-        step_seconds=one.step_seconds + other.step_seconds,
-        num_prefix_queries=one.num_prefix_queries + other.num_prefix_queries,
-        num_prefix_hits=one.num_prefix_hits + other.num_prefix_hits,
         batcher=_batchers(one.batcher, other.batcher),
         memory=_memories(one.memory, other.memory),
-        swap=_swaps(one.swap, other.swap),
-        num_constrained=one.num_constrained + other.num_constrained,
-        num_forced=one.num_forced + other.num_forced,
-        constraints=_constraints(one.constraints, other.constraints),
+        swap=_summed(
+            one.swap, other.swap, seconds_per_block=max(one.swap.seconds_per_block, other.swap.seconds_per_block)
+        ),
+        constraints=_summed(one.constraints, other.constraints),
         speculation=_speculations(one.speculation, other.speculation),
-        num_hung_loads=one.num_hung_loads + other.num_hung_loads,
         steps_by_tokens=_by_place(one.steps_by_tokens, other.steps_by_tokens),
-        num_step_tokens=one.num_step_tokens + other.num_step_tokens,
-        num_waiting_tokens=one.num_waiting_tokens + other.num_waiting_tokens,
-        num_running_tokens=one.num_running_tokens + other.num_running_tokens,
+        replicas=None,
     )
 
 
@@ -121,31 +108,25 @@ def _named(stats: EngineStats, replica: str) -> EngineStats:
 
 
 def _tiers(one: TierStats, other: TierStats) -> TierStats:
-    return TierStats(
-        one.hits + other.hits,
-        one.misses + other.misses,
-        one.loads + other.loads,
-        one.evictions + other.evictions,
-        one.load_seconds + other.load_seconds,
-        _sum(one.num_bytes, other.num_bytes),
-        one.budget_bytes + other.budget_bytes,
-        _sum(one.num_items, other.num_items),
-        _by_key(add, one.eviction_reasons, other.eviction_reasons),
+    return _summed(
+        one,
+        other,
+        num_bytes=_sum(one.num_bytes, other.num_bytes),
+        num_items=_sum(one.num_items, other.num_items),
+        eviction_reasons=_by_key(add, one.eviction_reasons, other.eviction_reasons),
     )
 
 
 def _adapters(one: AdapterCounters, other: AdapterCounters) -> AdapterCounters:
     """The last load and eviction are those of the last replica that had one, as no times are kept."""
     last = other if other.loads else one
-    return AdapterCounters(
-        one.hits + other.hits,
-        one.misses + other.misses,
-        one.loads + other.loads,
-        one.evictions + other.evictions,
-        last.load_seconds,
-        _by_key(add, one.eviction_reasons, other.eviction_reasons),
-        other.last_eviction or one.last_eviction,
-        last.last_load,
+    return _summed(
+        one,
+        other,
+        load_seconds=last.load_seconds,
+        eviction_reasons=_by_key(add, one.eviction_reasons, other.eviction_reasons),
+        last_eviction=other.last_eviction or one.last_eviction,
+        last_load=last.last_load,
     )
 
 
@@ -158,37 +139,8 @@ def _batchers(one: BatcherStats | None, other: BatcherStats | None) -> BatcherSt
 
 
 def _memories(one: MemoryStats, other: MemoryStats) -> MemoryStats:
-    return MemoryStats(
-        _sum(one.limit, other.limit),
-        one.weights + other.weights,
-        one.kv + other.kv,
-        one.adapters + other.adapters,
-        one.activations + other.activations,
-        one.largest + other.largest,
-        one.measured_peak + other.measured_peak,
-        one.num_out_of_memory + other.num_out_of_memory,
-        _chosen(min, one.max_tokens, other.max_tokens),
-    )
-
-
-def _swaps(one: SwapStats, other: SwapStats) -> SwapStats:
-    return SwapStats(
-        one.num_swapped + other.num_swapped,
-        one.num_recomputed + other.num_recomputed,
-        one.num_blocks + other.num_blocks,
-        one.num_used + other.num_used,
-        max(one.seconds_per_block, other.seconds_per_block),
-    )
-
-
-def _constraints(one: ConstraintStats, other: ConstraintStats) -> ConstraintStats:
-    return ConstraintStats(
-        one.num_compiled + other.num_compiled,
-        one.compile_seconds + other.compile_seconds,
-        one.num_masks + other.num_masks,
-        one.mask_seconds + other.mask_seconds,
-        one.wait_seconds + other.wait_seconds,
-    )
+    limit, max_tokens = _sum(one.limit, other.limit), _chosen(min, one.max_tokens, other.max_tokens)
+    return _summed(one, other, limit=limit, max_tokens=max_tokens)
 
 
 def _speculations(one: SpeculationStats, other: SpeculationStats) -> SpeculationStats:
@@ -197,14 +149,13 @@ def _speculations(one: SpeculationStats, other: SpeculationStats) -> Speculation
         {guesses.digests: guesses for guesses in one.adapters},
         {guesses.digests: guesses for guesses in other.adapters},
     )
-    return SpeculationStats(
-        max(one.most, other.most),
-        one.num_drafts + other.num_drafts,
-        one.num_drafted + other.num_drafted,
-        one.num_accepted + other.num_accepted,
-        _by_place(one.accepted_by_place, other.accepted_by_place),
-        tuple(sorted(owners.values(), key=lambda guesses: -guesses.num_drafted)),
-        other.mode if one.mode == "off" else one.mode,
+    return _summed(
+        one,
+        other,
+        most=max(one.most, other.most),
+        accepted_by_place=_by_place(one.accepted_by_place, other.accepted_by_place),
+        adapters=tuple(sorted(owners.values(), key=lambda guesses: -guesses.num_drafted)),
+        mode=other.mode if one.mode == "off" else one.mode,
     )
 
 
@@ -214,6 +165,12 @@ def _guesses(one: AdapterSpeculation, other: AdapterSpeculation) -> AdapterSpecu
     return AdapterSpeculation(
         one.digests, names, num_drafted, num_accepted, round(num_accepted / max(1, num_drafted), 3)
     )
+
+
+def _summed(one: S, other: S, **joined: object) -> S:
+    """One of the frozen figures for two of them: their fields are added up, but for those that are given."""
+    names = [field.name for field in fields(one) if field.name not in joined]
+    return replace(one, **{name: getattr(one, name) + getattr(other, name) for name in names}, **joined)
 
 
 def _by_key(join: Callable[[T, T], T], one: Mapping[K, T], other: Mapping[K, T]) -> dict[K, T]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +35,6 @@ from lora_serve.core.config import (
 )
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import FlagParser, flag_name
-from lora_serve.core.setting_folders import check_folders, is_there
 from lora_serve.core.setting_groups.adapters import AdapterTierSettings, RegistrySettings
 from lora_serve.core.setting_groups.engine import BatchSettings, EngineSettings, KVCacheSettings
 from lora_serve.core.setting_groups.fleet import FleetSettings, needless
@@ -53,6 +52,7 @@ from lora_serve.core.setting_groups.overflow import OverflowSettings
 from lora_serve.core.vllm.taking import VLLM_KEYS, add_vllm_flags, as_vllm_reads, parsed_keys, taken
 from lora_serve.core.web_origin import parse_name, parse_origin
 
+_HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 T = TypeVar("T")
 _MAX_MESSAGE = 400  # characters of what is said of one value
 MAX_FILE_BYTES = 2**20
@@ -121,7 +121,7 @@ class Settings(
             ),
             max_wait=self.max_wait_ms / 1000,
             tenant_weights=self.tenant_weight,
-            grammars=self.grammar_slice(),
+            grammars=self._slice(GrammarConfig),
         )
 
     def adapter_slice(self) -> AdapterConfig:
@@ -175,19 +175,9 @@ class Settings(
             root_path=self.root_path.rstrip("/"),
             tls=self.tls_slice(),
             requests=self._slice(RequestLimits),
-            grammars=self.grammar_slice(),
-            connections=self._slice(
-                ConnectionLimits,
-                max_header_bytes=self.max_header_size,
-                keep_alive=self.keep_alive_timeout,
-                body=self.body_timeout,
-                write=self.write_timeout,
-            ),
-            attempts=AttemptLimits(
-                wrong_keys=self.wrong_keys_per_minute,
-                admin_acts=self.admin_acts_per_minute,
-                tenant_acts=self.tenant_acts_per_minute,
-            ),
+            grammars=self._slice(GrammarConfig),
+            connections=self._slice(ConnectionLimits),
+            attempts=self._slice(AttemptLimits),
             browsers=BrowserRules(
                 hosts=frozenset(name for text in self.allowed_hosts if (name := parse_name(text))),
                 origins=frozenset(origin for text in self.allowed_origins if (origin := parse_origin(text))),
@@ -203,27 +193,8 @@ class Settings(
         paths = {path.rstrip("/") for path in (self.model, os.path.abspath(self.model))}
         return frozenset({*paths, *(f"{path}/" for path in paths)} - {self.base_name})
 
-    def grammar_slice(self) -> GrammarConfig:
-        return GrammarConfig(
-            max_bytes=self.max_grammar_size,
-            max_regex=self.max_regex_size,
-            max_symbols=self.max_grammar_symbols,
-            max_items=self.max_grammar_items,
-            max_lexer_states=self.max_lexer_states,
-            max_lexer_work=self.max_lexer_work,
-            num_threads=self.grammar_threads,
-            cache_bytes=self.grammar_cache,
-        )
-
     def tls_slice(self) -> TlsConfig | None:
-        if self.ssl_certfile is None:
-            return None
-        return TlsConfig(
-            certificate=self.ssl_certfile,
-            key=self.ssl_keyfile,
-            authorities=self.ssl_ca_certs,
-            client_certificates=self.ssl_cert_reqs,
-        )
+        return None if self.ssl_certfile is None else self._slice(TlsConfig)
 
     def _slice(self, kind: type[T], **given: object) -> T:
         """An instance of `kind`: the fields that are not given are the settings of the same name."""
@@ -325,3 +296,45 @@ def _describe_one(item: ErrorDetails, origins: Mapping[str, str]) -> str:
     origin = f" {origins[name]}" if name in origins else ""
     got = "a value that is not shown" if name in SECRETS else repr(item["input"])[:200]
     return f"{flag_name(name)}: {message} (got {got}{origin})"
+
+
+def check_folders(settings: Settings) -> None:
+    """Refuse folders that are not there before anything heavy is imported. Raises ConfigError."""
+    model = Path(settings.model)
+    if is_there(model.is_dir):
+        if not is_there((model / "config.json").is_file):
+            raise ConfigError(f"--model: {_shown(settings.model)} holds no config.json, so it is not a model folder")
+    elif (
+        is_there(model.exists)
+        or not _HUB_ID.fullmatch(settings.model)
+        or ("/" in settings.model and is_there(model.parent.is_dir))
+    ):
+        raise ConfigError(f"--model: {_shown(settings.model)} is neither a folder nor a hub id such as org/name")
+    template = settings.chat_template
+    if template is not None and "{" not in template and not is_there(Path(template).is_file):
+        raise ConfigError(f"--chat-template: {_shown(template)} is neither a file nor a template")
+    for root in settings.adapter_root:
+        if not is_there(root.is_dir):
+            raise ConfigError(f"--adapter-root: {_shown(root)} is not a folder")
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        file = getattr(settings, name)
+        if file is not None and not is_there(file.is_file):
+            raise ConfigError(f"{flag_name(name)}: {_shown(file)} is not a file")
+    for item in settings.lora_modules:
+        path = item.partition("=")[2]
+        if "://" not in path and not is_there(Path(path).is_dir):
+            hint = f"; on the hub it is hf://{path}" if "/" in path and _HUB_ID.fullmatch(path) else ""
+            raise ConfigError(f"--lora-modules: {_shown(path)} is not a folder (got {_shown(item)}){hint}")
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def is_there(asked: Callable[[], bool]) -> bool:
+    """True if `asked` says so; a name that no file can have is one that is not there, too."""
+    try:
+        return asked()
+    except (OSError, ValueError):
+        return False

@@ -35,7 +35,7 @@ def build_app(services: Services) -> web.Application:
     app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES], app[CONNECTIONS], app[ROUTES] = services, connections, TABLE
     app[PROBED], app[LIVE] = {}, live_hub(services)
-    app[WRONG_KEYS] = WrongKeys(services.config.attempts.wrong_keys)
+    app[WRONG_KEYS] = WrongKeys(services.config.attempts.wrong_keys_per_minute)
     app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching, probing))
     if services.overflow is not None:
         app.cleanup_ctx.append(_asking_neighbours)

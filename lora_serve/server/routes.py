@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from aiohttp.typedefs import Handler
+from pydantic import BaseModel
+
 from lora_serve.core.request import Task
 from lora_serve.server import models
 from lora_serve.server import tokenize as tokenizer
@@ -9,26 +14,23 @@ from lora_serve.server.admin import (
     adapters,
     audit,
     engine,
-    engine_health,
     fleet,
     keys,
     listing,
     metadata,
     registration,
     residency,
-    routing,
-    tenant_use,
     tenants,
     upload,
     usage,
     vllm_lora,
 )
 from lora_serve.server.anthropic.body import anthropic_error
-from lora_serve.server.anthropic.create import count_tokens, create_message
+from lora_serve.server.anthropic.request import count_tokens, create_message
 from lora_serve.server.console import page, stream
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
-from lora_serve.server.openai.responses.create import create_response
+from lora_serve.server.openai.responses.request import create_response
 from lora_serve.server.openai.tokens import generate_tokens
 from lora_serve.server.operation import docs_page, health, metrics, openapi
 from lora_serve.server.pooling.classify import create_classification
@@ -52,7 +54,6 @@ from lora_serve.server.schemas.answers import adapters as adapter_cards
 from lora_serve.server.schemas.answers import admin as cards
 from lora_serve.server.schemas.answers import generation as generated
 from lora_serve.server.schemas.answers import live, tenancy
-from lora_serve.server.schemas.answers import messages as message_answers
 from lora_serve.server.schemas.answers import operation as operation_answers
 from lora_serve.server.schemas.answers import pooling as pooling_answers
 from lora_serve.server.schemas.answers import responses as response_answers
@@ -70,8 +71,7 @@ from lora_serve.server.schemas.queries import (
     UsageQuery,
 )
 from lora_serve.server.schemas.responses import ResponseFields
-from lora_serve.server.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
-from lora_serve.server.schemas.tokens import GenerateFields
+from lora_serve.server.schemas.tokenize import DetokenizeFields, GenerateFields, TokenizeChatFields, TokenizeTextFields
 
 _PUBLIC, _KEY, _MODELS, _INFERENCE = Access.PUBLIC, Access.ANY_KEY, Access.MODELS, Access.INFERENCE
 _OWN, _ADMIN = Access.TENANT_ADMIN, Access.ADMIN
@@ -79,6 +79,14 @@ _STREAMED, _EVENTS, _TEXT, _PAGE = (JSON, EVENTS), (EVENTS,), ("text/plain",), (
 _FILES = ("text/javascript", "text/css", "image/svg+xml")
 _GENERATE, _EMBED, _CLASSIFY, _COMPARE = (Task.GENERATE,), (Task.EMBED,), (Task.CLASSIFY,), (Task.CLASSIFY, Task.EMBED)
 _ADAPTER, _ALIAS, _TENANT = "/admin/adapters/{id}", "/admin/aliases/{id}", "/admin/tenants/{tenant}"
+_generation = partial(Route, "POST", answers=_STREAMED, tasks=_GENERATE)
+
+
+def _pooled(
+    path: str, handler: Handler, body: type[BaseModel], answer: type[BaseModel], tasks: tuple[Task, ...]
+) -> Route:
+    return Route("POST", path, _INFERENCE, handler, body, answer=answer, tasks=tasks)
+
 
 # The first route that fits is taken. An id may hold slashes, so the routes with a verb behind the id come first.
 TABLE = RouteTable(
@@ -94,60 +102,45 @@ TABLE = RouteTable(
     Route("GET", "/ui", _PUBLIC, page.get_index, answers=_PAGE),
     Route("GET", "/ui/about.json", _PUBLIC, page.get_about, is_probe=True, answer=operation_answers.ConsoleFacts),
     Route("GET", "/ui/{file}", _PUBLIC, page.get_file, answers=_FILES),
-    Route(
-        "POST",
+    _generation(
         "/v1/completions",
         _INFERENCE,
         create_completion,
         CompletionFields,
-        answers=_STREAMED,
-        tasks=_GENERATE,
         answer=generated.Completion,
         event=generated.CompletionChunk,
     ),
-    Route(
-        "POST",
+    _generation(
         "/v1/chat/completions",
         _INFERENCE,
         create_chat_completion,
         ChatFields,
-        answers=_STREAMED,
-        tasks=_GENERATE,
         answer=generated.ChatCompletion,
         event=generated.ChatChunk,
     ),
-    Route(
-        "POST",
+    _generation(
         "/v1/responses",
         _INFERENCE,
         create_response,
         ResponseFields,
-        answers=_STREAMED,
-        tasks=_GENERATE,
         answer=response_answers.Response,
         event=response_answers.ResponseEvent,
     ),
-    Route(
-        "POST",
+    _generation(
         "/inference/v1/generate",
         _INFERENCE,
         generate_tokens,
         GenerateFields,
-        answers=_STREAMED,
-        tasks=_GENERATE,
         answer=generated.GeneratedTokens,
         event=generated.TokensChunk,
     ),
-    Route(
-        "POST",
+    _generation(
         "/v1/messages",
         _INFERENCE,
         create_message,
         MessageFields,
-        answers=_STREAMED,
-        tasks=_GENERATE,
-        answer=message_answers.AnthropicMessage,
-        event=message_answers.MessageEvent,
+        answer=response_answers.AnthropicMessage,
+        event=response_answers.MessageEvent,
         refusal=anthropic_error,
     ),
     Route(
@@ -157,36 +150,17 @@ TABLE = RouteTable(
         count_tokens,
         CountTokensFields,
         tasks=_GENERATE,
-        answer=message_answers.TokenCount,
+        answer=response_answers.TokenCount,
         refusal=anthropic_error,
     ),
-    Route(
-        "POST",
-        "/v1/embeddings",
-        _INFERENCE,
-        create_embedding,
-        EmbeddingFields,
-        tasks=_EMBED,
-        answer=pooling_answers.Embeddings,
-    ),
+    _pooled("/v1/embeddings", create_embedding, EmbeddingFields, pooling_answers.Embeddings, _EMBED),
     *(
-        Route(
-            "POST",
-            path,
-            _INFERENCE,
-            create_classification,
-            ClassifyFields,
-            tasks=_CLASSIFY,
-            answer=pooling_answers.Labels,
-        )
+        _pooled(path, create_classification, ClassifyFields, pooling_answers.Labels, _CLASSIFY)
         for path in ("/classify", "/v1/classify")
     ),
+    *(_pooled(path, create_score, ScoreFields, pooling_answers.Scores, _COMPARE) for path in ("/score", "/v1/score")),
     *(
-        Route("POST", path, _INFERENCE, create_score, ScoreFields, tasks=_COMPARE, answer=pooling_answers.Scores)
-        for path in ("/score", "/v1/score")
-    ),
-    *(
-        Route("POST", path, _INFERENCE, create_rerank, RerankFields, tasks=_COMPARE, answer=pooling_answers.Ranking)
+        _pooled(path, create_rerank, RerankFields, pooling_answers.Ranking, _COMPARE)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Route("GET", "/v1/models", _MODELS, models.list_models, answer=generated.ModelList),
@@ -211,22 +185,22 @@ TABLE = RouteTable(
     Route("POST", f"{_ADAPTER}/unpin", _OWN, residency.unpin, answer=adapter_cards.AdapterCard),
     Route("POST", f"{_ADAPTER}/prefetch", _ADMIN, residency.prefetch, answer=adapter_cards.AdapterCard),
     Route("POST", f"{_ADAPTER}/evict", _ADMIN, residency.evict, answer=adapter_cards.AdapterCard),
-    Route("PUT", f"{_ADAPTER}/route", _OWN, routing.set_route, RouteFields, answer=adapter_cards.AdapterCard),
-    Route("POST", f"{_ADAPTER}/rollback", _OWN, routing.roll_back, answer=adapter_cards.AdapterCard),
+    Route("PUT", f"{_ADAPTER}/route", _OWN, adapters.set_route, RouteFields, answer=adapter_cards.AdapterCard),
+    Route("POST", f"{_ADAPTER}/rollback", _OWN, adapters.roll_back, answer=adapter_cards.AdapterCard),
     Route("PUT", f"{_ADAPTER}/sharing", _ADMIN, adapters.set_sharing, SharingFields, answer=adapter_cards.AdapterCard),
     Route("PUT", _ADAPTER, _OWN, upload.upload_adapter, upload.BODY, UploadFields, answer=adapter_cards.AdapterCard),
     Route("GET", _ADAPTER, _OWN, adapters.get_adapter, answer=adapter_cards.AdapterCard),
     Route("PATCH", _ADAPTER, _OWN, metadata.set_metadata, MetadataFields, answer=adapter_cards.AdapterCard),
     Route("DELETE", _ADAPTER, _OWN, adapters.delete_adapter, query=DeletionQuery, answer=adapter_cards.DeletedAdapter),
-    Route("GET", "/admin/aliases", _ADMIN, routing.list_aliases, answer=adapter_cards.AliasList),
-    Route("PUT", _ALIAS, _ADMIN, routing.set_alias, AliasFields, answer=adapter_cards.Alias),
-    Route("DELETE", _ALIAS, _ADMIN, routing.remove_alias, answer=adapter_cards.DeletedAlias),
+    Route("GET", "/admin/aliases", _ADMIN, adapters.list_aliases, answer=adapter_cards.AliasList),
+    Route("PUT", _ALIAS, _ADMIN, adapters.set_alias, AliasFields, answer=adapter_cards.Alias),
+    Route("DELETE", _ALIAS, _ADMIN, adapters.remove_alias, answer=adapter_cards.DeletedAlias),
     Route("POST", "/v1/load_lora_adapter", _ADMIN, vllm_lora.load_lora_adapter, LoadLoraFields, answers=_TEXT),
     Route("POST", "/v1/unload_lora_adapter", _ADMIN, vllm_lora.unload_lora_adapter, UnloadLoraFields, answers=_TEXT),
     Route("POST", "/admin/tenants", _ADMIN, tenants.create_tenant, CreateTenantFields, answer=tenancy.TenantCard),
     Route("GET", "/admin/tenants", _OWN, tenants.list_tenants, query=PageQuery, answer=tenancy.TenantPage),
     Route("GET", _TENANT, _OWN, tenants.get_tenant, answer=tenancy.TenantCard),
-    Route("GET", f"{_TENANT}/use", _OWN, tenant_use.get_use, answer=tenancy.TenantUse),
+    Route("GET", f"{_TENANT}/use", _OWN, tenants.get_use, answer=tenancy.TenantUse),
     Route("PATCH", _TENANT, _ADMIN, tenants.change_tenant, ChangeTenantFields, answer=tenancy.TenantCard),
     Route("DELETE", _TENANT, _ADMIN, tenants.delete_tenant, answer=tenancy.DeletedTenant),
     Route("POST", f"{_TENANT}/keys", _OWN, keys.create_key, CreateKeyFields, answer=tenancy.NewKey),
@@ -254,6 +228,6 @@ TABLE = RouteTable(
         answers=_EVENTS,
         event=live.LiveEvent,
     ),
-    Route("GET", "/admin/engine/health", _ADMIN, engine_health.get_engine_health, answer=cards.EngineHealth),
+    Route("GET", "/admin/engine/health", _ADMIN, engine.get_engine_health, answer=cards.EngineHealth),
     Route("GET", "/admin/fleet", _ADMIN, fleet.get_fleet, query=FleetQuery, answer=cards.Fleet),
 )

@@ -69,22 +69,9 @@ class AdapterChatTemplate(ChatTemplate):
         is_continued: bool,
     ) -> str:
         ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "is_continued": is_continued}
-        return str.__str__(self._rendered(conversation, values, tools, None, **ends))
+        return str.__str__(self.render_marked(conversation, values, tools, None, **ends))
 
     def render_marked(
-        self,
-        conversation: Conversation,
-        values: Mapping[str, Any],
-        tools: Tools,
-        marks: Marks,
-        *,
-        add_generation_prompt: bool,
-        is_continued: bool,
-    ) -> Marked:
-        ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "is_continued": is_continued}
-        return self._rendered(conversation, values, tools, marks, **ends)
-
-    def _rendered(
         self,
         conversation: Conversation,
         values: Mapping[str, Any],

@@ -182,7 +182,7 @@ def auth_required() -> bool:
 @pytest.fixture
 def server_config(server_config: ServerConfig) -> ServerConfig:
     """Whoever comes with wrong keys may come again."""
-    return replace(server_config, attempts=AttemptLimits(wrong_keys=0))
+    return replace(server_config, attempts=AttemptLimits(wrong_keys_per_minute=0))
 
 
 @pytest.mark.nightly

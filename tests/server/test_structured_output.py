@@ -65,7 +65,7 @@ def server_config() -> ServerConfig:
         served_model_name=BASE,
         auth="off",
         max_body_bytes=2**20,
-        grammars=GrammarConfig(max_bytes=2**16),
+        grammars=GrammarConfig(max_grammar_size=2**16),
     )
 
 

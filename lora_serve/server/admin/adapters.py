@@ -1,4 +1,4 @@
-"""/admin/adapters/{id}: show, share, delete."""
+"""/admin/adapters/{id}: show, share, delete, choose its version (.../route, .../rollback); and /admin/aliases"""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.core.errors import InvalidRequestError
+from lora_serve.adapters.catalog.entry import Canary, CatalogEntry
+from lora_serve.core.adapter import check_adapter_id
+from lora_serve.core.errors import ConflictError, InvalidRequestError
 from lora_serve.core.tenant import EVERYBODY, Caller, check_tenant_name
 from lora_serve.server.admin.card import adapter_card, tenant_card
 from lora_serve.server.admin.figures import Figures, figures_for
 from lora_serve.server.admin.permissions import entry_for, own_name_in
+from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.defaults import known_defaults
-from lora_serve.server.schemas.admin import SharingFields
+from lora_serve.server.schemas.admin import AliasFields, RouteFields, SharingFields
 from lora_serve.server.schemas.queries import DeletionQuery
 from lora_serve.server.services import SERVICES, Services
 
@@ -86,3 +88,52 @@ def card_from(services: Services, entry: CatalogEntry, figures: Figures, caller:
     if caller.scope is not None:
         return tenant_card(entry, caller.scope, figures, aliases, defaults, rule)
     return adapter_card(entry, figures, aliases, defaults, rule)
+
+
+async def set_route(request: web.Request) -> web.StreamResponse:
+    """Choose an adapter's default version and its canary.
+
+    `version`: the default (left out: as it is); `canary`: {"version", "percent"}, or none.
+    """
+    services, name = request.app[SERVICES], own_name_in(request)
+    fields = check_fields(RouteFields, await read_json(request))
+    canary = None if fields.canary is None else Canary(fields.canary.version, fields.canary.percent)
+    await services.edit(lambda: services.catalog.set_route(name, fields.version, canary), f"routing {name}")
+    return await card_response(request, name)
+
+
+async def roll_back(request: web.Request) -> web.StreamResponse:
+    """End an adapter's canary, or go back to the version before.
+
+    409 if there is neither.
+    """
+    services, name = request.app[SERVICES], own_name_in(request)
+    await services.edit(lambda: services.catalog.roll_back(name), f"rolling back {name}")
+    return await card_response(request, name)
+
+
+async def list_aliases(request: web.Request) -> web.StreamResponse:
+    """List aliases."""
+    aliases = request.app[SERVICES].catalog.snapshot.aliases
+
+    def made() -> dict[str, Any]:
+        return {"object": "list", "data": [{"alias": alias, "target": aliases[alias]} for alias in sorted(aliases)]}
+
+    return await json_answer(request, made, 5 * len(aliases))
+
+
+async def set_alias(request: web.Request) -> web.StreamResponse:
+    """Set an alias."""
+    services, alias = request.app[SERVICES], request.match_info["id"]
+    target = check_fields(AliasFields, await read_json(request)).target
+    if check_adapter_id(alias) == services.base_name:
+        raise ConflictError(f"`{alias}` is the base model's name.")
+    await services.edit(lambda: services.catalog.set_alias(alias, target), f"naming {alias}")
+    return web.json_response({"alias": alias, "target": target})
+
+
+async def remove_alias(request: web.Request) -> web.StreamResponse:
+    """Remove an alias."""
+    services, alias = request.app[SERVICES], request.match_info["id"]
+    await services.edit(lambda: services.catalog.remove_alias(alias), f"removing {alias}")
+    return web.json_response({"alias": alias, "deleted": True})

@@ -39,12 +39,12 @@ class GrammarChecks:
         self._config = config
         self._threads = FairThreads(
             "grammar",
-            config.num_threads,
+            config.grammar_threads,
             seconds_per_minute=SECONDS_PER_MINUTE,
             max_waiting=MAX_WAITING,
             calls="grammars",
         )
-        self._known = KnownGrammars(config.cache_bytes)
+        self._known = KnownGrammars(config.grammar_cache)
         self._compiler = functools.lru_cache(MAX_COMPILERS)(self._new_compiler)
 
     async def of(self, tenant: str, constraint: Constraint, added_tokens: tuple[AddedToken, ...] = ()) -> TokenGrammar:
@@ -64,7 +64,7 @@ class GrammarChecks:
         self, tenant: str, text: str, param: str, added_tokens: tuple[AddedToken, ...] = ()
     ) -> TokenGrammar:
         """The same for a grammar in the form of `llguidance`, made from the field `param`."""
-        check_size(len(text), param, TEXT_FACTOR * self._config.max_bytes)
+        check_size(len(text), param, TEXT_FACTOR * self._config.max_grammar_size)
         digest = _digest(text) if len(text) <= MANY else await asyncio.to_thread(_digest, text)
         return await self._checked(
             tenant, digest, added_tokens, lambda compiler: checked_own_text(text, param, compiler, self._config)
@@ -75,7 +75,7 @@ class GrammarChecks:
         self._threads.close()
 
     def _digest(self, constraint: Constraint) -> bytes:
-        most = self._config.max_bytes
+        most = self._config.max_grammar_size
         check_size(measured(constraint.source, most), constraint.param, most)
         return hashlib.sha256(content(constraint)).digest()
 

@@ -78,10 +78,10 @@ async def _receive(request: web.Request, room: ExitStack) -> bytes:
     """All of the body, decoded. Raises what `read_json` raises."""
     config = request.app[SERVICES].config
     try:
-        async with asyncio.timeout(config.connections.body):
+        async with asyncio.timeout(config.connections.body_timeout):
             return await _read_bytes(request, config.max_body_bytes, room)
     except TimeoutError:
-        message = f"The request body did not arrive within {config.connections.body:g} s (--body-timeout)."
+        message = f"The request body did not arrive within {config.connections.body_timeout:g} s (--body-timeout)."
         raise SlowRequestError(message) from None
     except (web.RequestPayloadError, ValueError) as error:
         raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error

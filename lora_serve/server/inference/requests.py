@@ -13,12 +13,11 @@ from lora_serve.core.request import InferenceRequest, OnCold, PoolingParams, Sam
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.defaults import MAX_TOKENS_NAMES
 from lora_serve.server.inference.resolve import ResolvedModel
-from lora_serve.server.inference.token_rules import bad_word_ids, biases_of
 from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.server.schemas.pooling import PoolingFields
 from lora_serve.server.schemas.request import RequestFields
 from lora_serve.server.services import SERVICES
-from lora_serve.text.tokenizer import EncodedInput
+from lora_serve.text.tokenizer import EncodedInput, TextModel
 
 Prompt = tuple[int, ...]
 
@@ -199,3 +198,33 @@ def _note_prompts(request: web.Request, model: ResolvedModel, prompts: Sequence[
     context = request[CONTEXT]
     context.active = model.adapters.activity(prompts)
     context.num_prompt_tokens = sum(map(len, prompts))
+
+
+def biases_of(text: TextModel, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:
+    """`logit_bias` by token id. Raises InvalidRequestError for a text that is not exactly one token."""
+    return tuple((_token_of(text, key) if isinstance(key, str) else key, bias) for key, bias in biases)
+
+
+def bad_word_ids(text: TextModel, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """`bad_words` as the tokens they may be written in: at the beginning of a text and, if that makes another first
+    token and as many of them, behind a space. That is vLLM's rule.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        plain, spaced = (text.encode(before + word.lstrip(), add_special_tokens=False) for before in ("", " "))
+        if not plain:
+            raise InvalidRequestError(f"`bad_words`: {word[:32]!r} gives no tokens.", param="bad_words")
+        found[plain] = None
+        if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
+            found[spaced] = None
+    return tuple(found)
+
+
+def _token_of(text: TextModel, key: str) -> int:
+    token_ids = text.encode(key, add_special_tokens=False)
+    if len(token_ids) != 1 or text.decode(token_ids, skip_special_tokens=False).strip() != key.strip():
+        raise InvalidRequestError(
+            f"`logit_bias`: {key[:32]!r} is not exactly one token of this model; give token ids (POST /tokenize).",
+            param="logit_bias",
+        )
+    return token_ids[0]

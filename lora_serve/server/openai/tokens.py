@@ -22,7 +22,7 @@ from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
 from lora_serve.server.openai.renaming import with_names
 from lora_serve.server.schemas.generation import CompletionFields
-from lora_serve.server.schemas.tokens import GenerateFields
+from lora_serve.server.schemas.tokenize import GenerateFields
 from lora_serve.server.services import SERVICES
 from lora_serve.text.output import Piece
 

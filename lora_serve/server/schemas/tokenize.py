@@ -1,4 +1,4 @@
-"""POST /tokenize, POST /detokenize"""
+"""POST /tokenize, POST /detokenize, POST /inference/v1/generate"""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.fields import Objects
-from lora_serve.server.schemas.generation import ChatFields
-from lora_serve.server.schemas.request import NamingFields
+from lora_serve.server.schemas.fields import MAX_SALT_LENGTH, Objects, without_null
+from lora_serve.server.schemas.generation import ChatFields, StreamOptions
+from lora_serve.server.schemas.markers import Ignored, Refused
+from lora_serve.server.schemas.request import NamingFields, RequestFields
 
 MAX_TOKEN_IDS = 2_000_000
 _LIST = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_TOKEN_IDS}
@@ -52,3 +53,16 @@ def check_token_ids(value: Any) -> Sequence[int]:
 
 def _wrong(param: str, message: str) -> InvalidRequestError:
     return InvalidRequestError(f"`{param}`: {message}", param=param)
+
+
+class GenerateFields(RequestFields):
+    """vLLM's fields: a prompt as token ids, to be answered by token ids."""
+
+    token_ids: Any  # list[int]; checked by hand
+    sampling_params: dict[str, Any] = {}  # of vLLM's names, checked as the fields of a completion
+    stream: bool = False
+    stream_options: Annotated[StreamOptions, BeforeValidator(without_null)] | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_LENGTH)
+    features: Annotated[Any, Refused("models here read and write text only")] = None
+    request_id: Annotated[Any, Ignored("requests are told apart by the server's own ids")] = None
+    kv_transfer_params: Annotated[Any, Ignored("no key or value is moved between servers")] = None

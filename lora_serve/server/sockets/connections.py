@@ -121,7 +121,7 @@ class Connections:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(max(0.05, min(1.0, self._limits.write / 4)))
+            await asyncio.sleep(max(0.05, min(1.0, self._limits.write_timeout / 4)))
             self._break_off_stalled(asyncio.get_running_loop().time())
 
     def _break_off_stalled(self, now: float) -> None:
@@ -133,7 +133,7 @@ class Connections:
                 continue
             size, since = before.get(connection, (num_bytes, now))
             since = since if num_bytes == size else now
-            if now - since < self._limits.write:
+            if now - since < self._limits.write_timeout:
                 self._stalled[connection] = (num_bytes, since)
                 continue
             self.num_broken_off += 1
@@ -275,10 +275,10 @@ class Connection(HttpConnection):
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
-            keepalive_timeout=limits.keep_alive,
-            max_line_size=limits.max_header_bytes,
-            max_field_size=limits.max_header_bytes,
-            lingering_time=min(10.0, limits.body),
+            keepalive_timeout=limits.keep_alive_timeout,
+            max_line_size=limits.max_header_size,
+            max_field_size=limits.max_header_size,
+            lingering_time=min(10.0, limits.body_timeout),
             access_log=None,  # None is how aiohttp is told to write none
         )
         self._on_end = on_end

@@ -41,23 +41,23 @@ class ServerTls:
 def _context(config: TlsConfig) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_mode = ssl.VerifyMode(config.client_certificates)
+    context.verify_mode = ssl.VerifyMode(config.ssl_cert_reqs)
     context.set_alpn_protocols(["http/1.1"])
     _load_certificate(context, config)
-    if config.authorities is not None:
+    if (file := config.ssl_ca_certs) is not None:
         try:
-            context.load_verify_locations(config.authorities)
+            context.load_verify_locations(file)
         except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"--ssl-ca-certs: {config.authorities} holds no certificates: {_reason(error)}") from None
+            raise ConfigError(f"--ssl-ca-certs: {file} holds no certificates: {_reason(error)}") from None
     return context
 
 
 def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
     try:
         # A key under a password would otherwise ask for it at the terminal.
-        context.load_cert_chain(config.certificate, config.key, password="")
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
     except (ssl.SSLError, OSError) as error:
-        files = f"{config.certificate} with the key in {config.key or config.certificate}"
+        files = f"{config.ssl_certfile} with the key in {config.ssl_keyfile or config.ssl_certfile}"
         raise ConfigError(f"--ssl-certfile: {files} cannot be used: {_reason(error)}") from None
 
 

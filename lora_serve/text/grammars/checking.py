@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,11 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 from lora_serve.text.grammars.faults import grammar_fault, refused, regex_fault, schema_fault
-from lora_serve.text.grammars.places import faulty_place
+from lora_serve.text.grammars.schema import subschemas
 from lora_serve.text.grammars.translation import grammar_text, json_schema_of, safe_text, schema_grammar
+
+MAX_SECONDS = 0.3  # for the search; the place found by then is shown
+_DEFINITIONS = ("$defs", "definitions")
 
 
 def checked_text(constraint: Constraint, compiler: GrammarCompiler, config: GrammarConfig) -> str:
@@ -45,3 +49,20 @@ def checked_own_text(text: str, param: str, compiler: GrammarCompiler, config: G
     if error := compiler.fault(safe):
         raise refused(param, grammar_fault(error))
     return safe
+
+
+def faulty_place(schema: Mapping[str, Any], error: str, fault: Callable[[Mapping[str, Any]], str]) -> str:
+    """JSON pointer of the innermost schema that has the same error by itself: `llguidance` says what is wrong, not
+    where. `fault`: the error of a schema.
+    """
+    definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    place, inner, until = "#", schema, time.monotonic() + MAX_SECONDS
+    while True:
+        for pointer, child in subschemas(inner):
+            if time.monotonic() > until:
+                return place
+            if isinstance(child, dict) and fault({**definitions, **child}) == error:
+                place, inner = place + pointer, child
+                break
+        else:
+            return place

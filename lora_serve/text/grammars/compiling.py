@@ -23,10 +23,10 @@ def parser_limits(config: GrammarConfig) -> LLParserLimits:
     """The limits in the terms of `llguidance`. Its messages say nothing of the parser's state."""
     return LLParserLimits(
         initial_lexer_fuel=config.max_lexer_work,
-        step_max_items=config.max_items,
-        max_items_in_row=min(MAX_ROW_ITEMS, config.max_items),
+        step_max_items=config.max_grammar_items,
+        max_items_in_row=min(MAX_ROW_ITEMS, config.max_grammar_items),
         max_lexer_states=config.max_lexer_states,
-        max_grammar_size=config.max_symbols,
+        max_grammar_size=config.max_grammar_symbols,
         verbose_errors=False,
     )
 

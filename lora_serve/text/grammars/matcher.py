@@ -135,7 +135,7 @@ class GrammarConstraints:
         self._vocabularies = vocabularies
         self._post = post
         self._limits = parser_limits(config)
-        self._compiling = ThreadPoolExecutor(config.num_threads, "grammar", initializer=on_thread)
+        self._compiling = ThreadPoolExecutor(config.grammar_threads, "grammar", initializer=on_thread)
         self._masking = ThreadPoolExecutor(1, "masks", initializer=on_thread)
         self._executor = LLExecutor(num_threads=min(_MAX_MASK_THREADS, max(1, (os.cpu_count() or 1) // 2)))
         self._compiled: OrderedDict[Key, Future[_Compiled]] = OrderedDict()  # the engine's thread alone uses it

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any
@@ -15,10 +16,15 @@ from lora_serve.core.strict_json import JsonError, parse_json
 from lora_serve.text.grammars.constraint import BLANKS, Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.grammars.faults import refused
 from lora_serve.text.grammars.gbnf import is_lark, to_lark
-from lora_serve.text.grammars.lark import MAX_RULES, with_numbers, with_schemas
 from lora_serve.text.grammars.schema import SchemaWriter
 from lora_serve.text.grammars.tags import TagWriter
 
+MAX_RULES = 500  # the compiler follows rules by recursion: a stack of 8 MB overflows at some 3000 in a chain
+MAX_GROUPS = 1000  # in all rules: they count as much, where a chain leads through them
+_GROUP = re.compile(r"[(\[]")
+# A string or a regex that does not end is one all the same, so that each character is looked at once.
+_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"?|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/?|(?P<json>%json)\b|(?P<name><[^<>\s]+>)')
+_BLANKS = re.compile(r"\s*")
 MAX_DEPTH = 100  # of values inside one another; the parser's own limit is a little higher
 _ESCAPES = '"\\bfnrt'  # not \u: with it a property could be given under a spelling that the schema does not see
 LARK_FACTOR = 2  # a grammar may be so many times as long as a regex
@@ -38,7 +44,7 @@ def grammar_text(constraint: Constraint, config: GrammarConfig, special_ids: Map
     Raises InvalidRequestError.
     """
     check_size(
-        len((constraint.style.whitespace_pattern or "").encode()), constraint.param, config.max_regex, _MAX_REGEX
+        len((constraint.style.whitespace_pattern or "").encode()), constraint.param, config.max_regex_size, _MAX_REGEX
     )
     match constraint.kind:
         case ConstraintKind.JSON:
@@ -46,9 +52,9 @@ def grammar_text(constraint: Constraint, config: GrammarConfig, special_ids: Map
         case ConstraintKind.JSON_OBJECT:
             return schema_grammar(_ANY_OBJECT, constraint.style)
         case ConstraintKind.REGEX:
-            return str(LLMatcher.grammar_from_regex(_text_of(constraint, config.max_regex)))
+            return str(LLMatcher.grammar_from_regex(_text_of(constraint, config.max_regex_size)))
         case ConstraintKind.CHOICE:
-            return _choice(constraint, config.max_bytes)
+            return _choice(constraint, config.max_grammar_size)
         case ConstraintKind.GRAMMAR:
             return _grammar(constraint, config, special_ids)
         case ConstraintKind.STRUCTURAL_TAG:
@@ -131,8 +137,8 @@ def written(value: Any) -> str:
 
 
 def _own_schema(source: Any, param: str, style: JsonStyle, config: GrammarConfig) -> dict[str, Any]:
-    schema = read_schema(source, param, config.max_bytes)
-    return SchemaWriter(param, config.max_regex, named_only=style.named_properties_only).write(schema)
+    schema = read_schema(source, param, config.max_grammar_size)
+    return SchemaWriter(param, config.max_regex_size, named_only=style.named_properties_only).write(schema)
 
 
 def _given_style(schema: Any, param: str) -> Mapping[str, Any]:
@@ -161,26 +167,26 @@ def _choice(constraint: Constraint, max_bytes: int) -> str:
 
 
 def _grammar(constraint: Constraint, config: GrammarConfig, special_ids: Mapping[str, int]) -> str:
-    text, param = _text_of(constraint, LARK_FACTOR * config.max_regex), constraint.param
+    text, param = _text_of(constraint, LARK_FACTOR * config.max_regex_size), constraint.param
     try:
         text = text if is_lark(text) else to_lark(text)
     except ValueError as error:
         raise refused(param, str(error)) from None
     found = with_numbers(safe_text(text, param, config, MAX_RULES), special_ids)
-    check_size(len(found.encode()), param, LARK_FACTOR * config.max_regex, "twice --max-regex-size")
+    check_size(len(found.encode()), param, LARK_FACTOR * config.max_regex_size, "twice --max-regex-size")
     return found
 
 
 def _structural_tag(constraint: Constraint, config: GrammarConfig, special_ids: Mapping[str, int]) -> str:
     source, param = constraint.source, constraint.param
     if isinstance(source, str):
-        check_size(len(source.encode()), param, config.max_bytes)
+        check_size(len(source.encode()), param, config.max_grammar_size)
         source = _parsed(source, param)
     if depth_of(source, MAX_DEPTH) > MAX_DEPTH:
         raise refused(param, f"nested more than {MAX_DEPTH} deep.")
     style = constraint.style
     return TagWriter(
-        param, lambda value: styled(_own_schema(value, param, style, config), style), special_ids, config.max_regex
+        param, lambda value: styled(_own_schema(value, param, style, config), style), special_ids, config.max_regex_size
     ).write(source)
 
 
@@ -218,3 +224,54 @@ def _parsed(text: str, param: str) -> Any:
         return parse_json(text.encode())
     except JsonError as error:
         raise refused(param, f"the text {error}") from None
+
+
+def with_schemas(text: str, param: str, rewrite: Callable[[Any], str], max_rules: int | None) -> str:
+    """The grammar with the JSON schema behind each `%json` written anew.
+
+    `max_rules`: of a text that a caller wrote; None: the server did, so that its literals are what they seem to be.
+    Raises InvalidRequestError.
+    """
+    parts: list[str] = []
+    outside: list[str] = []
+    at = 0
+    found = _TOKEN.search(text)
+    while found is not None:
+        if found["json"] is None:
+            found = _TOKEN.search(text, found.end())
+            continue
+        start = _BLANKS.match(text, found.end())
+        assert start is not None, "it matches nothing, too"
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, start.end())
+        except (ValueError, RecursionError):
+            line = text.count("\n", 0, found.start()) + 1
+            raise refused(param, f"line {line}: no JSON schema stands behind %json") from None
+        outside.append(text[at : found.start()])
+        parts += [text[at : found.start()], "%json ", rewrite(schema)]
+        at = end
+        found = _TOKEN.search(text, end)
+    outside.append(text[at:])
+    if max_rules is not None:
+        _check_outside("".join(outside), param, max_rules)
+    return "".join(parts) + text[at:]
+
+
+def with_numbers(text: str, special_ids: Mapping[str, int]) -> str:
+    """The grammar with the ids of the special tokens that it names as `<name>`; one that is unknown stays."""
+
+    def numbered(found: re.Match[str]) -> str:
+        number = special_ids.get(found["name"] or "")
+        return found[0] if number is None else f"<[{number}]>"
+
+    return _TOKEN.sub(numbered, text)
+
+
+def _check_outside(text: str, param: str, max_rules: int) -> None:
+    """Check the grammar without its schemas; each rule has a colon. Raises InvalidRequestError."""
+    if "%json" in text:
+        raise refused(param, "`%json` stands in a text, a regex or a comment")
+    if text.count(":") > max_rules:
+        raise refused(param, f"more than {max_rules} rules")
+    if len(_GROUP.findall(_TOKEN.sub("", text))) > MAX_GROUPS:
+        raise refused(param, f"more than {MAX_GROUPS} groups in brackets")

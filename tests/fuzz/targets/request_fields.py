@@ -20,7 +20,7 @@ from lora_serve.server.schemas.generation import ChatFields, CompletionFields
 from lora_serve.server.schemas.messages import CountTokensFields, MessageFields
 from lora_serve.server.schemas.responses import ResponseFields
 from lora_serve.server.schemas.structured import constraint_of
-from lora_serve.server.schemas.tokens import GenerateFields
+from lora_serve.server.schemas.tokenize import GenerateFields
 from lora_serve.server.schemas.tools import tool_use
 from lora_serve.text.chat import parse_messages
 from tests.fuzz.mutating import within, written

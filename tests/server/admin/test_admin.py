@@ -53,7 +53,7 @@ def blobs(house: Any) -> list[str]:
 @pytest.fixture
 def server_config(server_config: ServerConfig) -> ServerConfig:
     """Wrong keys may be tried on every route."""
-    return replace(server_config, attempts=AttemptLimits(wrong_keys=0))
+    return replace(server_config, attempts=AttemptLimits(wrong_keys_per_minute=0))
 
 
 async def test_every_admin_route_needs_the_key(http: aiohttp.ClientSession) -> None:

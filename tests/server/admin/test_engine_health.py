@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.server.admin.engine_health import redis_card
+from lora_serve.server.admin.engine import redis_card
 from lora_serve.server.engine_history import MAX_RESTARTS, EngineHistory
 from tests.server.conftest import ADMIN
 

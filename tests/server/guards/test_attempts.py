@@ -19,7 +19,7 @@ from tests.server.conftest import ADMIN
 from tests.server.tenants import tenancy_of
 
 WRONG = {"Authorization": "Bearer not-a-key-of-this-server"}
-LIMITS = AttemptLimits(wrong_keys=5, admin_acts=10, tenant_acts=3)
+LIMITS = AttemptLimits(wrong_keys_per_minute=5, admin_acts_per_minute=10, tenant_acts_per_minute=3)
 
 
 @pytest.fixture
@@ -116,6 +116,6 @@ def test_limits_are_settings(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     flags = ["--wrong-keys-per-minute", "1", "--admin-acts-per-minute", "2", "--tenant-acts-per-minute", "0"]
     attempts = load_settings(["--model", str(tmp_path), *flags]).server_slice().attempts
-    assert attempts == AttemptLimits(wrong_keys=1, admin_acts=2, tenant_acts=0)
+    assert attempts == AttemptLimits(wrong_keys_per_minute=1, admin_acts_per_minute=2, tenant_acts_per_minute=0)
     assert [attempts.acts_of(role) for role in (Role.ADMIN, Role.TENANT_ADMIN)] == [2, 0]
     assert load_settings(["--model", str(tmp_path)]).server_slice().attempts == AttemptLimits()

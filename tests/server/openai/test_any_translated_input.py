@@ -16,7 +16,7 @@ from lora_serve.server.openai.tokens import completion_fields
 from lora_serve.server.schemas.generation import ChatFields, CompletionFields
 from lora_serve.server.schemas.messages import MessageFields
 from lora_serve.server.schemas.responses import ResponseFields
-from lora_serve.server.schemas.tokens import GenerateFields
+from lora_serve.server.schemas.tokenize import GenerateFields
 from lora_serve.text.chat import parse_messages
 
 WORDS = st.sampled_from((

@@ -28,7 +28,9 @@ from lora_serve.server.sockets.connections import (
 )
 
 KEY = "admin-key-of-the-tests"
-LIMITS = ConnectionLimits(max_connections=16, max_header_bytes=2048, keep_alive=600, body=600, write=600)
+LIMITS = ConnectionLimits(
+    max_connections=16, max_header_size=2048, keep_alive_timeout=600, body_timeout=600, write_timeout=600
+)
 
 
 class Door:
@@ -54,9 +56,9 @@ def server_config(server_config: ServerConfig, limits: ConnectionLimits) -> Serv
     return replace(server_config, connections=limits)
 
 
-IMPATIENT_FOR_HEADS = pytest.mark.parametrize("limits", [replace(LIMITS, keep_alive=0.5)])
-IMPATIENT_FOR_BODIES = pytest.mark.parametrize("limits", [replace(LIMITS, body=0.5)])
-IMPATIENT_FOR_READERS = pytest.mark.parametrize("limits", [replace(LIMITS, write=0.5)])
+IMPATIENT_FOR_HEADS = pytest.mark.parametrize("limits", [replace(LIMITS, keep_alive_timeout=0.5)])
+IMPATIENT_FOR_BODIES = pytest.mark.parametrize("limits", [replace(LIMITS, body_timeout=0.5)])
+IMPATIENT_FOR_READERS = pytest.mark.parametrize("limits", [replace(LIMITS, write_timeout=0.5)])
 
 
 @pytest.fixture
@@ -216,7 +218,7 @@ async def test_answer_that_nobody_reads_is_broken_off_and_its_row_freed(door: Do
     await until(lambda: len(door.connections) == 0)
 
 
-@pytest.mark.parametrize("limits", [replace(LIMITS, write=3)])
+@pytest.mark.parametrize("limits", [replace(LIMITS, write_timeout=3)])
 async def test_reader_that_is_only_slow_gets_its_whole_answer(door: Door, services: Any) -> None:
     """It takes a little in each of the intervals after which a reader that takes nothing is given up."""
     started = time.monotonic()

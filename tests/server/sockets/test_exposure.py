@@ -67,6 +67,8 @@ def test_keys_in_the_clear_on_a_network_are_warned_of(
     assert any("not encrypted" in line for line in warnings_of(config, "0.0.0.0", caplog))
     encrypted = replace(
         config,
-        tls=TlsConfig(certificate=tmp_path_factory.getbasetemp(), key=None, authorities=None, client_certificates=0),
+        tls=TlsConfig(
+            ssl_certfile=tmp_path_factory.getbasetemp(), ssl_keyfile=None, ssl_ca_certs=None, ssl_cert_reqs=0
+        ),
     )
     assert warnings_of(encrypted, "0.0.0.0", caplog) == []

@@ -35,7 +35,13 @@ def certificate(tmp_path: Path) -> Certificate:
 
 def config_of(files: Certificate, **changes: Any) -> TlsConfig:
     return TlsConfig(
-        **{"certificate": files.certificate, "key": files.key, "authorities": None, "client_certificates": 0, **changes}
+        **{
+            "ssl_certfile": files.certificate,
+            "ssl_keyfile": files.key,
+            "ssl_ca_certs": None,
+            "ssl_cert_reqs": 0,
+            **changes,
+        }
     )
 
 
@@ -76,7 +82,7 @@ async def test_openai_client_speaks_https(certificate: Certificate, serve: Serve
 
 
 async def test_certificate_and_key_may_be_one_file(certificate: Certificate, serve: Serve) -> None:
-    port = await serve(ServerTls(config_of(certificate, certificate=certificate.both, key=None)))
+    port = await serve(ServerTls(config_of(certificate, ssl_certfile=certificate.both, ssl_keyfile=None)))
     assert await seen_by(port, certificate.client_context())
 
 
@@ -106,7 +112,7 @@ async def test_client_without_a_certificate_is_let_in_only_where_none_is_require
     clients = trustme.CA()
     (certificate.certificate.parent / "clients.pem").write_bytes(clients.cert_pem.bytes())
     authorities = certificate.certificate.parent / "clients.pem"
-    port = await serve(ServerTls(config_of(certificate, authorities=authorities, client_certificates=2)))
+    port = await serve(ServerTls(config_of(certificate, ssl_ca_certs=authorities, ssl_cert_reqs=2)))
     known, stranger = certificate.client_context(), certificate.client_context()
     clients.issue_cert("client@example.org").configure_cert(known)
     trustme.CA().issue_cert("client@example.org").configure_cert(stranger)
@@ -136,7 +142,7 @@ async def test_authorities_of_clients_are_read_anew_too_and_those_that_left_are_
 ) -> None:
     authorities, old, new = certificate.certificate.parent / "clients.pem", trustme.CA(), trustme.CA()
     old.cert_pem.write_to_path(authorities)
-    tls = ServerTls(config_of(certificate, authorities=authorities, client_certificates=2))
+    tls = ServerTls(config_of(certificate, ssl_ca_certs=authorities, ssl_cert_reqs=2))
     port = await serve(tls)
     new.cert_pem.write_to_path(authorities)
     tls.reload()
@@ -167,9 +173,9 @@ async def test_reload_of_a_key_that_does_not_fit_changes_nothing(
 def test_files_that_are_no_certificates_are_refused_in_words(certificate: Certificate, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ConfigError, match=r"--ssl-certfile: .*text"):
-        ServerTls(config_of(certificate, certificate=tmp_path / "text"))
+        ServerTls(config_of(certificate, ssl_certfile=tmp_path / "text"))
     with pytest.raises(ConfigError, match="--ssl-ca-certs"):
-        ServerTls(config_of(certificate, authorities=tmp_path / "text", client_certificates=2))
+        ServerTls(config_of(certificate, ssl_ca_certs=tmp_path / "text", ssl_cert_reqs=2))
 
 
 def test_key_under_a_password_is_refused_and_not_asked_for(certificate: Certificate) -> None:

@@ -22,7 +22,7 @@ from lora_serve.server.sockets.http_runner import HttpRunner
 from tests.certificates import Certificate, make_certificate
 from tests.server.sockets.test_connections import until
 
-LIMITS = ConnectionLimits(max_connections=4, keep_alive=600, body=600, write=600)
+LIMITS = ConnectionLimits(max_connections=4, keep_alive_timeout=600, body_timeout=600, write_timeout=600)
 BIG = 2_000_000  # bytes: more than the sockets' buffers, which are small here, and than aiohttp leaves to asyncio's
 SMALL = 80_000  # more than the sockets' buffers alone
 

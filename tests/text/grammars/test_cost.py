@@ -81,7 +81,7 @@ def test_memory_grows_with_a_schemas_length_also_below_long_names(inner: dict[st
 
 def test_what_is_too_large_behind_the_first_token_is_seen() -> None:
     many = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1500)}}
-    config = GrammarConfig(max_items=2000)
+    config = GrammarConfig(max_grammar_items=2000)
     with pytest.raises(InvalidRequestError):
         checked_text(Constraint(JSON, many, "field"), GrammarCompiler({}, 0, config), config)
 

@@ -215,7 +215,7 @@ def test_bad_grammar_is_refused_in_one_line(bench: Bench, grammar: str, capfd: p
 
 
 def test_limits_hold_while_compiling_and_while_answering(text: TextModel) -> None:
-    bench = Bench(lambda: text, 2048, max_items=1000, max_lexer_work=10_000)
+    bench = Bench(lambda: text, 2048, max_grammar_items=1000, max_lexer_work=10_000)
     big = json.dumps({"enum": [f"{i:05d}" * 20 for i in range(2000)]})
     assert isinstance(bench.ended(LLMatcher.grammar_from_json_schema(big)).error, InvalidRequestError)
     constraint = bench.compiled(LLMatcher.grammar_from_lark('start: x{1,400}\nx: "a" | "a" "a" | "a" "a" "a"'))

@@ -1,14 +1,25 @@
-"""A request of the Responses API -> the fields of a chat."""
+"""POST /v1/responses: a request of the Responses API -> the fields of a chat."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from aiohttp import web
+
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.background.tasks import LONG
+from lora_serve.server.bodies.json_body import check_fields, read_json
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.inference.prompts import thread_if_long
+from lora_serve.server.openai.answering import answer
+from lora_serve.server.openai.chat import chat_of
 from lora_serve.server.openai.passing import fields_in_common
+from lora_serve.server.openai.renaming import with_names
+from lora_serve.server.openai.responses.body import ResponseBody
 from lora_serve.server.openai.responses.items import messages_of
 from lora_serve.server.schemas.responses import ResponseFields
 from lora_serve.server.schemas.tools import is_left_out
+from lora_serve.server.services import SERVICES
 
 LOGPROBS = "message.output_text.logprobs"
 # Reasoning is in the answer, and not encrypted; of tools that are left out there is nothing to include.
@@ -100,3 +111,25 @@ def _choice(choice: Any) -> Any:
         allowed = {"mode": choice.get("mode"), "tools": [_choice(tool) for tool in choice["tools"]]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
+
+
+async def create_response(request: web.Request) -> web.StreamResponse:
+    """Answer in the form of OpenAI's Responses."""
+    given = await read_json(request)
+    fields = check_fields(ResponseFields, given, request.app[SERVICES].config.requests)
+    size = LONG + 1 if isinstance(fields.input, list) and len(fields.input) > 100 else 0
+    asked = await thread_if_long(size, lambda: chat_fields(fields, given))
+    with with_names(NAMES):
+        rows, chat = await chat_of(request, asked)
+    context = request[CONTEXT]
+    body = ResponseBody(
+        id=f"resp_{context.request_id}",
+        chunk_kind="response",
+        context=context,
+        fields=chat.fields,
+        use=rows.use,
+        shown_tokens=chat.shown_tokens,
+        chat=chat,
+        asked=fields,
+    )
+    return await answer(request, chat.fields, rows, body)
