@@ -5,7 +5,8 @@ on either branch is kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
