@@ -5,7 +5,6 @@ Readers on any thread take `state`. Edits, and the follower that brings in what 
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 import uuid
@@ -17,6 +16,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.core.errors import AdapterUnavailableError, RequestError, StoreUnwritableError
+from lora_serve.core.garbage import without_collections
 
 Changes = dict[str, str | None]
 T = TypeVar("T")
@@ -252,12 +252,8 @@ class Ledger(Generic[S]):
             self.observer.followed(before, self._state, page.records.keys())
 
     def _read_anew(self) -> S:
-        # Collections over objects that are being made, and stay, took half of the time at 100 000 records.
-        gc.disable()
-        try:
+        with without_collections():  # over objects that stay: half of the time at 100 000 records
             return self._empty.after(self.journal.load())
-        finally:
-            gc.enable()
 
     def _publish(self, state: S) -> None:
         self._state = state
