@@ -11,14 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from lora_serve.commands.failure import CommandError
 
