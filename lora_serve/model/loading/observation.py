@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -108,12 +108,10 @@ class ModuleWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watches one pass inside the block; the hooks are gone afterwards."""
-        hooks = [m.register_forward_hook(self._watch(path), with_kwargs=True) for path, m in self._owners.items()]
-        try:
+        with ExitStack() as hooks:
+            for path, owner in self._owners.items():
+                hooks.enter_context(owner.register_forward_hook(self._watch(path), with_kwargs=True))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def observation(self, kv_shape: KVShape) -> Observation:
         """The facts seen."""
