@@ -32,8 +32,8 @@ from lora_serve.core.blob_messages import (
 )
 from lora_serve.core.errors import AdapterUnavailableError, StoreUnwritableError
 from lora_serve.core.messages import Convert, Converted, Reply, ReplyValue, Validate
-from lora_serve.engine_host.blob_calls import BlobCalls
 from lora_serve.engine_host.fleet.gateways import Gateways
+from lora_serve.engine_host.remote_blobs import BlobCalls
 
 ANSWER_SECONDS = 30.0  # after which a gateway that does not answer is given up
 _TRIES = 2  # of one gateway, for content that arrives damaged
