@@ -44,7 +44,7 @@ async def send(
     sent = clock.now()
     try:
         async with asyncio.timeout(target.timeout):
-            await _receive(http, request_url(target), body, headers, clock, events)
+            await _receive(http, target.root + PATHS[target.endpoint], body, headers, clock, events)
     except TimeoutError:
         error, detail = "timeout", f"no whole answer after {target.timeout:g} s"
     except StreamError as refused:
@@ -105,10 +105,6 @@ def _record(
         error=error,
         detail=detail,
     )
-
-
-def request_url(target: Target) -> str:
-    return target.root + PATHS[target.endpoint]
 
 
 def request_headers(target: Target, request: PlannedRequest) -> dict[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
+from pydantic import ValidationError
 from ray import serve
 from ray.exceptions import ActorAlreadyExistsError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, ProxyLocation, RequestRouterConfig
@@ -21,10 +22,10 @@ from lora_serve.client.wire import body_of
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.messages import Configure
-from lora_serve.core.settings import Settings
+from lora_serve.core.settings import SECRETS, Settings, describe
+from lora_serve.core.vllm.taking import parsed_keys, taken
 from lora_serve.engine_host.configure import configure_of
 from lora_serve.engine_host.fleet import autoscaling
-from lora_serve.engine_host.fleet.arguments import settings_of
 from lora_serve.engine_host.fleet.node import SELDOM_METRICS
 from lora_serve.engine_host.fleet.replica import EngineReplica
 
@@ -142,3 +143,20 @@ def failure(name: str) -> str:
     if status is None or status.status is not ApplicationStatus.DEPLOY_FAILED:
         return ""
     return " ".join(status.message.split())[:1000]
+
+
+def settings_of(arguments: Mapping[str, Any]) -> Settings:
+    """Settings as `--config`'s file would have them, `engine` being ray. Neither the environment nor a folder is looked
+    at: the machine that builds the application need not have the model. Raises ConfigError, a line per wrong setting.
+    """
+    if shown := [name for name in SECRETS if name in arguments]:
+        variables = ", ".join(f"LORA_SERVE_{name.upper()}" for name in shown)
+        raise ConfigError(f"{', '.join(shown)}: Ray shows an application's arguments; set {variables} in its pods")
+    given = {"engine": "ray"} | taken(parsed_keys(arguments))[0]
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        raise ConfigError(describe(error, dict.fromkeys(given, "in the application's arguments"))) from None
+    if settings.engine != "ray":
+        raise ConfigError(f"--engine: a fleet's is ray (got {settings.engine!r} in the application's arguments)")
+    return settings

@@ -152,7 +152,7 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
     except Exception as error:
         if "ignore_mismatched_sizes" in str(error):
             raise _unfitting(config, lambda: auto_class.from_config(hf_config)) from error
-        raise _unloadable(config, error) from error
+        raise ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}") from error
     check_no_more_layers(config.model, module, info)
     check_quantized(module, config)
     if not plan.arguments.get("device_map"):
@@ -236,10 +236,6 @@ def spec_of(config: ModelConfig, found: FrozenModule, observation: Observation, 
 def path_of(module: PreTrainedModel, part: nn.Module | None) -> str | None:
     """The place of a module in the model."""
     return next((path for path, candidate in module.named_modules() if candidate is part), None)
-
-
-def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
-    return ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}")
 
 
 def _unfitting(config: ModelConfig, build: Callable[[], nn.Module]) -> ModelError:

@@ -128,7 +128,8 @@ class ModuleWatch:
 
     def _watch(self, path: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-            is_known = not keywords and not _is_transposed_stack(module)
+            # No checkpoint of experts whose weights lie [expert, in, out] is supported.
+            is_known = not keywords and not getattr(module, "is_transposed", False)
             self._seen.setdefault(path, []).append(_site(inputs, output, self._numbers) if is_known else None)
 
         return note
@@ -179,11 +180,6 @@ def _is_windowed(mask: Tensor, window: int | None) -> bool:
     if mask.shape[-2:] != is_seen.shape:
         return False
     return bool((mask == is_seen if mask.dtype == torch.bool else torch.where(is_seen, mask == 0, mask < -1e4)).all())
-
-
-def _is_transposed_stack(module: nn.Module) -> bool:
-    """True for experts whose weights lie [expert, in, out]: no checkpoint of that shape is supported."""
-    return bool(getattr(module, "is_transposed", False))
 
 
 def _site(inputs: tuple[Any, ...], output: Any, numbers: tuple[int, int]) -> Site | None:
