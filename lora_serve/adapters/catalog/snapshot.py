@@ -88,7 +88,7 @@ class Snapshot:
         """Raises UnreadableRecordError for a held name, unless it lies in another tenant's namespace."""
         if name in self.held and (tenant is None or "/" not in name or name.startswith(f"{tenant}/")):
             raise UnreadableRecordError(
-                f"The record of the adapter `{name}` cannot be read: it is held until {MENDED}.", 60
+                f"The record of the name `{name}` cannot be read: it is held until {MENDED}.", 60
             )
 
     def page(
