@@ -113,6 +113,7 @@ def added(one: EngineStats, other: EngineStats) -> EngineStats:
         num_step_tokens=one.num_step_tokens + other.num_step_tokens,
         num_waiting_tokens=one.num_waiting_tokens + other.num_waiting_tokens,
         num_running_tokens=one.num_running_tokens + other.num_running_tokens,
+        pid=_chosen(lambda *_: 0, one.pid, other.pid),
     )
 
 
