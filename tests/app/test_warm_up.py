@@ -152,6 +152,7 @@ async def test_later_engine_gets_what_was_pinned_while_there_was_none(engine: Mo
     pinned.add("acme/a")
     ref = AdapterRef("acme", "acme/a", 1, "sha256:a", 4, 100)
     entries["acme/a"] = SimpleNamespace(pinned=True, routed=(ref,), ref=lambda version: version)
+    pinned.add("acme/a")
     engine.commands.clear()
     await preparation.run()
     assert Pin(ref) in engine.commands

@@ -82,6 +82,8 @@ def open_cluster(config: FleetConfig, halted: threading.Event | None = None) -> 
         if not cluster.is_own:
             _check_room(config)
         yield cluster
+        if cluster.node is not None:
+            _log.info("ending Ray's processes on this machine")
 
 
 def check_installed() -> None:
