@@ -101,7 +101,7 @@ class ModelSpec:
     ties_embeddings: bool = False  # the output head multiplies by the input embedding's own weight
     kernels: KernelDescription | None = None  # None: on a GPU
     saved_paths: Mapping[str, str] = field(default_factory=dict)  # of modules that checkpoints call otherwise
-    unmet: tuple[str, ...] = ()  # parts that no text runs through, such as a tower for images
+    unmet: Mapping[str, int] = field(default_factory=dict)  # parts that no text runs through -> their parameters
     long_rope: LongRope = ONE_ROPE
 
     @property

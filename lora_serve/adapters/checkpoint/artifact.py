@@ -162,7 +162,7 @@ def _header_bounds(spec: ModelSpec) -> HeaderBounds:
     """Generous bounds, by the base model alone: a header within them is looked at name by name."""
     paths = spec.linears.keys() | spec.embeddings.keys() | spec.modules.keys()
     num_modules = len(paths) + num_old_layers(spec)
-    num_parameters = sum(map(len, spec.modules.values()))
+    num_parameters = sum(map(len, spec.modules.values())) + sum(spec.unmet.values())
     num_tensors = _TENSORS_PER_MODULE * num_modules + _TENSORS_PER_PARAMETER * num_parameters + _OTHER_TENSORS
     longest = max(map(len, paths), default=0)
     return HeaderBounds(num_tensors, _METADATA_BYTES + num_tensors * (longest + _ENTRY_BYTES))

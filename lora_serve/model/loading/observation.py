@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Observation:
     sites: Mapping[str, Site]  # by module path; every module with parameters of its own that runs once per token
     linears: Mapping[str, LinearShape]
     embeddings: Mapping[str, EmbeddingShape]
-    unmet: tuple[str, ...] = ()  # the model's parts, or those of its body, with parameters but no module that ran
+    unmet: Mapping[str, int]  # the model's parts, or those of its body, of which no module ran -> their parameters
 
     def parameters(self, module: PreTrainedModel) -> dict[str, dict[str, Shape]]:
         """module -> parameter -> shape, of every site."""
@@ -97,7 +98,7 @@ class ModuleWatch:
         """The token and output counts of the pass that is to be watched; no module may have either as a dimension."""
         self._numbers = (num_tokens, num_outputs)
         parameters = [path for path, _ in module.named_parameters()]
-        self._parts = dict.fromkeys(".".join(p.split(".")[:n]) for p in parameters for n in (1, 2) if p.count(".") >= n)
+        self._parts = Counter(".".join(p.split(".")[:n]) for p in parameters for n in (1, 2) if p.count(".") >= n)
         self._seen: dict[str, list[Site | None]] = {}
         self._owners = {
             path: owner
@@ -123,8 +124,9 @@ class ModuleWatch:
             for path, m in owners.items()
             if isinstance(m, nn.Embedding)
         }
-        unmet = [part for part in self._parts if not any(f"{path}.".startswith(f"{part}.") for path in self._seen)]
-        return Observation(kv_shape, sites, linears, embeddings, tuple(unmet))
+        parts = self._parts.items()
+        unmet = {part: n for part, n in parts if not any(f"{path}.".startswith(f"{part}.") for path in self._seen)}
+        return Observation(kv_shape, sites, linears, embeddings, unmet)
 
     def _watch(self, path: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
