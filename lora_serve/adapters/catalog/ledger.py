@@ -257,6 +257,7 @@ class Ledger(Generic[S]):
         try:
             return self._empty.after(self.journal.load())
         finally:
+            gc.freeze()  # or the next collections would go through all of them
             gc.enable()
 
     def _publish(self, state: S) -> None:
