@@ -51,13 +51,11 @@ def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str, folde
 
 
 def note_position(folder: Path, position: Position) -> None:
-    """Note the catalog's position in the store's folder, after every commit. Not flushed: where power was lost another
-    position, or none, is found, and every blob is looked at.
+    """Note the catalog's position in the store's folder, after every commit. Not flushed: where power was lost, or the
+    server killed meanwhile, another one, or none, is found, and every blob is looked at.
     """
     with suppress(OSError):
-        made = folder / f"{_POSITION}.new"
-        made.write_text(_text_of(position))
-        made.rename(folder / _POSITION)
+        (folder / _POSITION).write_text(_text_of(position))
 
 
 def _noted_position(folder: Path) -> str:

@@ -243,8 +243,10 @@ class DiskStore:
     def _write(self, blob: Path, folder: Path, records: Records, is_replaced: bool) -> None:
         """`is_replaced`: the blob that is there is broken, or cannot be read here; it stays until all is written."""
         with scratch_folder(self.tmp) as scratch:
-            for name in content_names(folder):
+            for name in (names := content_names(folder)):
                 link_or_copy(folder / name, scratch / name)
+            for name in names:  # once all are there, so that the first flush writes the file system's log for all
+                flush(scratch / name)
             for key, text in records.items():
                 write_record(scratch, key, text)
             flush(scratch)

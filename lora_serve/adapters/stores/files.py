@@ -94,10 +94,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """`target` gets `source`'s content, durably. Raises OSError."""
+    """`target` gets `source`'s content, durable once it is flushed. Raises OSError."""
     link_regular(source, target)
     target.chmod(FILE_MODE)
-    flush(target)
 
 
 def flush(path: Path) -> None:

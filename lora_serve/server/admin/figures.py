@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
@@ -95,7 +96,7 @@ async def figures_for(services: Services, caller: Caller) -> Figures:
         stats = await services.client.stats()
     except LoraServeError:
         stats = None
-    return figures_of(stats, services.places_of, services.activity)
+    return figures_of(stats, cache(services.places_of), services.activity)
 
 
 def activity_card(answers: Answers) -> dict[str, Any]:
