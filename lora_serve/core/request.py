@@ -116,11 +116,11 @@ class InferenceRequest:
     on_cold: OnCold = OnCold.WAIT
     max_cold_wait: float | None = None  # seconds; None: for ever with WAIT, else 0
     fallback: tuple[AdapterUse, ...] | None = None  # the adapters that answer instead: () with BASE; None: no fallback
-    fallback_eos_token_ids: tuple[int, ...] = ()  # in place of the sampling's, if the fallback answers
     pooling: PoolingParams | None = None
     grammar: TokenGrammar | None = None  # None: any token may come
     answer_id: str = ""  # requests with the same one are choices of one answer: the same adapters answer all of them
     is_salted: bool = False  # `cache_scope` holds the caller's salt: only requests with the same one find its KV blocks
+    fallback_eos_token_ids: tuple[int, ...] = ()  # in place of the sampling's, if the fallback answers
 
     def on_clock(self, offset: float) -> InferenceRequest:
         """The same request for a machine whose `time.monotonic()` is `offset` seconds ahead of this one's."""

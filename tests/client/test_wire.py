@@ -129,6 +129,7 @@ REQUEST = InferenceRequest(
     TokenGrammar('{"grammars": []}', TRAITS.added_tokens),
     "x",
     True,
+    (7,),
 )
 SPEC = ModelSpec(
     "m", "Llama", 9, 99, (1, 2), 3, {"q": LinearShape(2, 3)}, 5, "float32", "cpu", {"e": EmbeddingShape(9, 2)},
