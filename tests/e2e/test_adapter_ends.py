@@ -55,7 +55,7 @@ def trained(server: ServerProcess, site: Site) -> tuple[list[int], int]:
     return whole, end
 
 
-@pytest.mark.engines("thread", "process")
+@pytest.mark.engines("thread", nightly=["process"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_answer_ends_where_transformers_ends_it(
     site: Site, openai: OpenAI, trained: tuple[list[int], int], kind: str
@@ -79,7 +79,7 @@ def test_answer_ends_where_transformers_ends_it(
         assert longer.usage.completion_tokens >= min(LENGTH, expected), extra
 
 
-@pytest.mark.engines("thread", "process")
+@pytest.mark.engines("thread", nightly=["process"])
 def test_end_is_allowed_where_a_grammar_allows_the_bases(openai: OpenAI, trained: tuple[list[int], int]) -> None:
     """Favoured, and the base's own ends not, it comes as soon as the grammar lets the answer end, and not before."""
     favoured = {str(trained[1]): 100, "1": -100, "2": -100}

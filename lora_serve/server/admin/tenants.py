@@ -114,6 +114,7 @@ async def whoami(request: web.Request) -> web.StreamResponse:
             "may_use_base": caller.may_use_base,
             "quota": limits_of(caller.quota),
             "key_quota": limits_of(caller.key_quota),
+            "has_neighbours": request.app[SERVICES].overflow is not None,
         }
     )
 

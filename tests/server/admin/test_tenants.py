@@ -282,7 +282,7 @@ async def test_whoami_tells_whose_key_it_is(tenancy: Tenancy) -> None:
     found = (await tenancy.call("acme", "GET", "/admin/whoami")).data
     assert found == {
         "object": "caller", "tenant": "acme", "role": "inference", "key_id": tenancy.secrets["acme"][3:15],
-        "may_use_base": False, "quota": {"max_running": 2}, "key_quota": {},
+        "may_use_base": False, "quota": {"max_running": 2}, "key_quota": {}, "has_neighbours": False,
     }  # fmt: skip
     assert (await tenancy.call("admin", "GET", "/admin/whoami")).data["role"] == "admin"
     assert (await tenancy.call(None, "GET", "/admin/whoami")).status == 401

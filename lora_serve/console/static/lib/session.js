@@ -4,7 +4,7 @@
  *
  * @typedef {"admin"|"tenant-admin"|"inference"|"metrics"|"anonymous"|"none"} Role
  *   anonymous: no key, on a server that asks for none; none: a key is needed first.
- * @typedef {{tenant: string, role: Role, key_id: string, may_use_base: boolean, quota: any, key_quota: any}} Caller
+ * @typedef {{tenant: string, role: Role, key_id: string, may_use_base: boolean, quota: any, key_quota: any, has_neighbours: boolean}} Caller
  *   As GET /admin/whoami tells it.
  */
 

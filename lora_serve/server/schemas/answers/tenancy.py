@@ -94,6 +94,7 @@ class CallerCard(Answer):
     may_use_base: bool
     quota: dict[str, Any]
     key_quota: dict[str, Any]
+    has_neighbours: bool  # of the server (--overflow)
 
 
 class UsageLine(Answer):

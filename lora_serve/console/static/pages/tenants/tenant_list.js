@@ -7,6 +7,7 @@ import { Table } from "../../components/table.js";
 import { cliOf, curlOf } from "../../lib/cli.js";
 import { moment, number } from "../../lib/format.js";
 import { go, link } from "../../lib/router.js";
+import { useSession } from "../../lib/session.js";
 import { TEXTS } from "../../texts.js";
 import { html, useState } from "../../vendor/preact.js";
 import { usePages } from "./loaded.js";
@@ -29,12 +30,14 @@ const COLUMNS = [
 export function TenantList() {
   const { data, error, rows, pager, reload } = usePages("admin/tenants", { limit: PAGE });
   const [isMaking, setMaking] = useState(false);
+  const { caller } = useSession();
+  const columns = COLUMNS.filter(({ key }) => key !== "offload" || caller?.has_neighbours);
   const open = (/** @type {string} */ name) => go(link("tenants", name));
   const empty = html`<${Empty} title=${T.none} text=${T.noneHint} />`;
   return html`<div class="toolbar"><${Button} kind="primary" onClick=${() => setMaking(true)}>${T.create}<//></div>
     ${error && html`<${ErrorNote} error=${error} onRetry=${reload} />`} ${!data && !error && html`<${Loading} />`}
     ${data &&
-    html`<${Table} caption=${T.title} columns=${COLUMNS} rows=${rows} keyOf=${(/** @type {any} */ row) => row.name} onOpen=${(/** @type {any} */ row) => open(row.name)}
+    html`<${Table} caption=${T.title} columns=${columns} rows=${rows} keyOf=${(/** @type {any} */ row) => row.name} onOpen=${(/** @type {any} */ row) => open(row.name)}
         dataOf=${(/** @type {any} */ row) => ({ "data-tenant": row.name })} empty=${empty} />
       <${Pager} ...${pager} />`}
     <${Command} curl=${curlOf({ path: "admin/tenants" })} cli=${cliOf("tenants", "list")} />

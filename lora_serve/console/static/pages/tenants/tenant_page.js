@@ -26,7 +26,7 @@ const TABS = ["use", "keys", "usage", "audit"];
  * @param {{ name: string, tab: string, onSelect: (id: string) => void }} props
  */
 export function TenantPage({ name, tab, onSelect }) {
-  const { api, role } = useSession();
+  const { api, role, caller } = useSession();
   const path = `admin/tenants/${encodeURIComponent(name)}`;
   const { data: card, error, reload } = useLoaded(path);
   const [dialog, setDialog] = useState("");
@@ -46,7 +46,7 @@ export function TenantPage({ name, tab, onSelect }) {
   return html`<header class="page-head" data-tenant=${name}>
       <div>
         <h1>${name}</h1>
-        <p class="muted">${T.since(moment(card.created))} ${card.may_use_base ? T.usesBase : T.noBase} ${card.offload ? "" : T.noOffload}</p>
+        <p class="muted">${T.since(moment(card.created))} ${card.may_use_base ? T.usesBase : T.noBase} ${card.offload || !caller?.has_neighbours ? "" : T.noOffload}</p>
       </div>
       ${role === "admin" &&
       html`<div class="buttons">
