@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -56,6 +57,10 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add("--json", "print the server's JSON, one document, and nothing else on standard output", action="store_true")
 
 
+def add_id_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", type=adapter_id, metavar="ID")
+
+
 def add_wait_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait", action="store_true", help="end well only once every --url shows the change, else exit with 1"
@@ -98,25 +103,20 @@ def seconds(text: str) -> float:
     return value
 
 
-def adapter_id(text: str) -> str:
-    try:
-        return check_adapter_id(text)
-    except InvalidRequestError as error:
-        _wrong(str(error))
+def _checked(check: Callable[[str], str]) -> Callable[[str], str]:
+    """The type of an argument that `check` takes or refuses, in the server's words."""
+
+    def convert(text: str) -> str:
+        try:
+            return check(text)
+        except InvalidRequestError as error:
+            _wrong(str(error))
+
+    return convert
 
 
-def new_adapter_id(text: str) -> str:
-    try:
-        return check_new_adapter_id(text)
-    except InvalidRequestError as error:
-        _wrong(str(error))
-
-
-def tenant_name(text: str) -> str:
-    try:
-        return check_tenant_name(text)
-    except InvalidRequestError as error:
-        _wrong(str(error))
+adapter_id, new_adapter_id = _checked(check_adapter_id), _checked(check_new_adapter_id)
+tenant_name = _checked(check_tenant_name)
 
 
 def count(text: str) -> int:

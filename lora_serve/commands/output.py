@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from lora_serve.commands.failure import CommandError
 
@@ -76,6 +69,13 @@ class Output:
         )
         is_off = self.as_json or not self.notes.is_terminal
         return Progress(*columns, TimeRemainingColumn(), console=self.notes, transient=True, disable=is_off)
+
+    @contextmanager
+    def progress_of(self, label: str) -> Iterator[Callable[[int, int], None]]:
+        """A progress bar of one work; call the yielded function with the bytes that are done and those in all."""
+        with self.progress() as progress:
+            task = progress.add_task(plain(label), total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def plain(value: object) -> str:

@@ -100,6 +100,7 @@ def added(one: EngineStats, other: EngineStats) -> EngineStats:
         speculation=_speculations(one.speculation, other.speculation),
         steps_by_tokens=_by_place(one.steps_by_tokens, other.steps_by_tokens),
         replicas=None,
+        pid=_chosen(lambda *_: 0, one.pid, other.pid),
     )
 
 

@@ -116,6 +116,7 @@ class InferenceRequest:
     on_cold: OnCold = OnCold.WAIT
     max_cold_wait: float | None = None  # seconds; None: for ever with WAIT, else 0
     fallback: tuple[AdapterUse, ...] | None = None  # the adapters that answer instead: () with BASE; None: no fallback
+    fallback_eos_token_ids: tuple[int, ...] = ()  # in place of the sampling's, if the fallback answers
     pooling: PoolingParams | None = None
     grammar: TokenGrammar | None = None  # None: any token may come
     answer_id: str = ""  # requests with the same one are choices of one answer: the same adapters answer all of them
@@ -127,6 +128,11 @@ class InferenceRequest:
             return self
         deadline = None if self.deadline is None else self.deadline + offset
         return replace(self, arrival_time=self.arrival_time + offset, deadline=deadline)
+
+    def by_fallback(self) -> InferenceRequest:
+        """The same request, to be answered by its fallback's adapters."""
+        sampling = replace(self.sampling, eos_token_ids=self.fallback_eos_token_ids)
+        return replace(self, sampling=sampling, adapters=self.fallback or (), fallback=None)
 
     @property
     def cold_timeout(self) -> float | None:

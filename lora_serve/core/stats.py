@@ -199,6 +199,7 @@ class EngineStats:
     num_waiting_tokens: int = 0  # of the prompts of all requests, that are still to be computed
     num_running_tokens: int = 0  # of running rows, that are computed
     replicas: tuple[ReplicaStats, ...] | None = None  # None: the server has one engine, and no fleet
+    pid: int | None = None  # of the engine's process; 0: the figures are those of several
     num_replicas_lost: int = 0  # since the server's start; others took their places
 
 

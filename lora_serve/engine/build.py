@@ -50,9 +50,10 @@ def build_engine(
     memory = memory or MemoryPlan()
     blocks = BlockManager(num_blocks, engine_config.block_size)
     eviction = (adapter_config.eviction, adapter_config.tenant_floor)
+    slot_bytes = memory.adapter_bytes if adapter_config.device_bytes is None else adapter_config.device_bytes
     recorder = Recorder()
     residency = AdapterResidency[Any](
-        SlotTable(adapter_config.max_loras, _adapter_bytes(adapter_config, memory), *eviction),
+        SlotTable(adapter_config.max_loras, slot_bytes, *eviction),
         HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras, *eviction),
         submit,
         clock,
@@ -92,8 +93,3 @@ def build_engine(
         recorder,
     )
     return Engine(runner, scheduler, residency, blocks, guard, clock, constraints, recorder)
-
-
-def _adapter_bytes(config: AdapterConfig, memory: MemoryPlan) -> int | None:
-    """The memory of device slots: as configured, else as planned."""
-    return config.device_bytes if config.device_bytes is not None else memory.adapter_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from bisect import bisect_left
 from collections import deque
@@ -154,6 +155,7 @@ class Engine:
         residency, slots = self.residency, tuple(self.residency.slots.infos())
         waiting = {ref.name for sequence in self.scheduler.waiting for ref in sequence.refs}
         return EngineStats(
+            pid=os.getpid(),
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
             running_adapters=tuple(sorted({slot.name for slot in slots})),

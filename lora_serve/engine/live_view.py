@@ -7,16 +7,7 @@ from collections.abc import Collection
 from itertools import chain, islice
 from typing import Any
 
-from lora_serve.core.live import (
-    LiveCount,
-    LiveLimits,
-    LiveLoad,
-    LiveSettings,
-    LiveSlot,
-    LiveTargets,
-    LiveTier,
-    Look,
-)
+from lora_serve.core.live import LiveCount, LiveLimits, LiveLoad, LiveSettings, LiveSlot, LiveTargets, LiveTier, Look
 from lora_serve.core.messages import Watch
 from lora_serve.core.stats import TierStats
 from lora_serve.engine.adapters.residency import AdapterResidency

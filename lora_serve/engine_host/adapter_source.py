@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.weights.saved import dummy_adapter
-from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.adapters.dummy import DUMMY_DIGEST
 from lora_serve.adapters.loading.blobs import Blobs
 from lora_serve.adapters.loading.fetch import fetch_timed
 from lora_serve.adapters.loading.loader import Loaded
@@ -45,12 +45,11 @@ class AdapterSource:
         self._blobs = blobs
         self._parts = parts
         self._base = prepared.PreparedBase.of(parts.spec)
-        self._dummy = dummy_adapter_ref(parts.spec).digest
         self._pin = parts.spec.device.startswith("cuda")
 
     def load(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
         """Reads one adapter. Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
-        if adapter.digest == self._dummy:
+        if adapter.digest == DUMMY_DIGEST:
             return Loaded(self._parts.fold(dummy_adapter(self._parts.spec)), LoadTimes("none"))
         if (value := self._last_folded(adapter)) is not None:
             return Loaded(value, LoadTimes("none"))
@@ -58,7 +57,7 @@ class AdapterSource:
 
     def keep(self, adapter: AdapterRef, value: HostAdapter) -> None:
         """Writes the prepared file for the next load, unless it is there or the adapter is of a kind that has none."""
-        if adapter.digest == self._dummy or not value.is_plain:
+        if adapter.digest == DUMMY_DIGEST or not value.is_plain:
             return
         name = prepared.file_name(adapter, self._base)
         try:

@@ -26,10 +26,16 @@ from lora_serve.model.attention import Attention, AttentionSettings, create_atte
 from lora_serve.model.fusion.fuse import fuse
 from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, check_nothing_missing, load_frozen, path_of
+from lora_serve.model.loading.frozen_model import (
+    FrozenModule,
+    LoadedModel,
+    check_nothing_missing,
+    load_frozen,
+    path_of,
+    spec_of,
+)
 from lora_serve.model.loading.observation import Observation, layer_index, observe
 from lora_serve.model.loading.positions import find_positions, position_calls
-from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
@@ -126,25 +132,12 @@ def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) ->
     limit = int(getattr(text, "max_position_embeddings", 0) or 2048)
     eos = module.generation_config.eos_token_id if module.generation_config is not None else None
     eos = eos if eos is not None else getattr(text, "eos_token_id", None)
-    embedding = module.get_input_embeddings()
     head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
-    return ModelSpec(
-        name=config.model,
-        architecture=type(module).__name__,
-        vocab_size=int(text.vocab_size),
-        max_model_len=config.length(limit),
+    return replace(
+        spec_of(config, found, observation, limit),
         eos_token_ids=tuple(token for token in _listed(eos) if 0 <= token < int(text.vocab_size)),
-        num_layers=text.num_hidden_layers,
-        linears=observation.linears,
-        num_bytes=resident_bytes(module),
-        dtype=str(found.dtype).removeprefix("torch."),
-        device=str(found.device),
-        embeddings=observation.embeddings,
-        modules=observation.parameters(module),
-        input_embedding=path_of(module, embedding) or "",
         output_head=path_of(module, head) or "",
-        ties_embeddings=head is not None and head.weight is embedding.weight,
-        kernels=found.kernels,
+        ties_embeddings=head is not None and head.weight is module.get_input_embeddings().weight,
         saved_paths=_saved_paths(module, observation),
         unmet=observation.unmet,
     )

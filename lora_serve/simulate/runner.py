@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.stats import LoadTimes
 from lora_serve.simulate.profiles import Profile
@@ -63,7 +63,7 @@ class SimulatedRunner:
         self.num_steps += 1
         self.num_tokens += load.num_tokens
         self._clock.now += self._profile.steps.seconds(load)
-        return [_output(row) for row in batch.rows]
+        return [RowOutput(row.sequence_id, None if row.sample is None else 0) for row in batch.rows]
 
     def move_blocks(self, moves: BlockMoves) -> None:
         """Moves nothing: a simulation has no swap space."""
@@ -114,7 +114,3 @@ class SimulatedLoader:
         while self._disk_bytes > self._profile.disk_bytes and len(self._on_disk) > 1:
             _, num_bytes = self._on_disk.popitem(last=False)
             self._disk_bytes -= num_bytes
-
-
-def _output(row: Row) -> RowOutput:
-    return RowOutput(row.sequence_id, None if row.sample is None else 0)

@@ -63,7 +63,8 @@ class OutputText:
         self._matcher = StopMatcher(rules.strings, rules.include)
         self._sampling = request.sampling
         self._include = rules.include
-        self._ends = frozenset(self._sampling.ends(eos_token_ids))
+        # Whichever adapters answer: a token that ends nothing is only held until the next one comes.
+        self._ends = frozenset(self._sampling.ends(eos_token_ids + request.fallback_eos_token_ids))
         self._held: TokenEvent | None = None  # may be the token that ends the sequence, which is not shown
         self._num_tokens = 0
 

@@ -149,12 +149,15 @@ class TextModel:
         return EncodedInput(tuple(encoding.ids), tuple(encoding.type_ids) if has_types else ())
 
     def beginning(self, text: str, max_tokens: int) -> str:
-        """The longest beginning of `text` that ends between two tokens and gives `max_tokens` at most by itself."""
+        """The longest beginning of `text` that ends between two tokens and gives `max_tokens` at most by itself; the
+        first character in any case.
+        """
         while True:
             (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
-            if len(encoding) <= max_tokens:
+            if len(encoding) <= max_tokens or len(text) <= 1:
                 return text
-            text = text[: min(encoding.offsets[max_tokens - 1][1], encoding.offsets[max_tokens][0], len(text) - 1)]
+            end = min(encoding.offsets[max_tokens - 1][1], encoding.offsets[max_tokens][0], len(text) - 1)
+            text = text[: max(end, 1)]
 
     @property
     def truncation_side(self) -> str:

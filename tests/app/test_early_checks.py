@@ -61,7 +61,7 @@ def test_hub_that_cannot_be_reached_is_told_at_once_and_left_alone_for_a_model_t
     else:
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr[-2000:]
         assert "--model acme/base: there is no such folder, 127.0.0.1 cannot be reached" in done.stderr
-        assert time.monotonic() - began < 10  # and not a minute
+        assert time.monotonic() - began < 30  # and not a minute; imports take seconds on a busy machine
 
 
 DEMO = Path(__file__).parents[2] / "lora_serve/demo_data/model"

@@ -140,16 +140,19 @@ async def test_pinned_adapters_are_loaded_after_registration_and_warm_up(monkeyp
 async def test_later_engine_gets_what_was_pinned_while_there_was_none(engine: MockEngineClient) -> None:
     """The command itself failed then, and nobody gives it again."""
     entries: dict[str, Any] = {}
+    pinned: set[str] = set()
     services: Any = SimpleNamespace(
         client=engine,
         spec=ModelSpec("fake", "Fake", 300, 128, (), 1, {}, 0, "float32", "cpu"),
-        catalog=SimpleNamespace(snapshot=SimpleNamespace(entries=entries)),
+        catalog=SimpleNamespace(snapshot=SimpleNamespace(entries=entries, pinned=pinned)),
         keys=SimpleNamespace(directory=SimpleNamespace(snapshot=SimpleNamespace(tenants={}))),
     )
     preparation = warm_up.Preparation(services, Settings(model="fake", warmup="off"))
     await preparation.run()
+    pinned.add("acme/a")
     ref = AdapterRef("acme", "acme/a", 1, "sha256:a", 4, 100)
     entries["acme/a"] = SimpleNamespace(pinned=True, routed=(ref,), ref=lambda version: version)
+    pinned.add("acme/a")
     engine.commands.clear()
     await preparation.run()
     assert Pin(ref) in engine.commands

@@ -22,8 +22,8 @@ async def test_one_engine_is_one_line_below_the_server_that_was_found(run: Run, 
     assert server == f"server {house.url}"
     assert (await run("fleet", "status", "--url", house.url)).out.splitlines()[0].startswith("replica")
     head, line = table
-    assert head.split()[:3] == ["replica", "node", "state"]
-    assert line.split()[:3] == ["0", "localhost", "ready"]
+    assert head.split()[:4] == ["replica", "node", "pid", "state"]
+    assert line.split()[:4] == ["0", "localhost", "-", "ready"]  # a mock has no process
 
 
 async def test_fleet_is_a_line_per_replica_with_its_adapters(run: Run, house: Any) -> None:
@@ -73,17 +73,19 @@ async def test_json_is_what_the_server_sent(run: Run, house: Any) -> None:
 
 async def test_what_is_wrong_with_a_replica_is_told(run: Run, house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     await play_fleet(house)
-    first, *others = (await house.engine.stats()).replicas
+    first, second, *others = (await house.engine.stats()).replicas
+    second = replace(second, stats=replace(second.stats, pid=4711))
     refused = replace(first, state=ReplicaState.REFUSED, reason="another base\x1b[31m model", stats=None)
 
     async def stats() -> EngineStats:
-        return merged([refused, *others], num_lost=2)
+        return merged([refused, second, *others], num_lost=2)
 
     monkeypatch.setattr(house.engine, "stats", stats)
     ended = await run("fleet", "status")
     assert "r-a is refused: another base\\x1b[31m model" in ended.err
     assert "replaced since the server's start: 2" in ended.err
-    assert ended.out.splitlines()[2].split()[2] == "refused"
+    assert ended.out.splitlines()[2].split()[2:4] == ["-", "refused"]
+    assert ended.out.splitlines()[3].split()[2] == "4711"
 
 
 async def test_fleet_without_a_replica_is_said(run: Run, house: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,8 @@ def loads_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def listening(pids: list[int]) -> set[str]:
-    """The addresses on which processes listen, as the kernel writes them."""
+def listening(pids: list[int]) -> set[tuple[str, int]]:
+    """The addresses, as the kernel writes them, and ports on which processes listen."""
     sockets = set()
     for pid in pids:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -84,5 +84,6 @@ def listening(pids: list[int]) -> set[str]:
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                found.add(fields[1].partition(":")[0])
+                address, _, port = fields[1].partition(":")
+                found.add((address, int(port, 16)))
     return found

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from openai import OpenAI
 
+from lora_serve.engine_host.fleet.keeper import _GRACE_SECONDS
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import LOOPBACK, PATIENCE, descendants_of, eventually, is_alive, listening
@@ -18,6 +22,14 @@ from tests.engine_choice import hosted_by
 from tests.oracle import load_peft, save_adapter
 
 
+def answers_anybody(port: int) -> bool:
+    """Whether somebody without a token is shown metrics there."""
+    try:
+        return bool(call(f"http://127.0.0.1:{port}/metrics").status == 200)
+    except (OSError, HTTPException):
+        return False  # another protocol
+
+
 @pytest.mark.timeout(300)
 def test_fleet_answers_as_peft_takes_an_adapter_and_leaves_no_process(files: Site, tmp_path: Path) -> None:
     late = save_adapter(files.model, files.root / "late", seed=31, r=4)
@@ -25,7 +37,11 @@ def test_fleet_answers_as_peft_takes_an_adapter_and_leaves_no_process(files: Sit
     arguments = files.arguments("fleet", "--replicas", "2..2", "--warmup", "off", *files.modules())
     with hosted_by("ray").serving(arguments, tmp_path / "log") as server:
         started = descendants_of(server.pid)
-        assert listening([server.pid, *started]) <= LOOPBACK
+        found = listening([server.pid, *started])
+        assert {address for address, _ in found} <= LOOPBACK
+        assert {port for _, port in found if answers_anybody(port)} == {urlsplit(server.url).port}
+        cards = call(f"{server.url}/admin/fleet", headers=ADMIN).json["data"]
+        assert len({card["pid"] for card in cards} & set(started)) == 2
         streams = [Stream(server, name) for name in MODELS]
         assert call(f"{server.url}/admin/adapters", {"id": "late", "source": str(late)}, ADMIN).status == 201
         with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
@@ -38,5 +54,8 @@ def test_fleet_answers_as_peft_takes_an_adapter_and_leaves_no_process(files: Sit
             stream.join(PATIENCE)
         assert all(stream.is_done for stream in streams)
         os.kill(server.pid, signal.SIGTERM)
+        began = time.monotonic()
         assert server.wait() == 0
+        assert time.monotonic() - began < _GRACE_SECONDS, "Ray waited for a node without work"
+    assert "ending Ray's processes" in (tmp_path / "log").read_text()
     eventually(lambda: not any(map(is_alive, started)), "Ray's processes outlive their server")

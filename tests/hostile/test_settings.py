@@ -48,7 +48,7 @@ FLAGS: dict[str, list[str]] = {
     "n_zero": ["--max-n", "0"],
     "stop_zero": ["--max-stop", "0"],
     "stop_length_huge": ["--max-stop-length", "9999999999"],
-    "logprobs_negative": ["--max-logprobs", "-1"],
+    "logprobs_negative": ["--max-logprobs", "-2"],
     "prompts_zero": ["--max-prompts", "0"],
     "key_short": ["--admin-key", "x"],
     "auth_word": ["--auth", "maybe"],

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-from lora_serve.adapters.archives.gzip_stream import GzipStream
 from lora_serve.adapters.archives.tar import BrokenArchiveError, TarMember, read_members
 from lora_serve.adapters.archives.zip import ByteAllowance, ZipMember, read_zip_members
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, SIDE_NAMES, WEIGHTS_NAME
@@ -24,6 +23,10 @@ from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 
 MAX_MEMBERS = 1000
+MAX_SMALL_GZIP_MEMBERS = 1000
+GZIP_MEMBER_BYTES = 4096  # of content, for each further member; bgzip's have 65280, others more
+_GZIP_CHUNK_BYTES = 2**16
+_GZIP_WINDOW = 31  # zlib's number for gzip
 _NAMES = (CONFIG_NAME, WEIGHTS_NAME)
 _CHUNK_BYTES = 2**20
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # the second: a zip without members
@@ -48,6 +51,54 @@ _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
 )
+
+
+class GzipStream:
+    """The content of a gzip stream, read forwards and held against the checksums of its members, which may follow one
+    another (RFC 1952), with zeros behind them.
+
+    Python's `gzip` passes over members without content within one `read`, for as long as there are any: a short
+    transfer that expands to millions of them would occupy a thread for minutes.
+    """
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self._member = zlib.decompressobj(_GZIP_WINDOW)
+        self._num_members = 1
+        self._num_bytes = 0
+
+    def read(self, size: int) -> bytes:
+        """`size` bytes, or fewer at the end. Raises BrokenArchiveError, zlib.error."""
+        pieces = list[bytes]()
+        while size and (piece := self._next_piece(size)):
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def _next_piece(self, size: int) -> bytes:
+        """At most `size` bytes; b"" at the end."""
+        packed = self._member.unconsumed_tail
+        while not self._member.eof or (packed := self._next_start()):
+            packed = packed or self._source.read(_GZIP_CHUNK_BYTES)
+            if piece := self._member.decompress(packed, size):
+                self._num_bytes += len(piece)
+                return piece
+            if not packed and not self._member.eof:
+                raise BrokenArchiveError("its gzip stream is cut short")
+            packed = b""
+        return b""
+
+    def _next_start(self) -> bytes:
+        """The first bytes of the next member, which is begun; b"" if there is none."""
+        start = self._member.unused_data.lstrip(b"\0")
+        while not start and (chunk := self._source.read(_GZIP_CHUNK_BYTES)):
+            start = chunk.lstrip(b"\0")
+        if start:
+            self._num_members += 1
+            if self._num_members > MAX_SMALL_GZIP_MEMBERS + self._num_bytes // GZIP_MEMBER_BYTES:
+                raise BrokenArchiveError("its gzip stream has too many members for so little content")
+            self._member = zlib.decompressobj(_GZIP_WINDOW)
+        return start
 
 
 class _BoundedReader:

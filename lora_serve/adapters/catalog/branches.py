@@ -5,11 +5,12 @@ on either branch is kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, BLOB, LINEAGE, lease_of, lineage_of
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, BLOB, LINEAGE, BlobLease, lease_of, lineage_of
 
 Records = dict[str, str]
 _Contested = Mapping[str, tuple[str | None, str | None]]
@@ -75,4 +76,4 @@ def _united(our: CatalogEntry, their: CatalogEntry) -> CatalogEntry:
 def _keep(records: Records, name: str) -> None:
     note = lease_of(records.get(name))
     if note.condemned:
-        records[name] = replace(note, condemned=False).text
+        records[name] = BlobLease(note.holders).text

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from lora_serve.adapters.catalog import edits, resolution
 from lora_serve.adapters.catalog.allowance import check_allowance, check_pinned, owner_of

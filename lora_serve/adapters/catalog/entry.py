@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
 
-from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
+import msgspec
+
+from lora_serve.core.adapter import AdapterRef, AdapterTraits, Count
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.tenant import EVERYBODY, check_tenant_name, is_visible
 
@@ -16,45 +17,38 @@ MAX_METADATA_BYTES = 65536
 MAX_SHARED = 1000  # tenants by name
 
 FOLDER = "folder "  # how the source of a folder begins; its path follows
+_Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 
 
-@dataclass(frozen=True, slots=True)
-class VersionEntry:
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A part of a record, read in one piece with all its checks; nothing in it leads back to it."""
+
+
+class VersionEntry(_Record, frozen=True):
     """One version of one adapter."""
 
-    version: int
-    digest: str
-    rank: int
-    num_bytes: int
+    version: Count
+    digest: Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
+    rank: Count
+    num_bytes: Count
     summary: Mapping[str, Any]  # facts for the card
     source: str  # shown on the card
-    created: float  # Unix seconds
+    created: _Finite  # Unix seconds
 
     @property
     def traits(self) -> AdapterTraits:
         """The traits that the registration noted in the summary."""
-        noted = self.summary.get("traits", {})
-        return AdapterTraits(
-            noted.get("is_additive", True),
-            tuple(noted.get("invocation_tokens", ())),
-            noted.get("base", ""),
-            noted.get("vocab_size", 0),
-            tuple(AddedToken(**token) for token in noted.get("added_tokens", ())),
-            noted.get("num_labels", 0),
-            tuple(noted.get("eos_token_ids", ())),
-        )
+        return msgspec.convert(self.summary.get("traits", {}), AdapterTraits)
 
 
-@dataclass(frozen=True, slots=True)
-class Canary:
+class Canary(_Record, frozen=True):
     """A version that gets a percentage of an id's requests."""
 
-    version: int
-    percent: float  # 0 to 100
+    version: Count
+    percent: _Finite  # 0 to 100
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(_Record, frozen=True):
     """The version that the bare id means."""
 
     version: int
@@ -62,16 +56,15 @@ class Route:
     history: tuple[int, ...] = ()  # earlier default versions, the latest one last
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogEntry:
+class CatalogEntry(_Record, frozen=True):
     """One adapter id with its versions, oldest first; at least one."""
 
     name: str
     tenant: str
     pinned: bool
-    created: float
+    created: _Finite
     metadata: Mapping[str, Any]
-    last_version: int  # the largest number ever given
+    last_version: Count  # the largest number ever given
     route: Route
     versions: tuple[VersionEntry, ...]
     shared_with: tuple[str, ...] = ()  # other tenants that may use it, sorted; "*": all

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.core.errors import AdapterUnavailableError, RequestError, StoreUnwritableError
+from lora_serve.core.garbage import without_collections
 
 Changes = dict[str, str | None]
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class Ledger(Generic[S]):
         self._listeners_lock = threading.Lock()  # they come and go on the event loop, which waits for no commit
         self._away_since: float | None = None
         self.problem: str | None = None  # why the last read or commit failed
-        self._state = empty.after(journal.load())
+        self._state = self._read_anew()
 
     @property
     def state(self) -> S:
@@ -242,13 +243,17 @@ class Ledger(Generic[S]):
         before = self._state
         page = None if self.is_away else self.journal.since(before.position)
         if page is None:
-            self._publish(self._empty.after(self.journal.load()))
+            self._publish(self._read_anew())
             self.num_losses += 1
             self.observer.followed(before, self._state, None)
         elif page.position != before.position:
             self.num_losses += not page.records  # a commit without changes: another replica gave back what was lost
             self._publish(before.after(page))
             self.observer.followed(before, self._state, page.records.keys())
+
+    def _read_anew(self) -> S:
+        with without_collections():  # over objects that stay: half of the time at 100 000 records
+            return self._empty.after(self.journal.load())
 
     def _publish(self, state: S) -> None:
         self._state = state

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.checkpoint.chat_template import FoundTemplate

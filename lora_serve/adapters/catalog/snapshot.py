@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Position
@@ -28,7 +28,7 @@ class Snapshot:
     named: Mapping[str, int]  # digest -> how many versions name it, at least one
     pinned: frozenset[str]  # ids
     held: frozenset[str] = frozenset()  # ids and aliases whose records cannot be read: neither there nor free
-    num_gone: int = 0  # how often, since the catalog was opened, a digest was no longer named
+    num_gone: int = field(default=0, compare=False)  # how often, since the opening, a digest was no longer named
 
     @classmethod
     def of(
@@ -88,7 +88,7 @@ class Snapshot:
         """Raises UnreadableRecordError for a held name, unless it lies in another tenant's namespace."""
         if name in self.held and (tenant is None or "/" not in name or name.startswith(f"{tenant}/")):
             raise UnreadableRecordError(
-                f"The record of the adapter `{name}` cannot be read: it is held until {MENDED}.", 60
+                f"The record of the name `{name}` cannot be read: it is held until {MENDED}.", 60
             )
 
     def page(

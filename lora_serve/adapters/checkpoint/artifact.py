@@ -24,12 +24,7 @@ from lora_serve.adapters.checkpoint.binding.tensor_names import PREFIX
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, FoundTemplate, examine_template, read_kept
 from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
-from lora_serve.adapters.checkpoint.end_tokens import (
-    EndTokens,
-    find_end_tokens,
-    read_end_tokens,
-    write_end_tokens,
-)
+from lora_serve.adapters.checkpoint.end_tokens import EndTokens, find_end_tokens, read_end_tokens, write_end_tokens
 from lora_serve.adapters.checkpoint.peft_config import (
     GENERATION_TASKS,
     OTHER_METHODS,

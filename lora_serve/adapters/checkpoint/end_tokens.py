@@ -17,7 +17,7 @@ from lora_serve.adapters.checkpoint.digest import END_TOKENS_NAME, GENERATION_CO
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 
-MAX_END_TOKENS = 64
+MAX_END_TOKENS, MAX_END_WARNINGS = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +32,22 @@ def find_end_tokens(
     folder: Path, added: Collection[AddedToken], base: BaseTokens, vocab_size: int, ends: Collection[int]
 ) -> EndTokens:
     """The tokens of a trainer's folder. `vocab_size`: the adapter's; `ends`: the model's own. Raises OSError."""
-    value = side_table(folder, GENERATION_CONFIG_NAME).get("eos_token_id")
+    table, where = side_table(folder, GENERATION_CONFIG_NAME), f"of its {GENERATION_CONFIG_NAME}"
+    value = table.get("eos_token_id")
     listed = value if isinstance(value, list) else [] if value is None else [value]
-    if len(listed) > MAX_END_TOKENS or any(type(number) is not int or number < 0 for number in listed):
-        listed, strange = [], [f"The eos_token_id of its {GENERATION_CONFIG_NAME}, neither an id nor a list of few,"]
-    else:
-        strange = [
-            f"The eos_token_id {number} of its {GENERATION_CONFIG_NAME}" for number in listed if number >= vocab_size
-        ]
+    own = [number for number in listed if type(number) is int and 0 <= number < vocab_size][:MAX_END_TOKENS]
+    strange = [f"The eos_token_id {str(one)[:100]} {where}" for one in listed if one not in own]
     text = tokens_of(side_table(folder, TOKENIZER_CONFIG_NAME)).get("eos_token")
     if text is not None:
         known = {token.content: token.id for token in added}
-        listed = [*listed, known.get(text, base.ids.get(text, vocab_size))]
-        strange += [f"The eos_token {text[:100]!r} of its {TOKENIZER_CONFIG_NAME}"] if listed[-1] >= vocab_size else []
-    own = {number for number in listed if number < vocab_size} - {*ends, *base.ends}
+        own.append(known.get(text, base.ids.get(text, vocab_size)))
+        strange += [f"The eos_token {text[:100]!r} of its {TOKENIZER_CONFIG_NAME}"] if own[-1] >= vocab_size else []
     why = "is no single token of the served vocabulary: it ends no answer."
-    return EndTokens(tuple(sorted(own)), tuple(f"{what} {why}" for what in strange))
+    warnings = [f"{what} {why}" for what in strange[:MAX_END_WARNINGS]]
+    if not table and (folder / GENERATION_CONFIG_NAME).is_file():
+        warnings.append(f"Its {GENERATION_CONFIG_NAME} cannot be read: an eos_token_id in it ends no answer.")
+    ids = {number for number in own if number < vocab_size} - {*ends, *base.ends}
+    return EndTokens(tuple(sorted(ids)), tuple(warnings))
 
 
 def write_end_tokens(folder: Path, found: EndTokens) -> None:

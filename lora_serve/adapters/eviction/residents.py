@@ -12,7 +12,7 @@ a tenant at its maximum makes room for its newcomer among its own entries.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from lora_serve.adapters.eviction.base import EvictionPolicy
 from lora_serve.adapters.eviction.victim_choice import Amount, Resident, VictimChoice
@@ -26,26 +26,19 @@ def no_reluctance(key: str) -> int | None:
     return 0
 
 
+@dataclass(eq=False)
 class Residents:
     """A budget in bytes, items or both. Without a lock: the owner of the tier owns this table."""
 
-    def __init__(
-        self,
-        policy: EvictionPolicy,
-        max_bytes: int | None = None,
-        max_items: int | None = None,
-        tenant_floor: float = 0.0,
-    ) -> None:
-        """`max_bytes`, `max_items` None: no limit. `tenant_floor`: part of a tenant's equal share, 0 to 1."""
-        self.max_bytes = max_bytes
-        self.max_items = max_items
-        self.num_bytes = 0
-        self._policy = policy
-        self._tenant_floor = tenant_floor
-        self._residents: dict[str, Resident] = {}
-        self._held: dict[str, Amount] = {}  # by tenant
-        self._guaranteed: dict[str, int] = {}  # bytes by tenant
-        self._at_most: dict[str, int] = {}  # likewise
+    _policy: EvictionPolicy
+    max_bytes: int | None = None  # None: no limit, here and below
+    max_items: int | None = None
+    _tenant_floor: float = 0.0  # part of a tenant's equal share, 0 to 1
+    num_bytes: int = 0
+    _residents: dict[str, Resident] = field(default_factory=dict)
+    _held: dict[str, Amount] = field(default_factory=dict)  # by tenant
+    _guaranteed: dict[str, int] = field(default_factory=dict)  # bytes by tenant
+    _at_most: dict[str, int] = field(default_factory=dict)  # likewise
 
     def set_budgets(self, budgets: Iterable[TenantBudget]) -> None:
         """Set the budgets of all tenants that have one; `surplus` tells which entries must leave for it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +90,7 @@ def back_up(
             kept = DiskStore(folder)
             page, missing = _consistent(take, store, kept, on_progress)
             databases = [CATALOG_NAME, *_take_others(source, folder, others)]
-            for digest in kept.digests() - _digests(page):
+            for digest in kept.digests() - CatalogState.of(page).snapshot.digests:
                 kept.delete(digest)
             _forget_records(kept)
             sync_records(kept, CatalogState.of(page))
@@ -123,14 +123,10 @@ def _consistent(
                     broken.add(digest)
             copier.pass_over(digest)
         if broken <= before or take().position == page.position:
-            return page, _missing(page, broken)
+            snapshot = CatalogState.of(page).snapshot
+            return page, {digest: labels_of(snapshot, digest) for digest in sorted(broken)}
         before |= broken
     raise AdapterUnavailableError("The registry is changed too often to be copied; try again.")
-
-
-def _missing(page: Page, broken: set[str]) -> Missing:
-    snapshot = CatalogState.of(page).snapshot
-    return {digest: labels_of(snapshot, digest) for digest in sorted(broken)}
 
 
 def _take_others(source: RegistryAddress, folder: Path, others: OtherDatabases) -> list[str]:
@@ -268,7 +264,3 @@ def _forget_records(store: DiskStore) -> None:
     for digest, texts in store.records(store.digests()).items():
         for key in texts:
             store.remove_record(digest, key, tombstone=False)
-
-
-def _digests(page: Page) -> Set[str]:
-    return CatalogState.of(page).snapshot.digests

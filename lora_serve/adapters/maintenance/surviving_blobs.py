@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lora_serve.adapters.catalog.blob_records import BlobRecord, record_of
+from lora_serve.adapters.maintenance.blob_copier import OnProgress
 from lora_serve.adapters.stores.disk import content_bytes, is_sound
 from lora_serve.adapters.stores.record_files import read_records
 
 _OWN = ("blobs", "unnamed", "quarantine")
 _COPIES = ("cache/blobs", "cache/unnamed", "cache/quarantine")
 _NAME = re.compile(r"([0-9a-f]{64})(-[0-9-]+)?\Z")
-OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 class SurvivingBlobs:

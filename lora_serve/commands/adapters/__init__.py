@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from lora_serve.commands.adapters import deletion, describe, listing, registration, residency, routes, sharing
+from lora_serve.commands.adapters import listing, registration, residency, routes, sharing
 from lora_serve.commands.verb import Verb, run_verbs
 
 VERBS: tuple[Verb, ...] = (
     *listing.VERBS,
     *registration.VERBS,
-    *deletion.VERBS,
     *residency.VERBS,
     *routes.VERBS,
     *sharing.VERBS,
-    *describe.VERBS,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lora_serve.commands.adapters.card import card_table, list_table
-from lora_serve.commands.flags import adapter_id, adapter_path, count
+from lora_serve.commands.flags import adapter_id, adapter_path, add_id_argument, count
 from lora_serve.commands.verb import Call, Verb, all_pages
 from lora_serve.core.adapter import AdapterState
 
@@ -31,10 +31,6 @@ async def list_adapters(call: Call) -> None:
         call.output.note(f"there are more: --all, or --after {document['last_id']}")
 
 
-def _show_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", type=adapter_id, metavar="ID")
-
-
 async def show_adapter(call: Call) -> None:
     card = (await call.client.call("GET", adapter_path(call.flags.id))).data
     call.output.show(card, *card_table(card))
@@ -49,6 +45,10 @@ VERBS = (
         list_adapters,
     ),
     Verb(
-        "show", "Show an adapter's card.", ("show acme/support", "show acme/support --json"), _show_flags, show_adapter
+        "show",
+        "Show an adapter's card.",
+        ("show acme/support", "show acme/support --json"),
+        add_id_argument,
+        show_adapter,
     ),
 )

@@ -9,14 +9,14 @@ from rich.table import Table
 
 from lora_serve.commands.adapters.card import route_text
 from lora_serve.commands.adapters.waiting import shows, wait_for_all
-from lora_serve.commands.flags import adapter_id, adapter_path, add_wait_flag, canary, count, percent
+from lora_serve.commands.flags import adapter_id, adapter_path, add_id_argument, add_wait_flag, canary, count, percent
 from lora_serve.commands.output import plain
 from lora_serve.commands.verb import Call, Verb
 from lora_serve.core.errors import ConfigError
 
 
 def _route_flags(parser: argparse.ArgumentParser) -> None:
-    _id_flags(parser)
+    add_id_argument(parser)
     parser.add_argument("version", type=count, metavar="VERSION", help="the version that the id means from now on")
     parser.add_argument(
         "--canary", type=canary, metavar="V=PERCENT", help="give so much of the traffic to version V (default: none)"
@@ -25,19 +25,15 @@ def _route_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _canary_flags(parser: argparse.ArgumentParser) -> None:
-    _id_flags(parser)
+    add_id_argument(parser)
     parser.add_argument("version", type=count, metavar="VERSION", help="the version to try")
     parser.add_argument("percent", type=percent, metavar="PERCENT", help="its share of the traffic; 0 ends the trial")
     add_wait_flag(parser)
 
 
 def _rollback_flags(parser: argparse.ArgumentParser) -> None:
-    _id_flags(parser)
+    add_id_argument(parser)
     add_wait_flag(parser)
-
-
-def _id_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", type=adapter_id, metavar="ID")
 
 
 def _alias_flags(parser: argparse.ArgumentParser) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from lora_serve.commands.bench.plan import AdapterField, Endpoint, UsageReports
-from lora_serve.commands.bench.response_formats import response_formats
 from lora_serve.commands.bench.result import Objective
 from lora_serve.commands.bench.workload import POPULARITIES, ZIPF_EXPONENT, parse_lengths
 from lora_serve.commands.flags import CommandParser, count, json_object, seconds, server_url
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.strict_json import JsonError, parse_json
 from lora_serve.random_weights.shapes import RANKS, SHAPES
 
 PROGRAM = "lora-serve bench"
+ResponseFormats = tuple[Mapping[str, Any], ...]
+_FORMAT_KINDS = ("text", "json_object", "json_schema", "structural_tag")
 DESCRIPTION = """Send a load to any server that speaks OpenAI's HTTP API, time every token, report.
 
 A closed loop (--concurrency users, each sending its next request when the last one is answered), or an open loop
@@ -194,3 +197,33 @@ def num_spawned(flags: argparse.Namespace) -> int:
 def api_key(flags: argparse.Namespace) -> str | None:
     given: str | None = flags.api_key
     return given or os.environ.get("LORA_SERVE_API_KEY") or os.environ.get("OPENAI_API_KEY") or None
+
+
+def response_formats(text: str) -> ResponseFormats:
+    """A format for each schema of a file (one, or a list), or of a folder's files. Raises ArgumentTypeError."""
+    if text == "json_object":
+        return ({"type": text},)
+    path = Path(text)
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    found = tuple(_response_format(value, file.stem) for file in files for value in _schemas_in(file))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text[:200]} holds no schema")
+    return found
+
+
+def _schemas_in(file: Path) -> list[Any]:
+    try:
+        value = parse_json(file.read_bytes())
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{str(file)[:200]}: {error.strerror}; or say json_object") from None
+    except JsonError as error:
+        raise argparse.ArgumentTypeError(f"{str(file)[:200]} {error}") from None
+    return value if isinstance(value, list) else [value]
+
+
+def _response_format(value: Any, name: str) -> Mapping[str, Any]:
+    """A response_format as it is; a schema as one."""
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{name[:200]}: expected JSON schemas, which are objects")
+    is_format = value.get("type") in _FORMAT_KINDS
+    return value if is_format else {"type": "json_schema", "json_schema": {"name": name[:64], "schema": value}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from lora_serve.commands.bench.preparation import Prepared, prepare
 from lora_serve.commands.bench.report import RunFacts, make_report, write_report
 from lora_serve.commands.bench.result import LoadResult
 from lora_serve.commands.bench.screen import progress_bar, tables
-from lora_serve.commands.bench.spawn import BASE, SpawnConfig, default_cache, spawned, split_flags
+from lora_serve.commands.bench.spawn import BASE, SpawnConfig, default_cache, spawned
 from lora_serve.commands.failure import ExitCode
 from lora_serve.commands.output import Output
 from lora_serve.core.errors import ConfigError, how_to_install
@@ -27,7 +28,7 @@ NO_PICTURE = f"no report.png: matplotlib is not installed ({how_to_install('plot
 
 def run_spawned(flags: argparse.Namespace, output: Output, command: str) -> int:
     try:
-        server_flags = split_flags(flags.server_flags)
+        server_flags = tuple(shlex.split(flags.server_flags))
     except ValueError as error:
         raise ConfigError(f"--server-flags: {error}") from error
     cache = flags.cache or default_cache()

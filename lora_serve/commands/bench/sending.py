@@ -6,13 +6,15 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
 from lora_serve.commands.bench.answer import Answer, EventStream, StreamError
 from lora_serve.commands.bench.plan import PlannedRequest, Target
-from lora_serve.commands.bench.request_body import request_body, request_headers, request_url
 from lora_serve.commands.bench.result import RequestRecord
+
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ async def send(
     sent = clock.now()
     try:
         async with asyncio.timeout(target.timeout):
-            await _receive(http, request_url(target), body, headers, clock, events)
+            await _receive(http, target.root + PATHS[target.endpoint], body, headers, clock, events)
     except TimeoutError:
         error, detail = "timeout", f"no whole answer after {target.timeout:g} s"
     except StreamError as refused:
@@ -103,3 +105,48 @@ def _record(
         error=error,
         detail=detail,
     )
+
+
+def request_headers(target: Target, request: PlannedRequest) -> dict[str, str]:
+    headers = {"Content-Type": "application/json", **target.headers}
+    if target.api_key is not None:
+        headers["Authorization"] = f"Bearer {target.api_key}"
+    if target.adapter_field == "header" and request.adapter is not None:
+        headers["X-Adapter-Id"] = request.adapter
+    return headers
+
+
+def request_body(target: Target, request: PlannedRequest, index: int = 0) -> dict[str, Any]:
+    """The body of a greedy, streamed request, the `index`th. Raises ValueError for token ids on the chat endpoint."""
+    body: dict[str, Any] = {"model": target.model, **_prompt(target, request), "max_tokens": request.output_tokens}
+    body |= {"temperature": 0, "stream": True, **_adapter(target, request.adapter)}
+    if target.ignore_eos:
+        body["ignore_eos"] = True
+    if target.usage != "none":
+        body["stream_options"] = {"include_usage": True}
+    if target.usage == "continuous":
+        body["stream_options"]["continuous_usage_stats"] = True
+    if target.response_formats:
+        body["response_format"] = target.response_formats[index % len(target.response_formats)]
+    return body | dict(target.extra_body)
+
+
+def _prompt(target: Target, request: PlannedRequest) -> dict[str, Any]:
+    if target.endpoint == "completions":
+        return {"prompt": request.prompt if isinstance(request.prompt, str) else list(request.prompt)}
+    if not isinstance(request.prompt, str):
+        raise ValueError("chat takes text, not token ids")
+    return {"messages": [{"role": "user", "content": request.prompt}]}
+
+
+def _adapter(target: Target, adapter: str | None) -> dict[str, Any]:
+    if target.adapter_field == "llama-cpp":
+        none = {"id": 0, "scale": 0.0}  # an empty list would mean the server's own default: all of them
+        return {"lora": [none if adapter is None else {"id": _number(target, adapter), "scale": 1.0}]}
+    if adapter is None or target.adapter_field == "header":
+        return {}
+    return {target.adapter_field: adapter}
+
+
+def _number(target: Target, adapter: str) -> int:
+    return target.adapter_ids[adapter] if adapter in target.adapter_ids else int(adapter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -48,11 +47,6 @@ class Spawned:
 def default_cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "lora_serve" / "bench"
-
-
-def split_flags(text: str) -> tuple[str, ...]:
-    """Splits --server-flags as a shell does. Raises ValueError."""
-    return tuple(shlex.split(text))
 
 
 @contextmanager

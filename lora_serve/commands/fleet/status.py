@@ -14,7 +14,7 @@ from lora_serve.commands.verb import Call, Verb, run_alone
 
 _MAX_NAMES = 3  # of adapters in a line
 _COUNTS = ("age", "requests", "running", "waiting", "waiting tokens", "KV", "slots", "host", "loads")
-_COLUMNS = ("replica", "node", "state", *_COUNTS, "adapters")
+_COLUMNS = ("replica", "node", "pid", "state", *_COUNTS, "adapters")
 
 
 def run(arguments: list[str]) -> int:
@@ -45,7 +45,7 @@ async def show_status(call: Call) -> None:
 
 
 def _replicas(cards: list[dict[str, Any]]) -> Table:
-    table = _table(_COLUMNS, _COUNTS)
+    table = _table(_COLUMNS, ("pid", *_COUNTS))
     for card in cards:
         table.add_row(*map(plain, _cells(card)))
     return table
@@ -55,6 +55,7 @@ def _cells(card: dict[str, Any]) -> Iterator[object]:
     num_blocks = card["num_blocks"]
     yield card["id"]
     yield card["node"]
+    yield card["pid"] or "-"
     yield card["state"]
     yield seconds_text(card["age_seconds"])
     yield card["num_requests"]

@@ -65,9 +65,9 @@ def _remove(config: FleetConfig) -> None:
 
     with open_cluster(config):
         serve = importlib.import_module("ray.serve")
-        deploy = importlib.import_module("lora_serve.engine_host.fleet.deploy")
+        app = importlib.import_module("lora_serve.engine_host.fleet.app")
         found = serve.status().applications
-        there = sorted(name for name, one in found.items() if deploy.is_fleet(one.deployments))
+        there = sorted(name for name, one in found.items() if app.is_fleet(one.deployments))
         if config.name not in there:
             names = f"; there are {', '.join(there)}" if there else ""
             raise CommandError(ExitCode.NOT_FOUND, f"there is no fleet {config.name} at {config.address}{names}")

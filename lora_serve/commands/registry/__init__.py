@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from lora_serve.commands.flags import CommandParser
 from lora_serve.commands.registry import backing_up, copying, looking, mending
 from lora_serve.commands.registry.verb import EXIT_CODES, Verb, run_verb
 from lora_serve.commands.subcommands import make_parser, run_subcommand
@@ -19,11 +18,8 @@ hashes."""
 
 def run(arguments: list[str]) -> int:
     """The exit code (`EXIT_CODES`). Raises ConfigError for a wrong command line, or a registry that is not there."""
-    return run_subcommand(registry_parser(), arguments, run_verb)
-
-
-def registry_parser() -> CommandParser:
-    return make_parser(PROGRAM, DESCRIPTION, EXIT_CODES, VERBS, _add_json)
+    parser = make_parser(PROGRAM, DESCRIPTION, EXIT_CODES, VERBS, _add_json)
+    return run_subcommand(parser, arguments, run_verb)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

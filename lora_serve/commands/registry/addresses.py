@@ -30,25 +30,20 @@ def add_prefix_flag(parser: argparse.ArgumentParser) -> None:
 def registry_address(flags: argparse.Namespace) -> RegistryAddress:
     """The registry of --store or --redis-url, else of the environment. Raises ConfigError."""
     if flags.store is not None:
-        return _folder("--store", flags.store)
+        return folder_address("--store", flags.store)
     url = flags.redis_url or os.environ.get("LORA_SERVE_REDIS_URL")
     if url:
         address = RegistryAddress(url, "--redis-url", redis_prefix(flags))
         if not address.is_redis:
             raise ConfigError("--redis-url: expected redis://host:port/db, rediss:// or unix://")
         return address
-    return _folder("--store", os.environ.get("LORA_SERVE_STORE") or DEFAULT_STORE)
+    return folder_address("--store", os.environ.get("LORA_SERVE_STORE") or DEFAULT_STORE)
 
 
 def folder_or_url(flag: str, text: str, flags: argparse.Namespace) -> RegistryAddress:
     """A folder, or a Redis URL. Raises ConfigError."""
     address = RegistryAddress(text, flag, redis_prefix(flags))
-    return address if address.is_redis else _folder(flag, text)
-
-
-def folder_address(flag: str, text: str) -> RegistryAddress:
-    """The folder; raises ConfigError for a URL."""
-    return _folder(flag, text)
+    return address if address.is_redis else folder_address(flag, text)
 
 
 def redis_prefix(flags: argparse.Namespace) -> str:
@@ -62,7 +57,8 @@ def redis_prefix(flags: argparse.Namespace) -> str:
         raise ConfigError(f"--redis-prefix: {error} (got {given[:200]!r})") from None
 
 
-def _folder(flag: str, text: str) -> RegistryAddress:
+def folder_address(flag: str, text: str) -> RegistryAddress:
+    """The folder; raises ConfigError for a URL."""
     scheme, is_url, _ = text.partition("://")
     if is_url:
         raise ConfigError(f"{flag}: expected a folder, or redis:// where a URL is allowed (got {scheme[:20]}://...)")

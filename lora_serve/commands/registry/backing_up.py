@@ -49,12 +49,7 @@ def _run(
     work: Callable[[RegistryAddress, RegistryAddress, OtherDatabases, OnProgress], BackupList],
     output: Output,
 ) -> bool:
-    with output.progress() as progress:
-        task = progress.add_task(f"{verb} to {plain(target.text)}", total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
+    with output.progress_of(f"{verb} to {target.text}") as on_progress:
         try:
             listed = work(source, target, _OTHERS, on_progress)
         except BackupError as error:

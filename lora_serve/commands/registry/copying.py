@@ -69,12 +69,8 @@ def _copy(verb: str, source: RegistryAddress, target: RegistryAddress, overwrite
     if not source.is_redis and is_unfinished(source.folder):
         output.warn([f"the export in {source.text} was never completed; what is there is copied"])
     is_export = verb == "export"
-    with open_ends(source, target, is_export) as (first, second), output.progress() as progress:
-        task = progress.add_task(f"{verb} to {plain(target.text)}", total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
+    label = f"{verb} to {target.text}"
+    with open_ends(source, target, is_export) as (first, second), output.progress_of(label) as on_progress:
         report = Transfer(first, second, overwrite, on_progress).run()
         if is_export and report.is_whole:
             try:

@@ -52,13 +52,9 @@ def _table(document: dict[str, Any]) -> Table:
 
 
 def _check(flags: argparse.Namespace, output: Output) -> bool:
-    with open_registry(registry_address(flags), is_source=True) as place, output.progress() as progress:
-        task = progress.add_task(f"check {plain(place.address.text)}", total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        bad = list(bad_blobs(place, on_progress))
+    with open_registry(registry_address(flags), is_source=True) as place:
+        with output.progress_of(f"check {place.address.text}") as on_progress:
+            bad = list(bad_blobs(place, on_progress))
         num_blobs = len(place.catalog.snapshot.digests)
         unreadable, text = place.unreadable, place.address.text
     document = {

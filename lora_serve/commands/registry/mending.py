@@ -33,12 +33,7 @@ def _rebuild_flags(parser: argparse.ArgumentParser) -> None:
 def _rebuild(flags: argparse.Namespace, output: Output) -> bool:
     address = registry_address(flags)
     also = [_existing(folder_address("--also", text)) for text in flags.also]
-    with output.progress() as progress:
-        task = progress.add_task(f"rebuild {plain(address.text)}", total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
+    with output.progress_of(f"rebuild {address.text}") as on_progress:
         if address.is_redis:
             rebuilt = rebuild_redis(address, also, flags.dry_run, on_progress)
         else:

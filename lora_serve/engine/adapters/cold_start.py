@@ -82,7 +82,7 @@ class ColdStart:
         fell_back = self._answer(sequence).fell_back
         is_its_turn = sequence.cold_wait_is_over and self.cold(sequence.adapters) and not self.cold(sequence.fallback)
         if fell_back or (fell_back is None and is_its_turn):
-            self._fall_back(sequence, sequence.fallback, now)
+            self._fall_back(sequence, now)
 
     def ask(self, sequence: Sequence) -> bool:
         """Asks for the loads of all adapters that the request wants; False: the host lacks room for some."""
@@ -109,7 +109,7 @@ class ColdStart:
             return None
         if fallback is None or not can_fall_back or self._answer(sequence).fell_back is False:
             return error
-        self._fall_back(sequence, fallback, now)
+        self._fall_back(sequence, now)
         return None
 
     def cold(self, uses: tuple[AdapterUse, ...]) -> list[AdapterRef]:
@@ -125,10 +125,11 @@ class ColdStart:
         message = f"The {what} {names} {verb} still being loaded; try again."
         return AdapterUnavailableError(message, retry_after=self._residency.retry_after(cold))
 
-    def _fall_back(self, sequence: Sequence, fallback: tuple[AdapterUse, ...], now: float) -> None:
+    def _fall_back(self, sequence: Sequence, now: float) -> None:
         """Replaces the request's adapters by its fallback's; nothing computed so far belongs to these."""
         self._answer(sequence).fell_back = True
-        sequence.adapters, sequence.fallback, sequence.fell_back = fallback, None, True
+        sequence.request = sequence.request.by_fallback()
+        sequence.adapters, sequence.fallback, sequence.fell_back = sequence.request.adapters, None, True
         sequence.block_keys.clear()
         self._want(sequence, sequence.refs)
         self.ask(sequence)

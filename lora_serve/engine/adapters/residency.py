@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from lora_serve.adapters.dummy import DUMMY_DIGEST
 from lora_serve.adapters.loading.host_cache import HostCache
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
@@ -59,6 +60,7 @@ class AdapterResidency(Generic[V]):
         self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
         self._changes: list[SlotChange[V]] = []
         self._counters = CacheCounters()
+        self._warm_up_counters = CacheCounters()  # shown to nobody
         self._estimate = LoadEstimate()
         self.num_hung_loads = 0  # since start
         self._load_seconds: dict[str, float] = {}  # by digest: adapters that load slowly stay longer
@@ -68,7 +70,7 @@ class AdapterResidency(Generic[V]):
     def want(self, adapter: AdapterRef) -> None:
         """Counts one more request that needs the adapter, as a hit or a miss of each tier."""
         self._wanted[adapter.digest] += 1
-        self._counters.wanted(
+        self._counters_of(adapter.digest).wanted(
             adapter.digest, on_device=adapter.digest in self.slots, on_host=adapter.digest in self.host
         )
 
@@ -169,14 +171,14 @@ class AdapterResidency(Generic[V]):
         self._estimate.learn(adapter.num_bytes, message.seconds)
         self._load_seconds[message.digest] = message.seconds
         self._left_host(evicted, EvictionReason.CAPACITY)
-        self._counters.arrived_on_host(message.digest, self._clock() - submitted, message.times)
+        self._counters_of(message.digest).arrived_on_host(message.digest, self._clock() - submitted, message.times)
         if self._recorder.is_on:
             tier = "none" if message.times is None else message.times.tier
             self._recorder.moved(message.digest, tier, "host", message.seconds, adapter)
         return None
 
     def copied(self, slot: SlotRef, seconds: float) -> None:
-        self._counters.copied(slot.digest, seconds)
+        self._counters_of(slot.digest).copied(slot.digest, seconds)
         if self._recorder.is_on:
             self._recorder.moved(slot.digest, "host", "device", seconds)
 
@@ -232,7 +234,7 @@ class AdapterResidency(Generic[V]):
         if digest in self.slots:
             self._drop(self.slots.remove(digest), reason)
         if forget:
-            self._counters.forget(digest)
+            self._counters_of(digest).forget(digest)
             self._load_seconds.pop(digest, None)
         return True
 
@@ -275,6 +277,9 @@ class AdapterResidency(Generic[V]):
 
     # ----------------------------------------------------------------------------------------------------------
 
+    def _counters_of(self, digest: str) -> CacheCounters:
+        return self._warm_up_counters if digest == DUMMY_DIGEST else self._counters
+
     def _load(self, adapter: AdapterRef) -> None:
         self._in_flight[adapter.digest] = (adapter, self._clock())
         self._submit(adapter)
@@ -290,18 +295,18 @@ class AdapterResidency(Generic[V]):
         for victim in evicted:
             self._drop(victim, EvictionReason.CAPACITY)
         self._changes.append(SlotChange(slot, self.host.get(adapter.digest)))
-        self._counters.placed_on_device()
+        self._counters_of(adapter.digest).placed_on_device()
         return True
 
     def _drop(self, slot: SlotRef, reason: EvictionReason) -> None:
         self._changes.append(SlotChange(slot, None))
-        self._counters.left_device(slot.digest, reason)
+        self._counters_of(slot.digest).left_device(slot.digest, reason)
         if self._recorder.is_on:
             self._recorder.moved(slot.digest, "device", "none")
 
     def _left_host(self, digests: Sequence[str], reason: EvictionReason) -> None:
         for digest in digests:
-            self._counters.left_host(reason)
+            self._counters_of(digest).left_host(reason)
             if self._recorder.is_on:
                 self._recorder.moved(digest, "host", "none")
 

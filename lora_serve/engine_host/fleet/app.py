@@ -1,25 +1,31 @@
-"""The Serve application of a fleet: one deployment, whose replicas are engines."""
+"""The Serve application of a fleet: one deployment, whose replicas are engines; its start, and how it fares."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
+from pydantic import ValidationError
 from ray import serve
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.exceptions import ActorAlreadyExistsError
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, ProxyLocation, RequestRouterConfig
+from ray.serve.context import _get_global_client
+from ray.serve.schema import APIType, ApplicationStatus
 
 from lora_serve import __version__
 from lora_serve.client.wire import body_of
 from lora_serve.core.config import FleetConfig
+from lora_serve.core.errors import ConfigError
 from lora_serve.core.messages import Configure
-from lora_serve.core.settings import Settings
+from lora_serve.core.settings import SECRETS, Settings, describe
+from lora_serve.core.vllm.taking import parsed_keys, taken
 from lora_serve.engine_host.configure import configure_of
 from lora_serve.engine_host.fleet import autoscaling
-from lora_serve.engine_host.fleet.arguments import settings_of
 from lora_serve.engine_host.fleet.node import SELDOM_METRICS
 from lora_serve.engine_host.fleet.replica import EngineReplica
 
@@ -99,3 +105,58 @@ def _configure_of(settings: Settings, store: Path) -> Configure:
         adapters=replace(configure.adapters, store=store),
         log_format="json",
     )
+
+
+def deploy(settings: Settings) -> None:
+    """Starts the application, or updates it if it runs with other settings; does not wait for replicas. One that a
+    configuration of Serve declares, as KubeRay does, stays as it is: gateways with older settings may join it.
+
+    Called on a thread: Ray Serve waits. Raises ConfigError if the name belongs to an application that is no fleet.
+    """
+    fleet = settings.fleet_slice()
+    start_serve()
+    there = _get_global_client().get_serve_details()["applications"].get(fleet.name)
+    if there is not None and not is_fleet(there["deployments"]):
+        raise ConfigError(f"--fleet-name {fleet.name}: the cluster has another application of this name")
+    if there is not None and there["source"] == APIType.DECLARATIVE:
+        return
+    target = serve.RunTarget(application(settings), name=fleet.name, route_prefix=None)
+    serve.run_many([target], wait_for_applications_running=False)
+
+
+def start_serve() -> None:
+    """Starts Serve where it does not run yet. Of servers that do so at one moment all but one find it there."""
+    try:
+        serve.start(proxy_location=ProxyLocation.Disabled)
+    except ActorAlreadyExistsError:
+        serve.start(proxy_location=ProxyLocation.Disabled)
+
+
+def is_fleet(deployments: Collection[str]) -> bool:
+    """Whether an application with these deployments may be a fleet of this program. One that begins has none yet."""
+    return set(deployments) <= {DEPLOYMENT}
+
+
+def failure(name: str) -> str:
+    """Words about why the application cannot be started; empty if it can."""
+    status = serve.status().applications.get(name)
+    if status is None or status.status is not ApplicationStatus.DEPLOY_FAILED:
+        return ""
+    return " ".join(status.message.split())[:1000]
+
+
+def settings_of(arguments: Mapping[str, Any]) -> Settings:
+    """Settings as `--config`'s file would have them, `engine` being ray. Neither the environment nor a folder is looked
+    at: the machine that builds the application need not have the model. Raises ConfigError, a line per wrong setting.
+    """
+    if shown := [name for name in SECRETS if name in arguments]:
+        variables = ", ".join(f"LORA_SERVE_{name.upper()}" for name in shown)
+        raise ConfigError(f"{', '.join(shown)}: Ray shows an application's arguments; set {variables} in its pods")
+    given = {"engine": "ray"} | taken(parsed_keys(arguments))[0]
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        raise ConfigError(describe(error, dict.fromkeys(given, "in the application's arguments"))) from None
+    if settings.engine != "ray":
+        raise ConfigError(f"--engine: a fleet's is ray (got {settings.engine!r} in the application's arguments)")
+    return settings

@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,6 @@ from typing import Any
 
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError, how_to_install
-from lora_serve.engine_host.fleet.address import check_reachable, running_address
 from lora_serve.engine_host.fleet.node import LOOPBACK, SELDOM_METRICS, Node, explained, joining_node, own_head
 from lora_serve.engine_host.fleet.output import drop_bytes_of_grpc, logged_output, plain_records, take_words_of
 from lora_serve.engine_host.fleet.room import check_own_room
@@ -27,6 +27,17 @@ _DRIVER = {"RAY_USAGE_STATS_ENABLED": "0", **SELDOM_METRICS}
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _SIGACTION_BYTES = 512  # more than C's `struct sigaction` has anywhere
 _log = logging.getLogger(__name__)
+CONNECT_SECONDS = 3.0  # for a TCP connection to a cluster's GCS
+ANSWER_SECONDS = 5.0  # for its answer
+CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108  where `ray start` notes the address
+_QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+_ASKS_FOR_A_TOKEN = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+_REASONS = {
+    "DEADLINE_EXCEEDED": "it does not answer",
+    "UNAVAILABLE": "it speaks another protocol, or TLS: RAY_USE_TLS",
+    "UNIMPLEMENTED": "it is another gRPC service",
+}
+_WANTED = "what is wanted is the port of its GCS, which `ray start --head` prints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,8 @@ def open_cluster(config: FleetConfig, halted: threading.Event | None = None) -> 
         if not cluster.is_own:
             _check_room(config)
         yield cluster
+        if cluster.node is not None:
+            _log.info("ending Ray's processes on this machine")
 
 
 def check_installed() -> None:
@@ -235,3 +248,46 @@ def _check_room(config: FleetConfig) -> None:
                 "%d replicas with %g %ss each, and the Ray cluster has %g: those without room wait until there is more"
             )
             _log.warning(words, least, each, kind, has.get(kind, 0))
+
+
+def running_address() -> str:
+    """The address of the cluster of which a node runs on this machine. Raises ConfigError."""
+    try:
+        address = os.environ.get("RAY_ADDRESS") or CURRENT_CLUSTER.read_text().strip()
+    except OSError:
+        address = ""
+    if not address:
+        raise ConfigError(
+            "--ray-address auto: no Ray runs on this machine: start a node (`ray start --address=HOST:PORT`), or give "
+            "--ray-address HOST:PORT"
+        )
+    return address
+
+
+def check_reachable(address: str) -> None:
+    """Raises ConfigError within seconds if no GCS answers at HOST:PORT; Ray itself would wait for minutes. Ray is
+    imported, and has its variables.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or "no answer"
+        raise ConfigError(
+            f"--ray-address {address}: no Ray cluster can be reached there ({reason}); {_WANTED}"
+        ) from None
+    if reason := _ask(address):
+        raise ConfigError(f"--ray-address {address}: what listens there is no Ray cluster ({reason}); {_WANTED}")
+
+
+def _ask(address: str) -> str:
+    """Why the answer is none of a GCS; empty if it is one, or asks for a token."""
+    grpc = importlib.import_module("grpc")
+    options = importlib.import_module("ray._private.ray_constants").GLOBAL_GRPC_OPTIONS
+    with importlib.import_module("ray._private.grpc_utils").init_grpc_channel(address, options) as channel:
+        try:
+            channel.unary_unary(_QUESTION)(b"", timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            status = error.code().name
+            return "" if status in _ASKS_FOR_A_TOKEN else _REASONS.get(status, status)
+    return ""

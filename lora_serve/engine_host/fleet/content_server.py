@@ -7,13 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.checkpoint.digest import (
-    CONFIG_NAME,
-    OPTIONAL_NAMES,
-    WEIGHTS_NAME,
-    adapter_digest,
-    content_names,
-)
+from lora_serve.adapters.checkpoint.digest import CONTENT_NAMES, adapter_digest, content_names
 from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.blob_messages import (
     PIECE_BYTES,
@@ -29,7 +23,6 @@ from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import Convert, ReplyValue, Validate
 from lora_serve.engine_host.blob_server import BlobServer
 
-_NAMES = frozenset((CONFIG_NAME, WEIGHTS_NAME, *OPTIONAL_NAMES))
 _NOWHERE = AdapterUnavailableError("The adapter's files are elsewhere.")
 
 
@@ -58,7 +51,7 @@ class ContentServer(BlobServer):
                 raise _NOWHERE
             return Piece(await self._on_thread(lambda: _read(folder / message.name, message.offset)))
         if isinstance(message, WritePiece):
-            if not isinstance(self._staged.get(message.of), Convert) or message.name not in _NAMES:
+            if not isinstance(self._staged.get(message.of), Convert) or message.name not in CONTENT_NAMES:
                 raise _NOWHERE
             folder = self._staged_folder(message.of)
             await self._on_thread(lambda: _write(folder / message.name, message.offset, message.content))

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -65,30 +66,24 @@ class _Outbox:
             self.way.send(body)
 
 
+@dataclass(eq=False)
 class Gateways:
     """On the event loop, but `send`, which the engine's threads call."""
 
-    def __init__(
-        self,
-        take: Callable[[ToEngine], None],
-        answered: Callable[[Reply], None],
-        own: Callable[[FromEngine], None] = lambda message: None,
-    ) -> None:
-        """`take`: gives the engine a message. `answered`: gets replies to what the engine has asked. `own`: gets the
-        answers to what the replica itself asks, under the name OWN.
-        """
-        self._take = take
-        self._answered = answered
-        self._own = own
-        self._loop = asyncio.get_running_loop()
-        self._outboxes: dict[str, _Outbox] = {}
-        self._owners: dict[str, str] = {}  # gateway by request id
-        self._calls: dict[int, tuple[str, int]] = {}  # gateway and its call id, by the id that the engine knows
-        self._call_ids = itertools.count(1)
-        self._blobs: dict[int, str] = {}  # gateway by the id of a call about its stores that it has not answered
-        self._attached: tuple[str, ...] = ()
-        self._mail: deque[Callable[[], None]] = deque()  # from threads to the event loop
-        self._is_woken = False
+    _take: Callable[[ToEngine], None]  # gives the engine a message
+    _answered: Callable[[Reply], None]  # gets replies to what the engine has asked
+    _own: Callable[[FromEngine], None] = lambda message: None  # gets answers to what the replica itself asks, as OWN
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _outboxes: dict[str, _Outbox] = field(default_factory=dict)
+    _owners: dict[str, str] = field(default_factory=dict)  # gateway by request id
+    # Gateway and its call id, by the id that the engine knows.
+    _calls: dict[int, tuple[str, int]] = field(default_factory=dict)
+    _call_ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    # Gateway by the id of a call about its stores that it has not answered.
+    _blobs: dict[int, str] = field(default_factory=dict)
+    _attached: tuple[str, ...] = ()
+    _mail: deque[Callable[[], None]] = field(default_factory=deque)  # from threads to the event loop
+    _is_woken: bool = False
 
     @property
     def attached(self) -> tuple[str, ...]:

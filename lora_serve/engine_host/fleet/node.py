@@ -119,7 +119,8 @@ def head_flags(config: FleetConfig, folder: Path) -> list[str]:
 def child_environment() -> dict[str, str]:
     """The variables of Ray's processes: this process's, without settings, as there are secrets among them."""
     kept = {name: text for name, text in without_settings(os.environ).items() if name != VLLM_KEY_VARIABLE}
-    return {**kept, "RAY_USAGE_STATS_ENABLED": "0"}
+    no_drain = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"  # of a node that is told to end: no replica runs there by then
+    return {**kept, "RAY_USAGE_STATS_ENABLED": "0", no_drain: "0"}
 
 
 def head_environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -127,6 +128,7 @@ def head_environment(variables: Mapping[str, str]) -> dict[str, str]:
     own = {
         **variables,
         "RAY_START_HOOK": start_hook.PATH,
+        "DASHBOARD_METRIC_PORT": "-1",  # none: it would answer without a token, and Ray has no switch for it
         "RAY_memory_monitor_refresh_ms": "0",  # a full machine is the kernel's matter, as with any other engine
         "RAY_enable_worker_prestart": "0",  # processes that nobody asks for
         "RAY_prestart_worker_first_driver": "0",

@@ -7,6 +7,7 @@ import importlib
 import logging
 import ssl
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import ray
@@ -16,10 +17,10 @@ from lora_serve.client.ray.stream import encoded, tls
 from lora_serve.client.wire import to_engine
 from lora_serve.core.messages import Configure
 from lora_serve.engine_host.fleet.entrance import Entrance
-from lora_serve.engine_host.fleet.ports import listen_as_the_node
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 
 _log = logging.getLogger(__name__)
+_MODULE, _OPENS = "ray.serve._private.replica", "add_port_to_grpc_server"
 
 
 class EngineReplica:
@@ -75,3 +76,21 @@ class EngineReplica:
 def _ray_folder() -> Path:
     """The folder of Ray's files on this machine, of this cluster's session."""
     return Path(importlib.import_module("ray._private.worker")._global_node.get_session_dir_path())  # noqa: SLF001
+
+
+def listen_as_the_node() -> None:
+    """Called in a replica while Ray Serve makes it: its port for calls over gRPC opens on the address of its Ray node
+    alone, which is loopback in a cluster of a server's own, and not on all of the machine's. What arrives there is
+    unpickled; it asks for the cluster's token, if there is one. Raises RuntimeError if this Ray opens it otherwise.
+    """
+    module = importlib.import_module(_MODULE)
+    opens: Callable[[object, str], int] | None = getattr(module, _OPENS, None)
+    if opens is None:
+        raise RuntimeError(f"Ray has no {_MODULE}.{_OPENS}: another release opens the replicas' port in another way")
+    host = str(ray.util.get_node_ip_address())
+    address = f"[{host}]:0" if ":" in host else f"{host}:0"
+
+    def open_there(server: object, everywhere: str) -> int:
+        return opens(server, address)
+
+    setattr(module, _OPENS, open_there)

@@ -11,13 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from lora_serve.adapters.checkpoint.digest import (
-    CONFIG_NAME,
-    OPTIONAL_NAMES,
-    WEIGHTS_NAME,
-    adapter_digest,
-    content_names,
-)
+from lora_serve.adapters.checkpoint.digest import CONTENT_NAMES, adapter_digest, content_names
 from lora_serve.adapters.regular_file import open_regular, views_of
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import scratch_folder
@@ -38,11 +32,10 @@ from lora_serve.core.blob_messages import (
 )
 from lora_serve.core.errors import AdapterUnavailableError, StoreUnwritableError
 from lora_serve.core.messages import Convert, Converted, Reply, ReplyValue, Validate
-from lora_serve.engine_host.blob_calls import BlobCalls
 from lora_serve.engine_host.fleet.gateways import Gateways
+from lora_serve.engine_host.remote_blobs import BlobCalls
 
 ANSWER_SECONDS = 30.0  # after which a gateway that does not answer is given up
-_NAMES = frozenset((CONFIG_NAME, WEIGHTS_NAME, *OPTIONAL_NAMES))
 _TRIES = 2  # of one gateway, for content that arrives damaged
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -175,7 +168,7 @@ class ReplicaBlobs:
         try:
             folder = stack.enter_context(scratch_folder(self._cache.tmp))
             for _ in range(_TRIES):
-                for name in sorted(files.sizes.keys() & _NAMES):
+                for name in sorted(files.sizes.keys() & CONTENT_NAMES):
                     self._fetch_file(gateway, opened, folder / name, files.sizes[name])
                 if adapter_digest(folder) == files.digest:
                     return folder

@@ -48,9 +48,9 @@ async def open_host(
         enter = functools.partial(stack.enter_context, open_cluster(fleet, halted))
         cluster = await _to_the_end(enter, halted.set)
         from lora_serve.client.ray.serve_transport import ServeTransport
-        from lora_serve.engine_host.fleet import deploy
+        from lora_serve.engine_host.fleet.app import deploy
 
-        await _to_the_end(lambda: deploy.deploy(settings))
+        await _to_the_end(lambda: deploy(settings))
         blobs = FleetBlobs(
             StoredBlobs(storage.store, storage.disk),
             settings.adapter_load_threads,
@@ -104,7 +104,7 @@ class RayHost:
         return LoadedEngine(spec, self._client, EngineVerifier(RemoteValidator(self._client, loop), self._client, loop))
 
     async def _check(self) -> None:
-        from lora_serve.engine_host.fleet.deploy import failure
+        from lora_serve.engine_host.fleet.app import failure
 
         if words := await asyncio.to_thread(failure, self._name):
             raise ModelError(f"The engines cannot be started: {words}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,12 +58,10 @@ def calls_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Call
     def note(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         found.setdefault(module, []).append(Call(_copied(arguments), _copied(keywords), _copied(output)))
 
-    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
-    try:
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager

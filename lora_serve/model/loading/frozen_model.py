@@ -22,7 +22,7 @@ from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.model_spec import KernelDescription, ModelSpec
 from lora_serve.model.loading.number_type import NumberType, number_type, stored_type
 from lora_serve.model.loading.observation import Observation, first_line, on_one_line
-from lora_serve.model.loading.quantization import check_quantized, plan_quantization
+from lora_serve.model.loading.quantization import check_quantized, plan_quantization, resident_bytes
 from lora_serve.model.loading.transformers_import import without_compiler
 from lora_serve.model.native import library
 
@@ -152,7 +152,7 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
     except Exception as error:
         if "ignore_mismatched_sizes" in str(error):
             raise _unfitting(config, lambda: auto_class.from_config(hf_config)) from error
-        raise _unloadable(config, error) from error
+        raise ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}") from error
     check_no_more_layers(config.model, module, info)
     check_quantized(module, config)
     if not plan.arguments.get("device_map"):
@@ -208,13 +208,34 @@ def _from_pretrained(config: ModelConfig, auto_class: Any, dtype: torch.dtype, a
         return load()  # or computes with a range and with tensors of the meta device
 
 
+def spec_of(config: ModelConfig, found: FrozenModule, observation: Observation, limit: int) -> ModelSpec:
+    """The facts that models of every task have. `limit`: the tokens that this one knows positions for.
+
+    Raises ModelError.
+    """
+    module = found.module
+    text = module.config.get_text_config()
+    return ModelSpec(
+        name=config.model,
+        architecture=type(module).__name__,
+        vocab_size=int(text.vocab_size),
+        max_model_len=config.length(limit),
+        eos_token_ids=(),
+        num_layers=text.num_hidden_layers,
+        linears=observation.linears,
+        num_bytes=resident_bytes(module),
+        dtype=str(found.dtype).removeprefix("torch."),
+        device=str(found.device),
+        embeddings=observation.embeddings,
+        modules=observation.parameters(module),
+        input_embedding=path_of(module, module.get_input_embeddings()) or "",
+        kernels=found.kernels,
+    )
+
+
 def path_of(module: PreTrainedModel, part: nn.Module | None) -> str | None:
     """The place of a module in the model."""
     return next((path for path, candidate in module.named_modules() if candidate is part), None)
-
-
-def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
-    return ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}")
 
 
 def _unfitting(config: ModelConfig, build: Callable[[], nn.Module]) -> ModelError:

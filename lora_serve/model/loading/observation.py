@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -108,12 +108,10 @@ class ModuleWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watches one pass inside the block; the hooks are gone afterwards."""
-        hooks = [m.register_forward_hook(self._watch(path), with_kwargs=True) for path, m in self._owners.items()]
-        try:
+        with ExitStack() as hooks:
+            for path, owner in self._owners.items():
+                hooks.enter_context(owner.register_forward_hook(self._watch(path), with_kwargs=True))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def observation(self, kv_shape: KVShape) -> Observation:
         """The facts seen."""
@@ -130,7 +128,8 @@ class ModuleWatch:
 
     def _watch(self, path: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-            is_known = not keywords and not _is_transposed_stack(module)
+            # No checkpoint of experts whose weights lie [expert, in, out] is supported.
+            is_known = not keywords and not getattr(module, "is_transposed", False)
             self._seen.setdefault(path, []).append(_site(inputs, output, self._numbers) if is_known else None)
 
         return note
@@ -181,11 +180,6 @@ def _is_windowed(mask: Tensor, window: int | None) -> bool:
     if mask.shape[-2:] != is_seen.shape:
         return False
     return bool((mask == is_seen if mask.dtype == torch.bool else torch.where(is_seen, mask == 0, mask < -1e4)).all())
-
-
-def _is_transposed_stack(module: nn.Module) -> bool:
-    """True for experts whose weights lie [expert, in, out]: no checkpoint of that shape is supported."""
-    return bool(getattr(module, "is_transposed", False))
 
 
 def _site(inputs: tuple[Any, ...], output: Any, numbers: tuple[int, int]) -> Site | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,12 +36,10 @@ def position_calls(module: nn.Module) -> Iterator[list[PositionCall]]:
         calls.append((part, inspect.signature(part.forward).bind(*arguments, **keywords)))
 
     parts = [p for p in module.modules() if not [*p.parameters()] and _NAME in inspect.signature(p.forward).parameters]
-    hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in parts]
-    try:
+    with ExitStack() as hooks:
+        for part in parts:
+            hooks.enter_context(part.register_forward_pre_hook(note, with_kwargs=True))
         yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @torch.inference_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +18,9 @@ from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import Task
 from lora_serve.model.kv_cache import KVShape
-from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, path_of
+from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, spec_of
 from lora_serve.model.loading.observation import NUM_LOGITS, NUM_TOKENS, ModuleWatch, Observation, first_line
 from lora_serve.model.loading.positions import find_positions, position_calls
-from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.pooling.forward import PooledForward, backbone_of, takes_types
 from lora_serve.model.pooling.plan import PoolingPlan
 from lora_serve.model.pooling.ragged_attention import RaggedAttention
@@ -142,7 +142,7 @@ def _laid_out(
     except Exception as error:
         forward.detach()
         raise _NotExactError(first_line(error)) from error
-    spec = spec_of(config, plan, found, observation, layout, num_positions)
+    spec = _spec(config, plan, found, observation, layout, num_positions)
     long_rope, by_call = find_positions(module, calls, spec.max_model_len, generates=False)
     loaded = LoadedModel(module, replace(spec, long_rope=long_rope), observation, found.device, by_call)
     return PoolingParts(loaded, layout, forward, context, probe, expected)
@@ -205,14 +205,13 @@ def _positions(module: PreTrainedModel, device: torch.device) -> tuple[int, int]
             seen.append((int(ids[0]), table.num_embeddings))
 
     tables = [m for m in module.modules() if isinstance(m, nn.Embedding) and m is not module.get_input_embeddings()]
-    hooks = [table.register_forward_hook(note) for table in tables]
     try:
-        backbone_of(module)(input_ids=torch.full((1, NUM_TOKENS), 5, device=device))
+        with ExitStack() as hooks:
+            for table in tables:
+                hooks.enter_context(table.register_forward_hook(note))
+            backbone_of(module)(input_ids=torch.full((1, NUM_TOKENS), 5, device=device))
     except Exception as error:
         raise ModelError(f"{type(module).__name__} cannot be served: {first_line(error)}") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
     return seen[0] if seen else (0, 0)
 
 
@@ -224,7 +223,7 @@ def _ignored_last(module: PreTrainedModel, plan: PoolingPlan) -> int | None:
     return None if padding is None else int(padding)
 
 
-def spec_of(
+def _spec(
     config: ModelConfig,
     plan: PoolingPlan,
     found: FrozenModule,
@@ -233,27 +232,11 @@ def spec_of(
     num_positions: int,
 ) -> ModelSpec:
     """The loaded model's facts. `num_positions`: of the table of positions; 0: there is none. Raises ModelError."""
-    module = found.module
-    text = module.config.get_text_config()
+    text = found.module.config.get_text_config()
     known = num_positions - layout.first_position if num_positions else getattr(text, "max_position_embeddings", 0)
     limit = int(min(known or 2048, plan.max_length or known or 2048))
-    return ModelSpec(
-        name=config.model,
-        architecture=type(module).__name__,
-        vocab_size=int(text.vocab_size),
-        max_model_len=config.length(limit),
-        eos_token_ids=(),
-        num_layers=text.num_hidden_layers,
-        linears=observation.linears,
-        num_bytes=resident_bytes(module),
-        dtype=str(found.dtype).removeprefix("torch."),
-        device=str(found.device),
-        embeddings=observation.embeddings,
-        modules=observation.parameters(module),
-        input_embedding=path_of(module, module.get_input_embeddings()) or "",
-        pooling=_pooling_spec(plan, found, observation, layout),
-        kernels=found.kernels,
-    )
+    spec = spec_of(config, found, observation, limit)
+    return replace(spec, pooling=_pooling_spec(plan, found, observation, layout))
 
 
 def _pooling_spec(plan: PoolingPlan, found: FrozenModule, observation: Observation, layout: Layout) -> PoolingSpec:

@@ -98,7 +98,8 @@ def read_modules(model: str) -> SentenceModules | None:
 def _pooling(model: str, config: Mapping[str, Any]) -> str:
     """The pooling mode: older files have a flag per mode, newer ones name it."""
     named = config.get("pooling_mode")
-    modes = [named] if isinstance(named, str) else [key for key, value in config.items() if _is_mode(key) and value]
+    flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
+    modes = [named] if isinstance(named, str) else flags
     known = [_MODES.get(mode, _MODES.get(f"pooling_mode_{mode}", mode)) for mode in modes]
     known = ["last" if mode == "lasttoken" else mode for mode in known]
     is_known = len(known) == 1 and known[0] in _MODES.values()
@@ -106,10 +107,6 @@ def _pooling(model: str, config: Mapping[str, Any]) -> str:
     for key, needed in _HARMLESS.items():
         _require(config.get(key, needed) == needed, model, f"its pooling has {key} {config.get(key)}")
     return str(known[0])
-
-
-def _is_mode(key: str) -> bool:
-    return key.startswith("pooling_mode_")
 
 
 def _dense(model: str, path: str) -> Dense:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, shown_source
 from lora_serve.adapters.catalog.noted_template import KEY, noted_template

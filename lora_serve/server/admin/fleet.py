@@ -55,6 +55,7 @@ def replica_card(replica: ReplicaStats) -> dict[str, Any]:
         "id": replica.replica,
         "object": "replica",
         "node": replica.node,
+        "pid": stats.pid,
         "state": replica.state.value,
         "reason": replica.reason,
         "version": replica.version,

@@ -20,6 +20,8 @@ from lora_serve.server.services import SERVICES
 from lora_serve.text.tokenizer import EncodedInput, TextModel
 
 Prompt = tuple[int, ...]
+MANY_LOGPROBS = 1000  # a token; where more are asked for, all of an answer are counted
+MAX_LOGPROB_VALUES = 2**22  # some 600 MB in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,17 @@ def generation_requests(
     if fields.cache_salt is not None:
         template = replace(template, cache_scope=_salted(template, fields.cache_salt), is_salted=True)
     made: list[InferenceRequest] = []
+    num_values = 0
     for prompt in prompts:
         room = max_tokens_for(len(prompt), limits, model.spec.max_model_len)
+        num_values += len(prompt) * (limits.prompt_logprobs or 0) + room * fields.num_rows * (limits.logprobs or 0)
         _check_min_tokens(fields.min_tokens, room)
         row = _row(template, model, prompt)
         for index in range(fields.num_rows):
             seed = None if fields.seed is None else (fields.seed + index) % 2**64
             sampling = replace(params, max_tokens=room, seed=seed)
             made.append(replace(row, request_id=f"{template.request_id}-{len(made)}", sampling=sampling))
+    _check_num_logprobs(num_values, limits)
     _note_prompts(request, model, prompts)
     return made
 
@@ -124,6 +129,17 @@ def _of_vocabulary(limits: TokenLimits, vocab_size: int, most: int) -> TokenLimi
     return limits
 
 
+def _check_num_logprobs(num_values: int, limits: TokenLimits) -> None:
+    """Raises InvalidRequestError for more numbers than an answer with so many a token may hold."""
+    many = [name for name in ("logprobs", "prompt_logprobs") if (getattr(limits, name) or 0) > MANY_LOGPROBS]
+    if many and num_values > MAX_LOGPROB_VALUES:
+        raise InvalidRequestError(
+            f"`{many[0]}`: the answer would hold {num_values} log-probabilities; at most {MAX_LOGPROB_VALUES} go into "
+            "one answer: shorten the prompt, lower max_tokens, or ask for fewer.",
+            param=many[0],
+        )
+
+
 def _sampling_params(fields: SamplingFields, model: ResolvedModel, limits: TokenLimits) -> SamplingParams:
     """All but `max_tokens`, which depends on the prompt. Raises InvalidRequestError."""
     check_vocabulary(fields.stop_token_ids, model.spec, "stop_token_ids")
@@ -145,7 +161,7 @@ def _sampling_params(fields: SamplingFields, model: ResolvedModel, limits: Token
         bad_words=bad_word_ids(model.text, fields.bad_words) if fields.bad_words else (),
         seed=fields.seed,
         stop_token_ids=tuple(dict.fromkeys(fields.stop_token_ids)),
-        eos_token_ids=model.eos_token_ids,
+        eos_token_ids=model.eos_token_ids_of(model.adapters),
         ignore_eos=fields.ignore_eos,
         logprobs=limits.logprobs,
         prompt_logprobs=limits.prompt_logprobs,
@@ -182,6 +198,7 @@ def _template(request: web.Request, model: ResolvedModel, fields: RequestFields)
         deadline=None if timeout is None else context.started + timeout / 1000,
         on_cold=OnCold(fields.on_cold),
         max_cold_wait=None if cold_wait is None else cold_wait / 1000,
+        fallback_eos_token_ids=() if model.fallback is None else model.eos_token_ids_of(model.fallback),
         answer_id=context.request_id,
     )
 

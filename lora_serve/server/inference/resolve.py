@@ -52,10 +52,9 @@ class ResolvedModel:
         """The sets of adapters of which one will answer."""
         return (self.adapters,) if self.fallback is None else (self.adapters, self.fallback)
 
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer beside the model's own: the tokenizer's, and those of its adapters."""
-        own = (token for chosen in self.candidates for one in chosen.members for token in one.ref.traits.eos_token_ids)
+    def eos_token_ids_of(self, adapters: AdapterSet) -> tuple[int, ...]:
+        """The tokens that end an answer of one of `candidates` beside the model's own: the tokenizer's and its own."""
+        own = (token for one in adapters.members if one.scale for token in one.ref.traits.eos_token_ids)
         found = dict.fromkeys((*self.text.eos_token_ids, *own))
         return tuple(token for token in found if token < self.spec.vocab_size and token not in self.spec.eos_token_ids)
 

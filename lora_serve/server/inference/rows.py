@@ -328,8 +328,8 @@ class Rows:
         if self._fell_back is None or number not in self._undecided:
             return request
         self._undecided.discard(number)
-        uses = request.fallback or () if self._fell_back else request.adapters
-        return replace(request, adapters=uses, fallback=None, on_cold=OnCold.WAIT, max_cold_wait=None)
+        decided = request.by_fallback() if self._fell_back else request
+        return replace(decided, fallback=None, on_cold=OnCold.WAIT, max_cold_wait=None)
 
     @property
     def _tenant(self) -> str:

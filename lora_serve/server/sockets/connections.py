@@ -184,8 +184,8 @@ class HttpConnection(RequestHandler):
     def _checked(self, message: RawRequestMessage, body: StreamReader) -> tuple[Any, StreamReader]:
         """The request, without the prefix of its path; an error in its place if it is not as HTTP has to be."""
         coding = message.headers.get(hdrs.TRANSFER_ENCODING, "chunked").lower()
-        if message.version < HttpVersion10 or coding != "chunked":
-            error = BadHttpMessage("an old version, or another coding")
+        if message.version not in (HttpVersion10, HttpVersion11) or coding != "chunked":
+            error = BadHttpMessage("another version, or another coding")
             return _ErrInfo(status=400, exc=error, message=error.message), EMPTY_PAYLOAD
         path = message.url.raw_path
         if self._root_path and f"{path}/".startswith(f"{self._root_path}/"):

@@ -100,9 +100,9 @@ class AuditJournal:
             number, time_ms, before = last.fetchone() or (0, 0, FIRST)
             time_ms = max(time_ms, int(1000 * self._clock()))
             line = json.dumps({"time_ms": time_ms, **asdict(act)}, sort_keys=True)
-            made = AuditLine(self._replica, number + 1, time_ms, line, chained(before, line))
-            self._database.execute("INSERT INTO audit VALUES (?, ?, ?, ?)", _record(made))
-        return made
+            row = (number + 1, time_ms, line, chained(before, line))
+            self._database.execute("INSERT INTO audit VALUES (?, ?, ?, ?)", row)
+        return AuditLine(self._replica, *row)
 
     def lines(self, after: int = 0, limit: int = 1000) -> list[AuditLine]:
         """The lines after number `after`, oldest first."""
@@ -157,7 +157,3 @@ class AuditJournal:
 def chained(before: str, line: str) -> str:
     """The digest of a line that follows the one with digest `before`."""
     return hashlib.sha256(f"{before}{line}".encode()).hexdigest()
-
-
-def _record(line: AuditLine) -> tuple[int, int, str, str]:
-    return line.number, line.time_ms, line.line, line.digest

@@ -97,7 +97,7 @@ class AuditLog:
     async def page(self, limit: int, before: str | None, matches: Matches) -> AuditPage:
         """The newest lines of all replicas that match, at most `limit`, with ids before `before`."""
         others, is_complete = await self._others(limit + 1, before, matches)
-        found = [*others, *await self._reads.run(partial(self._own_matching, limit + 1, before, matches))]
+        found = [*others, *await self._reads.run(lambda: first_matching(self._own(before), limit + 1, before, matches))]
         found.sort(key=lambda line: line.id, reverse=True)
         return AuditPage(found[:limit], len(found) > limit, is_complete)
 
@@ -123,9 +123,6 @@ class AuditLog:
             return await self._reads.run(partial(self._exchange.latest_of_others, limit, before, matches)), True
         except AdapterUnavailableError:
             return [], False
-
-    def _own_matching(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
-        return first_matching(self._own(before), limit, before, matches)
 
     def _own(self, before: str | None) -> Iterator[AuditLine]:
         """This server's lines, newest first; with `before` none that is younger than that id's."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 KEPT_MINUTES = 3  # counters of this minute and the one before are read
@@ -52,18 +53,15 @@ class MemoryCounters:
         """See RateCounters."""
 
 
+@dataclass(eq=False)
 class SharedCounters:
     """The counters to use now: the shared ones, else this server's own."""
 
-    def __init__(
-        self, shared: RateCounters | None, goes_on_alone: bool = True, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`shared` None: there are none to share. `goes_on_alone`: count here while the shared ones are away."""
-        self._shared = shared
-        self._own = MemoryCounters()
-        self._goes_on_alone = goes_on_alone
-        self._clock = clock
-        self._away_until: float | None = None  # when to ask again; None: they answered the last time
+    _shared: RateCounters | None  # None: there are none to share
+    _goes_on_alone: bool = True  # count here while the shared ones are away
+    _clock: Callable[[], float] = time.monotonic
+    _own: MemoryCounters = field(default_factory=MemoryCounters)
+    _away_until: float | None = None  # when to ask again; None: they answered the last time
 
     @property
     def choices(self) -> tuple[RateCounters, ...]:

@@ -9,10 +9,10 @@ import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_of, text_of
 from lora_serve.adapters.catalog.blob_writer import sync_records

@@ -44,8 +44,9 @@ def found_in(folder: Path, tokenizer: Any, generation: Any) -> EndTokens:
         ({"eos_token": None}, {"eos_token_id": [5, 8, 9]}, (5,), 2),
         (None, {"eos_token_id": "5"}, (), 1),
         (None, {"eos_token_id": [True]}, (), 1),
-        (None, {"eos_token_id": list(range(65))}, (), 1),
-        ("no JSON", "[1]", (), 0),
+        (None, {"eos_token_id": list(range(65))}, (0, 1, 4, 5, 6, 7), 4),
+        (None, {"eos_token_id": [5, -1]}, (5,), 1),
+        ("no JSON", "[1]", (), 1),
     ],
 )
 def test_end_tokens_are_found(

@@ -8,11 +8,11 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import redis
+from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.maintenance import backup

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from lora_serve.cli import main
-from lora_serve.commands.bench.command import without_secrets
+from lora_serve.commands.bench import without_secrets
 from lora_serve.commands.bench.discovery import PLAIN_WORDS, discover, find_words
 from tests.commands.bench.fake_server import Call, Fake, fake_server
 

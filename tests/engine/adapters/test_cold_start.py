@@ -44,6 +44,25 @@ def test_base_answers_at_once_and_the_adapter_is_loaded_for_the_next() -> None:
     world.check_nothing_held()
 
 
+@pytest.mark.parametrize("falls_back", [True, False])
+def test_an_answer_ends_at_the_tokens_of_the_adapters_that_gave_it(falls_back: bool) -> None:
+    world = World(auto_load=False)
+    if not falls_back:
+        warm(world, "new")
+    world.add("whole", [1, 2], NEW, **BASE)
+    world.run_until("whole")
+    whole = world.tokens["whole"]
+    own, others = (whole[2],), (whole[1],)  # of the adapters that answer, and of those that do not
+    world = World(auto_load=False)
+    if not falls_back:
+        warm(world, "new")
+    ends = (others, own) if falls_back else (own, others)
+    world.add("ended", [1, 2], NEW, eos_token_ids=ends[0], fallback_eos_token_ids=ends[1], **BASE)
+    world.run_until("ended")
+    assert world.prompts["ended"].fell_back == falls_back
+    assert world.tokens["ended"] == whole[:3]
+
+
 def test_base_waits_as_long_as_it_may_and_the_adapter_answers_if_it_comes_in_time() -> None:
     world = World(auto_load=False)
     world.add("in time", [1], NEW, max_cold_wait=60.0, **BASE)

@@ -235,6 +235,21 @@ def test_counters_add_up(popularity: str) -> None:
     world.check_answers()
 
 
+def test_warm_up_is_no_traffic_of_adapters() -> None:
+    """Before anybody's request the console showed 94 % hits on the device."""
+    world = World(max_loras=1)
+    warm_up = dataclasses.replace(adapter("w"), digest="warm-up")
+    for number, ref in enumerate((warm_up, warm_up, adapter("a"), warm_up, adapter("b"))):
+        world.add(f"r{number}", [number], ref)
+        world.run()
+    world.engine.residency.evict(warm_up.digest, forget=True)
+    stats = world.engine.stats()
+    assert set(stats.adapters) == {adapter("a").digest, adapter("b").digest}
+    device, host = stats.tiers["device"], stats.tiers["host"]
+    assert (device.hits, device.misses, device.loads, device.evictions) == (0, 2, 2, 1)
+    assert (host.hits, host.misses, host.loads, host.evictions) == (0, 2, 2, 0)
+
+
 def test_split_of_the_last_load_is_kept_with_the_copy_into_the_slot() -> None:
     world = World(auto_load=False)
     world.add("r", [1], adapter("a"))

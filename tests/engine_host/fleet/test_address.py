@@ -14,7 +14,7 @@ import pytest
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.engine_host.fleet import address
+from lora_serve.engine_host.fleet import cluster
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def refused(asked: str) -> tuple[str, float]:
     """The words, and the seconds that they took."""
     start = time.monotonic()
     with pytest.raises(ConfigError) as caught:
-        address.check_reachable(asked)
+        cluster.check_reachable(asked)
     return str(caught.value), time.monotonic() - start
 
 
@@ -80,7 +80,7 @@ def test_nobody_at_the_address_is_said_at_once() -> None:
 
 @pytest.mark.parametrize(("closes", "reason"), [(False, "it does not answer"), (True, "it speaks another protocol")])
 def test_a_listener_that_is_no_ray_is_said_in_time(closes: bool, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.3)
     with listener(closes=closes) as asked:
         words, seconds = refused(asked)
     assert words.startswith(f"--ray-address {asked}: what listens there is no Ray cluster ({reason}")
@@ -96,14 +96,14 @@ def test_another_service_of_ray_or_of_anybody_is_no_gcs() -> None:
 @pytest.mark.parametrize("status", [None, grpc.StatusCode.UNAUTHENTICATED])
 def test_a_gcs_answers_or_asks_for_a_token(status: grpc.StatusCode | None) -> None:
     with grpc_service(Gcs(status)) as asked:
-        address.check_reachable(asked)
+        cluster.check_reachable(asked)
 
 
 def test_auto_without_a_node_here_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(address, "CURRENT_CLUSTER", tmp_path / "none")
+    monkeypatch.setattr(cluster, "CURRENT_CLUSTER", tmp_path / "none")
     with pytest.raises(ConfigError, match=r"^--ray-address auto: no Ray runs on this machine"):
-        address.running_address()
+        cluster.running_address()
 
 
 def test_auto_is_what_ray_start_noted_unless_the_environment_says_more(
@@ -111,7 +111,7 @@ def test_auto_is_what_ray_start_noted_unless_the_environment_says_more(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "noted").write_text("10.0.0.5:6379\n")
-    monkeypatch.setattr(address, "CURRENT_CLUSTER", tmp_path / "noted")
-    assert address.running_address() == "10.0.0.5:6379"
+    monkeypatch.setattr(cluster, "CURRENT_CLUSTER", tmp_path / "noted")
+    assert cluster.running_address() == "10.0.0.5:6379"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.6:6379")
-    assert address.running_address() == "10.0.0.6:6379"
+    assert cluster.running_address() == "10.0.0.6:6379"

@@ -12,7 +12,7 @@ from lora_serve.client.wire import to_engine
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.messages import Configure
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.fleet import deploy
+from lora_serve.engine_host.fleet import app as fleet_app
 from lora_serve.engine_host.fleet.app import application, build
 
 
@@ -58,8 +58,8 @@ def test_servers_that_start_serve_at_one_moment_find_each_others(monkeypatch: py
         if len(calls) == 1:
             raise ActorAlreadyExistsError("SERVE_CONTROLLER_ACTOR already exists")
 
-    monkeypatch.setattr(deploy.serve, "start", start)
-    deploy.start_serve()
+    monkeypatch.setattr(fleet_app.serve, "start", start)
+    fleet_app.start_serve()
     assert calls == [calls[0]] * 2
 
 
@@ -75,15 +75,15 @@ class Controller:
 
 def test_application_of_somebody_else_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     started = list[Any]()
-    monkeypatch.setattr(deploy, "start_serve", lambda: None)
-    monkeypatch.setattr(deploy.serve, "run_many", lambda targets, **options: started.extend(targets))
+    monkeypatch.setattr(fleet_app, "start_serve", lambda: None)
+    monkeypatch.setattr(fleet_app.serve, "run_many", lambda targets, **options: started.extend(targets))
     settings = Settings(model="a/model", engine="ray")
-    monkeypatch.setattr(deploy, "_get_global_client", lambda: Controller({"engine": {}, "chat": {}}))
+    monkeypatch.setattr(fleet_app, "_get_global_client", lambda: Controller({"engine": {}, "chat": {}}))
     with pytest.raises(ConfigError, match=r"--fleet-name lora-serve: .* another application"):
-        deploy.deploy(settings)
+        fleet_app.deploy(settings)
     assert not started
-    monkeypatch.setattr(deploy, "_get_global_client", lambda: Controller({"engine": {}}))
-    deploy.deploy(settings)
+    monkeypatch.setattr(fleet_app, "_get_global_client", lambda: Controller({"engine": {}}))
+    fleet_app.deploy(settings)
     assert [target.name for target in started] == ["lora-serve"]
 
 

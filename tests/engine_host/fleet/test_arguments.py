@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.engine_host.fleet.arguments import settings_of
+from lora_serve.engine_host.fleet.app import settings_of
 
 MODEL = {"model": "/on/another/machine"}
 

@@ -31,7 +31,7 @@ def test_gateway_leaves_a_declared_application_as_it_is() -> None:
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
-        from lora_serve.engine_host.fleet.deploy import deploy
+        from lora_serve.engine_host.fleet.app import deploy
 
         serve.start(proxy_location="Disabled")
         declared = {"name": "declared-fleet", "route_prefix": None, "import_path": IMPORT_PATH, "args": {"replicas": 1}}

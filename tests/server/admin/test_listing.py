@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import InternalError

@@ -10,6 +10,7 @@ import pytest
 
 from lora_serve.core.config import RequestLimits, ServerConfig
 from lora_serve.core.messages import TokenLogprobs
+from lora_serve.server.inference import requests
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, completion_logprobs, prompt_logprobs
 from lora_serve.text.tokenizer import TextModel
 
@@ -61,6 +62,19 @@ class TestAllOfThem:
         size = house.services.spec.vocab_size
         assert (request.sampling.logprobs, request.sampling.prompt_logprobs) == (size, size)
         assert [len(entry["top_logprobs"]) for entry in made["choices"][0]["logprobs"]["content"]] == [size] * 2
+
+    async def test_answer_of_more_numbers_than_memory_has_room_for_is_refused(
+        self, http: aiohttp.ClientSession, house: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        size = house.services.spec.vocab_size
+        monkeypatch.setattr(requests, "MANY_LOGPROBS", size - 1)
+        monkeypatch.setattr(requests, "MAX_LOGPROB_VALUES", 8 * size)
+        body = {"prompt": [[5] * 3] * 2, "max_tokens": 1, "prompt_logprobs": -1}
+        async with http.post("/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+        async with http.post("/v1/completions", json=body | {"prompt": [[5] * 3] * 3}) as answer:
+            text = await answer.text()
+        assert (answer.status, f"would hold {9 * size} log-probabilities" in text) == (400, True)
 
 
 @pytest.mark.parametrize(

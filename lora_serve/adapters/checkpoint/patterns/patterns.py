@@ -2,13 +2,20 @@
 
 PEFT's configs name modules by Python regexes, and Python's `re` can take years and holds the GIL meanwhile. So a
 pattern that is a name is looked up (`literal.py`), one that RE2 is certain to read in the same way is matched
-by RE2 (`linear.py`), and any other, as with look-around, by `re` in a child process that is killed after
-`CHILD_SECONDS` of the processor. (Davis et al., "The Impact of Regular Expression Denial of Service", ESEC/FSE 2018.)
+by RE2, in time linear in the name, and any other, as with look-around, by `re` in a child process that is killed after
+`CHILD_SECONDS` of the processor. (Davis et al., "The Impact of Regular Expression Denial of Service", ESEC/FSE 2018;
+Cox, "Regular Expression Matching Can Be Simple And Fast", 2007.)
+
+RE2 and `re` differ in many ways: `\\Z`, `{,n}`, possessive repeats, octal escapes, `[[:alpha:]]`, flags in the middle,
+what is a digit, a letter or a case beyond ASCII. So a pattern goes to RE2 only if it is made of nothing but `_TOKEN`,
+`re` takes it too, and every name is plain ASCII; `tests/adapters/checkpoint/patterns/test_linear.py` holds both side by
+side. RE2 has no look-around and no back-reference, and gives up the GIL while it works.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +25,6 @@ from dataclasses import dataclass
 
 import re2
 
-from lora_serve.adapters.checkpoint.patterns.linear import compiled, is_linear
 from lora_serve.adapters.checkpoint.patterns.literal import literals_in, match_literals
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 
@@ -27,7 +33,17 @@ CHILD_SECONDS = 1.0  # likewise in the child process
 PATIENCE = 20.0  # seconds that the child may take on a busy machine
 MAX_LENGTH = 4096  # characters of one pattern
 _TOO_SLOW = "a module pattern takes too long to match: list the modules instead"
-
+_MAX_MEMORY = 2**20  # bytes of one pattern's program and automaton: beyond it RE2 refuses the pattern, or gets slower
+_NAME = re.compile(r"[!-~]+")
+_TOKEN = r"""
+    [A-Za-z0-9_,/:;=@!"\#%&'<>~`\ -]                                 # itself
+  | \\[./dDwWsSb-]
+  | \((?:\?:|\?P<[A-Za-z_][A-Za-z0-9_]{0,30}>)?(?![?])
+  | [.^$|)]
+  | (?:[*+?]|\{[0-9]{1,3}(?:,[0-9]{0,3})?\})\??(?![*+?{])
+  | \[\^?(?:\\[./dws-]|[A-Za-z0-9_.,/-])+\]
+"""
+_COMMON = re.compile(rf"(?:\(\?i\))?(?:{_TOKEN})*", re.VERBOSE)
 _CHILD = """
 import json, os, re, resource, signal, sys
 signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))
@@ -109,3 +125,31 @@ def _match_in_child(patterns: Sequence[Pattern], names: Sequence[str]) -> dict[P
         raise InvalidAdapterError([f"a module pattern is not a regex that can be matched: {shown}"]) from None
     matched = [frozenset(names[index] for index in indices) for indices in json.loads(done.stdout)]
     return dict(zip(patterns, matched, strict=True))
+
+
+def is_linear(expression: str, names: Sequence[str]) -> bool:
+    """True if RE2 reads the expression, on these names, as Python's `re` does."""
+    return bool(_COMMON.fullmatch(expression)) and all(map(_NAME.fullmatch, names)) and _is_taken(expression)
+
+
+def compiled(expression: str) -> re2._Regexp:
+    """The compiled expression, which must be linear (see `is_linear`)."""
+    return re2.compile(expression, _options())
+
+
+def _is_taken(expression: str) -> bool:
+    """True if both engines take the expression: one that only one of them takes has no common meaning."""
+    try:
+        re.compile(expression)
+        compiled(expression)
+    except (re.error, re2.error, RecursionError, OverflowError):
+        return False
+    return True
+
+
+def _options() -> re2.Options:
+    options = re2.Options()
+    options.never_capture = True
+    options.log_errors = False
+    options.max_mem = _MAX_MEMORY
+    return options

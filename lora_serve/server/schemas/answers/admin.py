@@ -99,6 +99,7 @@ class ReplicaCard(Answer):
     id: str
     object: Literal["replica"]
     node: str
+    pid: int | None  # of the engine's process, there
     state: ReplicaState
     reason: str
     version: str

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lora_serve.adapters.checkpoint.binding.bound import BoundExperts, BoundLinear
-from lora_serve.adapters.checkpoint.weights.expert_weights import stack_experts
+from lora_serve.adapters.checkpoint.weights.reading import stack_experts
 from lora_serve.adapters.checkpoint.weights.saved import SavedDelta, SavedLinear
 from lora_serve.core.model_spec import LinearShape
 
