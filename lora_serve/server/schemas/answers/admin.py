@@ -11,7 +11,8 @@ from lora_serve.server.schemas.answers.base import Answer, with_fields_of
 
 # Fields of the engine's figures that the schema does not name.
 _UNNAMED = (
-    "steps_by_tokens", "num_step_tokens", "num_waiting_tokens", "num_running_tokens", "replicas", "num_replicas_lost",
+    "steps_by_tokens", "num_step_tokens", "num_waiting_tokens", "num_running_tokens", "replicas", "pid",
+    "num_replicas_lost",
 )  # fmt: skip
 
 
