@@ -191,7 +191,7 @@ async def test_answer_that_is_on_its_way_is_not_cut_by_newcomers(either: Certifi
 async def test_answer_that_nobody_takes_is_broken_off(
     either: Certificate | None, num_bytes: int, keep_alive: float
 ) -> None:
-    async with door_of(replace(LIMITS, write=0.5, keep_alive=keep_alive), either) as door:
+    async with door_of(replace(LIMITS, write_timeout=0.5, keep_alive_timeout=keep_alive), either) as door:
         _, writer = await door.ask_for(num_bytes)
         below_tls(cast(asyncio.Transport, writer.transport)).pause_reading()
         await until(lambda: door.connections.num_broken_off == 1)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lora_serve.core.stats import (
-    AdapterCounters,
-    BatchInfo,
-    ConstraintStats,
-    MemoryStats,
-    ReplicaState,
-    SlotInfo,
-    SpeculationStats,
-    SwapStats,
-    TierStats,
-)
+from lora_serve.core.config import QueueLimits
+from lora_serve.core.stats import EngineStats, ReplicaState, SlotInfo, TierStats
 from lora_serve.server.schemas.answers.adapters import PlaceCard
-from lora_serve.server.schemas.answers.base import Answer
+from lora_serve.server.schemas.answers.base import Answer, with_fields_of
+
+# Fields of the engine's figures that the schema does not name.
+_UNNAMED = (
+    "steps_by_tokens", "num_step_tokens", "num_waiting_tokens", "num_running_tokens", "replicas", "pid",
+    "num_replicas_lost",
+)  # fmt: skip
 
 
 class BatcherLimits(Answer):
@@ -36,36 +33,9 @@ class BatcherCard(BatcherLimits):
     reason: str
 
 
+@with_fields_of(EngineStats, left_out=_UNNAMED, batcher=BatcherCard | None)
 class EngineCard(Answer):
     """`core/stats.py: EngineStats`, with the batcher under the names that PUT takes."""
-
-    num_running: int
-    num_waiting: int
-    running_adapters: list[str]
-    waiting_adapters: list[str]
-    max_loras: int
-    num_blocks: int
-    num_free_blocks: int
-    block_size: int
-    num_preemptions: int
-    slots: list[SlotInfo]
-    host_digests: list[str]
-    loading_digests: list[str]
-    tiers: dict[str, TierStats]
-    adapters: dict[str, AdapterCounters]
-    recent_batches: list[BatchInfo]
-    num_steps: int
-    step_seconds: float
-    num_prefix_queries: int
-    num_prefix_hits: int
-    batcher: BatcherCard | None
-    memory: MemoryStats
-    swap: SwapStats
-    num_constrained: int
-    num_forced: int
-    constraints: ConstraintStats
-    speculation: SpeculationStats
-    num_hung_loads: int
 
 
 class WarmUpStage(Answer):
@@ -79,15 +49,12 @@ class EngineRestart(Answer):
     seconds: float | None  # until the server was ready again
 
 
+@with_fields_of(QueueLimits)
 class QueueCard(Answer):
     """Fields of `core/config.py: QueueLimits`, and what waits now."""
 
     num_requests: int
     num_tokens: int
-    max_requests: int
-    max_tokens: int | None
-    max_tenant_requests: int | None
-    max_tenant_tokens: int | None
 
 
 class AdapterLimits(Answer):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
-from lora_serve.server.schemas.answers.base import Answer
+from lora_serve.console.live import frames
+from lora_serve.core import live
+from lora_serve.server.schemas.answers.base import Answer, with_fields_of
 
 LiveRow = tuple[str, Literal["prefill", "decode", "draft", "pool"], int, int]
 
@@ -18,18 +20,9 @@ class StreamTargets(Answer):
     inter_token_ms: float | None
 
 
+@with_fields_of(frames.Hello, engine=Literal["thread", "process", "ray"], targets=StreamTargets)
 class StreamHello(Answer):
     """The first event, `hello`: what does not change."""
-
-    version: str
-    started: float
-    model: str
-    rate: float
-    scope: str | None
-    engine: Literal["thread", "process", "ray"]
-    max_num_seqs: int
-    block_size: int
-    targets: StreamTargets
 
 
 class StreamStep(Answer):
@@ -45,28 +38,22 @@ class StreamStep(Answer):
     rows: list[LiveRow] | None = None
 
 
+@with_fields_of(live.LiveAdapter)
 class StreamAdapter(Answer):
-    name: str
-    version: int
-    digest: str
-    scale: float
+    pass
 
 
+@with_fields_of(
+    live.LiveRequest,
+    adapters=list[StreamAdapter],
+    state=Literal["running", "waiting", "loading", "compiling", "preempted", "finished"],
+    reason=Literal["stop", "length", "error", "abort"] | None,
+)
 class StreamRequest(Answer):
     """One request; `adapters` is empty for the base model, `arrived` in Unix seconds."""
 
     id: str
     replica: str
-    tenant: str
-    adapters: list[StreamAdapter]
-    state: Literal["running", "waiting", "loading", "compiling", "preempted", "finished"]
-    num_prompt: int
-    num_computed: int
-    num_output: int
-    num_cached: int
-    arrived: float
-    first_token_ms: float | None
-    reason: Literal["stop", "length", "error", "abort"] | None
 
 
 class StreamQueue(Answer):
@@ -74,47 +61,26 @@ class StreamQueue(Answer):
     running: int
 
 
+@with_fields_of(live.LiveSlot)
 class StreamSlot(Answer):
     replica: str
-    index: int
-    name: str
-    tenant: str
-    digest: str
-    bytes: int
-    num_rows: int
-    pinned: bool
-    version: int
-    also: list[str]
 
 
+@with_fields_of(live.LiveMove, source=Annotated[str, Field(alias="from")])
 class StreamMove(Answer):
     """An adapter that came to a tier, or left one: then `to` is "none"."""
 
     replica: str
-    digest: str
-    name: str
-    tenant: str
-    source: str = Field(alias="from")
-    to: str
-    ms: float
 
 
+@with_fields_of(live.LiveTier)
 class StreamTier(Answer):
     """Null: not known here; a budget of 0 is no limit."""
 
-    bytes: int | None
-    budget: int
-    items: int | None
-    hits: int
-    misses: int
-    loads: int
-    evictions: int
 
-
+@with_fields_of(frames.Blocks)
 class StreamBlocks(Answer):
-    total: int
-    free: int
-    cached: int
+    pass
 
 
 class StreamTokens(Answer):
@@ -132,11 +98,9 @@ class StreamLatency(Answer):
     inter_token_ms: StreamPercentiles
 
 
+@with_fields_of(live.LiveLimits)
 class StreamLimits(Answer):
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    window_ms: float
-    reason: str
+    pass
 
 
 class StreamFrame(Answer):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from lora_serve.core.tenant import Role
-from lora_serve.server.schemas.answers.base import Answer, Deleted, Page
+from lora_serve.server.schemas.answers.base import Answer, Deleted, Page, with_fields_of
+from lora_serve.tenancy.usage.figures import UsageFigures
 
 
 class AuditEntry(Answer):
@@ -97,17 +98,9 @@ class CallerCard(Answer):
     has_neighbours: bool  # of the server (--overflow)
 
 
+@with_fields_of(UsageFigures)
 class UsageLine(Answer):
     """Figures of one group; the fields that `by` names stand beside them."""
-
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    queue_seconds: float
-    load_seconds: float
-    compute_seconds: float
-    residency_byte_seconds: float
 
 
 class UsageTable(Answer):
