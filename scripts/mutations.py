@@ -50,7 +50,8 @@ MUTATIONS = (
     ),
     Mutation(
         "tenants share KV blocks", "7", "engine/kv/prefix_cache.py",
-        'self._root("" if shares_base else tenant)', 'self._root("")', "engine/kv isolation/test_prefix_salt.py",
+        'self._root("" if shares_base else tenant, is_long)', 'self._root("", is_long)',
+        "engine/kv isolation/test_prefix_salt.py",
     ),
     Mutation(
         "a pinned adapter is evicted", "1", "engine/adapters/slots.py",

@@ -269,7 +269,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     said = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error)) is not None
-    return said or isinstance(error, MemoryError)
+    return said or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
 
 
 def overload(error: BaseException) -> CapacityError | None:

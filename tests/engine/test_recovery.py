@@ -11,7 +11,13 @@ import pytest
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row, RowOutput
-from lora_serve.core.errors import AdapterUnavailableError, DeviceMemoryError, InternalError, LoraServeError
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    CapacityError,
+    DeviceMemoryError,
+    InternalError,
+    LoraServeError,
+)
 from lora_serve.core.messages import (
     Abort,
     Command,
@@ -215,7 +221,7 @@ def test_an_end_is_handed_over_though_the_next_message_meets_a_bug_and_new_table
     bench.ask("next")
     bench.turn()
     ends = {name: type(end.error) for name, end in bench.ends().items()}
-    assert ends == {"refused": AdapterUnavailableError, "next": InternalError}
+    assert ends == {"refused": AdapterUnavailableError, "next": CapacityError}
 
 
 def test_whoever_ended_or_left_before_a_bug_is_told_nothing_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,7 +11,6 @@ from urllib.parse import urlsplit
 import pytest
 from openai import OpenAI
 
-from lora_serve.engine_host.fleet.keeper import _GRACE_SECONDS
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import LOOPBACK, PATIENCE, descendants_of, eventually, is_alive, listening
@@ -30,6 +28,10 @@ def answers_anybody(port: int) -> bool:
         return False  # another protocol
 
 
+def pids_of_replicas(url: str) -> set[int]:
+    return {card["pid"] for card in call(f"{url}/admin/fleet", headers=ADMIN).json["data"]}
+
+
 @pytest.mark.timeout(300)
 def test_fleet_answers_as_peft_takes_an_adapter_and_leaves_no_process(files: Site, tmp_path: Path) -> None:
     late = save_adapter(files.model, files.root / "late", seed=31, r=4)
@@ -40,8 +42,10 @@ def test_fleet_answers_as_peft_takes_an_adapter_and_leaves_no_process(files: Sit
         found = listening([server.pid, *started])
         assert {address for address, _ in found} <= LOOPBACK
         assert {port for _, port in found if answers_anybody(port)} == {urlsplit(server.url).port}
-        cards = call(f"{server.url}/admin/fleet", headers=ADMIN).json["data"]
-        assert len({card["pid"] for card in cards} & set(started)) == 2
+        eventually(
+            lambda: len(pids_of_replicas(server.url) & set(descendants_of(server.pid))) == 2,
+            "a replica has no pid",
+        )
         streams = [Stream(server, name) for name in MODELS]
         assert call(f"{server.url}/admin/adapters", {"id": "late", "source": str(late)}, ADMIN).status == 201
         with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
@@ -54,8 +58,6 @@ def test_fleet_answers_as_peft_takes_an_adapter_and_leaves_no_process(files: Sit
             stream.join(PATIENCE)
         assert all(stream.is_done for stream in streams)
         os.kill(server.pid, signal.SIGTERM)
-        began = time.monotonic()
         assert server.wait() == 0
-        assert time.monotonic() - began < _GRACE_SECONDS, "Ray waited for a node without work"
     assert "ending Ray's processes" in (tmp_path / "log").read_text()
     eventually(lambda: not any(map(is_alive, started)), "Ray's processes outlive their server")
