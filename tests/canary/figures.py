@@ -86,7 +86,8 @@ def at_rest(house: House) -> Figures:
     while True:
         wait.wait(0.02)
         now = Figures.of(house)
-        if (now == before and not now.temporary_files) or time.monotonic() > deadline:
+        is_quiet = not (now.temporary_files or house.services.registry.is_sweeping)
+        if (now == before and is_quiet) or time.monotonic() > deadline:
             return now
         before = now
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,8 @@ def fresh(pair: Pair) -> Path:
 
 
 def bytes_on_disk(pair: Pair, hexadecimal: str) -> list[Path]:
-    return [path for store in pair.stores for path in store.glob(f"**/{hexadecimal}*")]
+    walked = (entry for store in pair.stores for entry in os.walk(store))  # folders may vanish meanwhile
+    return [Path(folder, name) for folder, names, files in walked for name in names + files if name.startswith(hexadecimal)]
 
 
 def keys_in_redis(pair: Pair, hexadecimal: str) -> list[bytes]:

@@ -188,7 +188,7 @@ class Registry:
     @property
     def is_sweeping(self) -> bool:
         """True after the first piece of `sweep`, until the last."""
-        return inspect.getgeneratorstate(self._sweeping) == inspect.GEN_SUSPENDED
+        return inspect.getgeneratorstate(self._sweeping) in (inspect.GEN_SUSPENDED, inspect.GEN_RUNNING)
 
     def sweep(self, seconds: float = math.inf) -> bool:
         """Remove leftovers of a crash, set broken blobs and blobs unknown to the catalog aside, once in a life.
