@@ -29,7 +29,8 @@ def fresh(pair: Pair) -> Path:
 
 def bytes_on_disk(pair: Pair, hexadecimal: str) -> list[Path]:
     walked = (entry for store in pair.stores for entry in os.walk(store))  # folders may vanish meanwhile
-    return [Path(folder, name) for folder, names, files in walked for name in names + files if name.startswith(hexadecimal)]
+    paths = (Path(folder, name) for folder, folders, files in walked for name in folders + files)
+    return [path for path in paths if path.name.startswith(hexadecimal)]
 
 
 def keys_in_redis(pair: Pair, hexadecimal: str) -> list[bytes]:
