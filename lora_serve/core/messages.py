@@ -190,6 +190,8 @@ class Validate(Call, frozen=True):
 class ForgetStaged(Message, frozen=True):
     """The registration is over: free what its validation kept for the smoke test's load."""
 
+    digest: str
+
 
 class WarmUpDone(Message, frozen=True):
     """From now on loads of adapters give way to steps."""

@@ -245,10 +245,9 @@ class DiskStore:
         with scratch_folder(self.tmp) as scratch:
             for name in (names := content_names(folder)):
                 link_or_copy(folder / name, scratch / name)
-            for name in names:  # once all are there, so that the first flush writes the file system's log for all
-                flush(scratch / name)
-            for key, text in records.items():
-                write_record(scratch, key, text)
+            paths = [*(scratch / name for name in names), *(write_record(scratch, *item) for item in records.items())]
+            for path in paths:  # once all are there, so that the first flush writes the file system's log for all
+                flush(path)
             flush(scratch)
             make_private(self._blobs)
             if is_replaced:

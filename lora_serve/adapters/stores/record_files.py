@@ -42,11 +42,10 @@ def _text(path: Path) -> str:
 
 
 def write_record(folder: Path, key: str, text: str) -> Path:
-    """Write a record, flushed, as a new file. Raises OSError."""
+    """Write a record as a new file, which is still to be flushed. Raises OSError."""
     path = folder / f"named-{key}.json"
     path.touch(FILE_MODE)
     path.write_text(text, encoding="utf-8")
-    flush(path)
     return path
 
 
@@ -79,12 +78,16 @@ def staged_records(
             place = scratch / digest.removeprefix("sha256:")
             place.mkdir()
             files[digest] = [write_record(place, key, text) for key, text in texts.items()]
+        for path in (path for paths in files.values() for path in paths):  # once all are there: see DiskStore
+            flush(path)
 
         def publish() -> None:
             for digest, paths in files.items():
                 with suppress(FileNotFoundError):
                     for path in paths:
                         path.rename(blob_of(digest) / path.name)
+            for digest in files:
+                with suppress(FileNotFoundError):
                     flush(blob_of(digest))
 
         yield publish

@@ -76,7 +76,7 @@ def test_record_is_read_in_about_the_time_that_its_json_takes() -> None:
     """A start reads every record. With the checks by hand it took 4.5 times as long as the parsing of the JSON."""
     traits = {"base": "sha256:" + "0" * 64, "is_additive": True, "added_tokens": [], "eos_token_ids": [2]}
     summary = {"targets": ["q_proj", "v_proj"], "kinds": ["lora"], "probe": {"max_logit": 1.5}, "traits": traits}
-    text = document_of(replace(ENTRY, versions=(replace(VERSION, summary=summary),)))
+    text = document_of(replace(ENTRY, versions=(replace(VERSION, noted=summary),)))
 
     def seconds(read: Callable[[str], object]) -> float:
         return min(timeit.repeat(lambda: read(text), timer=time.thread_time, number=500, repeat=7))
