@@ -35,6 +35,7 @@ from lora_serve.adapters.stores.record_files import (
     TOMBSTONE,
     is_record,
     read_records,
+    record_path,
     remove_record,
     staged_records,
     write_record,
@@ -243,10 +244,11 @@ class DiskStore:
     def _write(self, blob: Path, folder: Path, records: Records, is_replaced: bool) -> None:
         """`is_replaced`: the blob that is there is broken, or cannot be read here; it stays until all is written."""
         with scratch_folder(self.tmp) as scratch:
-            for name in (names := content_names(folder)):
+            for name in content_names(folder):
                 link_or_copy(folder / name, scratch / name)
-            paths = [*(scratch / name for name in names), *(write_record(scratch, *item) for item in records.items())]
-            for path in paths:  # once all are there, so that the first flush writes the file system's log for all
+            for key, text in records.items():
+                write_record(record_path(scratch, key), text)
+            for path in listed(scratch):  # once all are there: the first flush writes the file system's log for all
                 flush(path)
             flush(scratch)
             make_private(self._blobs)
