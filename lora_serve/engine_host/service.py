@@ -101,8 +101,7 @@ class EngineService:
             refused = [Reply(message.call_id, error=no_thread)]
             self._on_thread(functools.partial(self._validate, message), lambda: self._send(refused))
         elif isinstance(message, ForgetStaged):
-            forget = functools.partial(self._served.validator.forget, message.digest)
-            self._on_thread(forget, forget)
+            self._on_thread(forget := functools.partial(self._served.validator.forget, message.digest), forget)
         elif isinstance(message, WarmUpDone):
             self._served.warm_up_done()
 

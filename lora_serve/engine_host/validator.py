@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -26,19 +25,16 @@ class LastFolded:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._adapters: dict[str, HostAdapter] = {}  # by digest, the latest last
 
     def put(self, adapter: HostAdapter) -> None:
         """Drops the oldest beyond a limit; keeps none that a load would fold differently, for its base or its rank."""
-        with self._lock:
-            self._adapters.pop(adapter.digest, None)
-            left = KEPT_BYTES
-            for digest, other in reversed(list(self._adapters.items())):
-                if (left := left - other.num_bytes) < 0:
-                    del self._adapters[digest]
-            if adapter.is_plain:
-                self._adapters[adapter.digest] = adapter
+        left = KEPT_BYTES
+        for digest, other in reversed(list(self._adapters.items())):  # each change is one call: others come between
+            if (left := left - other.num_bytes) < 0 or digest == adapter.digest:
+                self._adapters.pop(digest, None)
+        if adapter.is_plain:
+            self._adapters[adapter.digest] = adapter
 
     def take(self, adapter: AdapterRef) -> HostAdapter | None:
         """Gives the folded adapter away, so that the caller alone holds its memory."""

@@ -68,11 +68,6 @@ class VersionEntry(_Record, frozen=True, eq=False):  # noqa: PLW1641 - no hash, 
         """Raises msgspec.ValidationError for facts of another form."""
         return _read(self.noted, Facts)
 
-    @property
-    def traits(self) -> AdapterTraits:
-        """The traits that the registration noted in the summary."""
-        return self.facts.traits
-
 
 def _read(noted: Noted, kind: type[T]) -> T:
     if isinstance(noted, msgspec.Raw):
@@ -151,7 +146,7 @@ class CatalogEntry(_Record, frozen=True):
         """The reference that travels with requests."""
         found = version or self.default
         return AdapterRef(
-            self.tenant, self.name, found.version, found.digest, found.rank, found.num_bytes, found.traits
+            self.tenant, self.name, found.version, found.digest, found.rank, found.num_bytes, found.facts.traits
         )
 
     @property

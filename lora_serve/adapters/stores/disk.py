@@ -248,7 +248,7 @@ class DiskStore:
                 link_or_copy(folder / name, scratch / name)
             for key, text in records.items():
                 write_record(record_path(scratch, key), text)
-            for path in listed(scratch):  # once all are there: the first flush writes the file system's log for all
+            for path in sorted(listed(scratch)):  # once all are there: the first writes the file system's log for all
                 flush(path)
             flush(scratch)
             make_private(self._blobs)

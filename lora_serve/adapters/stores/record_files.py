@@ -73,12 +73,8 @@ def staged_records(
 
     `records`: by digest. Missing blobs are skipped. Raises OSError.
     """
-    if not any(records.values()):
-        yield lambda: None
-        return
-    stem, blobs = make_private(tmp) / uuid.uuid4().hex, {digest: blob_of(digest) for digest in records}
-    texts = {record_path(blobs[digest], key): text for digest, own in records.items() for key, text in own.items()}
-    files = {place: stem.with_name(f"{stem.name}-{number}") for number, place in enumerate(texts)}
+    texts = {record_path(blob_of(digest), key): text for digest, own in records.items() for key, text in own.items()}
+    files = {place: make_private(tmp) / uuid.uuid4().hex for place in texts}
     try:
         for place, file in files.items():
             write_record(file, texts[place])
@@ -89,7 +85,7 @@ def staged_records(
             for place, file in files.items():
                 with suppress(FileNotFoundError):
                     file.rename(place)
-            for blob in blobs.values():
+            for blob in {place.parent for place in files}:
                 with suppress(FileNotFoundError):
                     flush(blob)
 
