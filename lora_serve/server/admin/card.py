@@ -27,15 +27,14 @@ def adapter_card(
     """
     cards = {version.version: _version_card(entry, version, figures, template_rule) for version in entry.versions}
     facts = cards[entry.default_version]
-    copies = to_builtins(cards)  # a list or object that stood in two places would be emptied as it is written
-    return {
+    card = {
         "id": entry.name,
         "object": "adapter",
         "tenant": entry.tenant,
         "shared_with": list(entry.shared_with),
         "pinned": entry.pinned,
         "created": int(entry.created),
-        "metadata": dict(entry.metadata),
+        "metadata": entry.metadata,
         "defaults": defaults,
         "version": entry.default_version,
         "route": {
@@ -49,10 +48,12 @@ def adapter_card(
         "activity": activity_card(figures.answers(entry)),
         "warnings": [*facts["warnings"], *metadata_warnings(entry.metadata)],
         "versions": [
-            {"version": version.version, "created": int(version.created), **copies[version.version]}
+            {"version": version.version, "created": int(version.created), **cards[version.version]}
             for version in entry.versions
         ],
     }
+    copied: dict[str, Any] = to_builtins(card)  # an answer is emptied as it is written: nothing in it is the catalog's
+    return copied
 
 
 def tenant_card(

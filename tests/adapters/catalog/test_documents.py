@@ -68,8 +68,15 @@ def test_version_whose_traits_nobody_noted_only_adds_deltas() -> None:
 
 
 def test_metadata_may_hold_half_of_a_character_and_large_numbers() -> None:
-    entry = replace(ENTRY, metadata={"half": "\ud800", "large": 10**30})
-    assert entry_of(document_of(entry)) == entry
+    values = {"half": "\ud800", "large": 10**30}
+    for entry in (
+        replace(ENTRY, metadata=values),
+        replace(ENTRY, versions=(replace(VERSION, noted=values | {"traits": {"vocab_size": 9}}),)),
+        replace(ENTRY, versions=(replace(VERSION, noted={"chat_template": {"texts": values}}),)),
+    ):
+        found = entry_of(document_of(entry))
+        assert found == entry
+        assert found.ref().traits == entry.ref().traits
 
 
 def test_record_is_read_in_about_the_time_that_its_json_takes() -> None:
