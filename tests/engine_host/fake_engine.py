@@ -73,7 +73,7 @@ class FakeValidator:
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
         return AdapterSize(1, 100)
 
-    def forget(self) -> None:
+    def forget(self, digest: str) -> None:
         """There is nothing."""
 
 

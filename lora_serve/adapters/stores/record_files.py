@@ -93,4 +93,5 @@ def staged_records(
     finally:
         for file in files.values():
             with suppress(OSError):  # the next sweep removes it
-                file.unlink(missing_ok=True)
+                if file.exists():
+                    file.unlink()
