@@ -182,7 +182,8 @@ class DiskStore:
             return {"disk": self._table.stats()}
 
     def places_of(self, digest: str) -> tuple[str, ...]:
-        return ("disk",) if self.has(digest) else ()
+        blob = f"{self._blobs}/{digest.removeprefix('sha256:')}"
+        return ("disk",) if os.path.isdir(blob) else ()  # a page of cards asks 500 times
 
     def digests(self) -> frozenset[str]:
         with _readable_errors():
