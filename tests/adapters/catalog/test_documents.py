@@ -75,6 +75,7 @@ def test_metadata_may_hold_half_of_a_character_and_large_numbers() -> None:
         replace(ENTRY, versions=(replace(VERSION, noted={"chat_template": {"texts": values}}),)),
     ):
         found = entry_of(document_of(entry))
+        assert found is not None
         assert found == entry
         assert found.ref().traits == entry.ref().traits
 

@@ -60,7 +60,7 @@ async def test_each_version_has_its_own_facts(admin: aiohttp.ClientSession, hous
 def test_large_card_is_shown_in_full_again_and_again() -> None:
     """A large answer is emptied while it is written, and is nobody else's."""
     large = {str(key): 10**30 + key for key in range(3000)}
-    summary = {"targets": [f"module_{number}" for number in range(3000)], "own": large}
+    summary: dict[str, Any] = {"targets": [f"module_{number}" for number in range(3000)], "own": large}
     metadata = {"deep": {"large": large, "half": "\ud800"}}
     version = VersionEntry(1, "sha256:" + "0" * 64, 2, 100, summary, "upload", 1.5)
     entry = CatalogEntry("acme/a", "acme", False, 1.5, metadata, 1, Route(1), (version,))
