@@ -45,11 +45,11 @@ MUTATIONS = (
         "model/runner",
     ),
     Mutation(
-        "a KV block's key forgets the adapter's scale", "1", "engine/kv/prefix_cache.py",
+        "a KV block's key forgets the adapter's scale", "1", "engine/kv/blocks.py",
         "sorted((use.ref.digest, use.scale, ", "sorted((use.ref.digest, 1.0, ", "engine/kv",
     ),
     Mutation(
-        "tenants share KV blocks", "7", "engine/kv/prefix_cache.py",
+        "tenants share KV blocks", "7", "engine/kv/blocks.py",
         'self._root("" if shares_base else tenant, is_long)', 'self._root("", is_long)',
         "engine/kv isolation/test_prefix_salt.py",
     ),

@@ -18,8 +18,7 @@ from lora_serve.engine.batching.batcher import Batcher, padded_length
 from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.constraints.base import Constraints
 from lora_serve.engine.engine import Engine
-from lora_serve.engine.kv.blocks import BlockManager
-from lora_serve.engine.kv.prefix_cache import PrefixCache
+from lora_serve.engine.kv.blocks import BlockManager, PrefixCache
 from lora_serve.engine.kv.swapping import Swapping, SwapSpace
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView

@@ -57,7 +57,7 @@ def test_one_tenants_adapters_do_not_find_each_others_blocks(engine: LocalEngine
 
 def test_same_keys_in_another_process_are_others(tmp_path: Path) -> None:
     """The salt is made by the server at its start: knowing tenant, tokens and adapter gives nobody a key."""
-    from lora_serve.engine.kv.prefix_cache import BlockKeys
+    from lora_serve.engine.kv.blocks import BlockKeys
 
     keys: list[list[bytes]] = [[], []]
     for made in keys:

@@ -9,7 +9,7 @@ from lora_serve.core.batch import NextToken, Row, RowOutput
 from lora_serve.core.errors import InternalError, LoraServeError
 from lora_serve.core.messages import ErrorEvent, Event, FinishEvent
 from lora_serve.engine.batching.batcher import Batcher
-from lora_serve.engine.kv.prefix_cache import PrefixCache
+from lora_serve.engine.kv.blocks import PrefixCache
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.scheduling.continuation import Ends, continue_with
 from lora_serve.engine.scheduling.drafting import Drafting

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lora_serve.core.errors import InternalError, NumericalError
 from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse
-from lora_serve.engine.kv.prefix_cache import BlockKeys, acting_in
+from lora_serve.engine.kv.blocks import BlockKeys, acting_in
 from tests.engine.fake_runner import EXPLOSION, POISON
 from tests.engine.world import World, adapter
 
