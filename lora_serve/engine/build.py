@@ -16,7 +16,7 @@ from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.batching.batcher import Batcher, padded_length
 from lora_serve.engine.batching.step_cost import StepCost
-from lora_serve.engine.constraints.base import Constraints
+from lora_serve.engine.constraints import Constraints
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.kv.blocks import BlockManager, PrefixCache
 from lora_serve.engine.kv.swapping import Swapping, SwapSpace

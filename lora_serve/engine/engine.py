@@ -42,7 +42,7 @@ from lora_serve.core.messages import (
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
-from lora_serve.engine.constraints.base import Constraints, GrammarCompiled
+from lora_serve.engine.constraints import Constraints, GrammarCompiled
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.live_view import look_at
 from lora_serve.engine.recorder import Recorder

@@ -28,7 +28,7 @@ from lora_serve.core.messages import (
     Unpin,
     Watch,
 )
-from lora_serve.engine.constraints.base import GrammarCompiled
+from lora_serve.engine.constraints import GrammarCompiled
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.engine import Engine
 

@@ -10,7 +10,7 @@ from lora_serve.core.batch import SlotRef
 from lora_serve.core.messages import Event, FinishEvent, PooledEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
 from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest
-from lora_serve.engine.constraints.base import TokenConstraint
+from lora_serve.engine.constraints import TokenConstraint
 from lora_serve.engine.speculation.drafter import Drafter
 
 

@@ -1,12 +1,19 @@
-"""Hits, misses, loads and evictions, per tier and per adapter."""
+"""Hits, misses, loads and evictions, per tier and per adapter; the expected time of a load."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lora_serve.adapters.tier_counts import TierCounts
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.stats import AdapterCounters, EvictionReason, LoadTimes
+
+MIN_RETRY_AFTER = 1.0  # seconds
+MAX_RETRY_AFTER = 120.0
+UNKNOWN_SECONDS = 1.0  # before anything was learned
+_WEIGHT = 0.2  # of the newest load
 
 
 @dataclass(slots=True)
@@ -97,3 +104,55 @@ class CacheCounters:
     def _of(self, digest: str) -> _AdapterCounts:
         self._changed.add(digest)
         return self._adapters.setdefault(digest, _AdapterCounts())
+
+
+class LoadEstimate:
+    """seconds = per_load + per_byte * bytes, by least squares over past loads with exponentially falling weights.
+
+    Four weighted means (of bytes, seconds, bytes^2, bytes * seconds) suffice for the fit. Where all loads were equally
+    large, or a fit would have a negative part, one of the two coefficients explains everything.
+    """
+
+    def __init__(self) -> None:
+        self._means: tuple[float, float, float, float] | None = None
+
+    def learn(self, num_bytes: int, seconds: float) -> None:
+        """Learns from a load of `num_bytes` bytes that took `seconds`, the wait for a thread not counted."""
+        sample = (float(num_bytes), seconds, float(num_bytes) ** 2, num_bytes * seconds)
+        if self._means is None:
+            self._means = sample
+            return
+        x, y, xx, xy = (old + _WEIGHT * (new - old) for old, new in zip(self._means, sample, strict=True))
+        self._means = (x, y, xx, xy)
+
+    def seconds(self, num_bytes: int) -> float:
+        if self._means is None:
+            return UNKNOWN_SECONDS
+        x, y, xx, xy = self._means
+        variance = xx - x * x
+        slope = max(0.0, (xy - x * y) / variance) if variance > 1e-9 * xx else 0.0
+        per_load = y - slope * x
+        if per_load < 0:
+            slope, per_load = y / x, 0.0
+        return per_load + slope * num_bytes
+
+    def retry_after(
+        self, adapters: Sequence[AdapterRef], in_flight: Mapping[str, tuple[AdapterRef, float]], now: float
+    ) -> float:
+        """Seconds, 1 to 120, until all of `adapters` are in host memory, the loads queued before them included.
+
+        `in_flight`: loads under way and their start, oldest first. A load that takes longer than expected is expected
+        to take as long again.
+        """
+        wanted = {adapter.digest: adapter for adapter in adapters}
+        loads = list(in_flight.values())
+        if wanted.keys() <= in_flight.keys():  # later loads do not delay them
+            last = max((list(in_flight).index(digest) for digest in wanted), default=-1)
+            loads = loads[: last + 1]
+        total = sum(self._left(adapter, now - since) for adapter, since in loads)
+        total += sum(self.seconds(ref.num_bytes) for digest, ref in wanted.items() if digest not in in_flight)
+        return min(max(total, MIN_RETRY_AFTER), MAX_RETRY_AFTER)
+
+    def _left(self, adapter: AdapterRef, elapsed: float) -> float:
+        expected = self.seconds(adapter.num_bytes)
+        return expected - elapsed if elapsed < expected else elapsed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lora_serve.core.messages import Event, FinishEvent, TokenLogprobs
 from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import FinishReason
-from lora_serve.engine.constraints.base import TokenConstraint
+from lora_serve.engine.constraints import TokenConstraint
 from lora_serve.engine.sequence import Sequence, finish_of, token_events
 
 

@@ -17,7 +17,7 @@ from lora_serve.engine.adapters.cold_start import ColdStart
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.batching.batcher import Batcher
 from lora_serve.engine.batching.latency_controller import StepLimits
-from lora_serve.engine.constraints.base import Constraints, GrammarCompiled, begin_to_compile
+from lora_serve.engine.constraints import Constraints, GrammarCompiled, begin_to_compile
 from lora_serve.engine.kv.blocks import BlockManager, PrefixCache
 from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies.base import Policy
