@@ -14,11 +14,8 @@ from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.scheduling.continuation import Ends
 from lora_serve.engine.scheduling.step_rows import StepRows
 from lora_serve.engine.sequence import Sequence
-from lora_serve.engine.speculation.acceptance import AcceptanceByOwner
-from lora_serve.engine.speculation.allowance import SHARE
-from lora_serve.engine.speculation.drafter import Drafter
-from lora_serve.engine.speculation.gain import DraftedStep, Gain, GainByRows
-from lora_serve.engine.speculation.habits import HabitsByOwner, Owner
+from lora_serve.engine.speculation.acceptance import SHARE, AcceptanceByOwner, DraftedStep, Gain, GainByRows, Owner
+from lora_serve.engine.speculation.drafter import Drafter, HabitsByOwner
 
 _READ_PER_ROW, _READ_PER_STEP = 1024, 4096  # tokens that a step takes into indexes: about a millisecond
 _NUM_SWEEPS = 3  # of Dinkelbach's iteration; it converges faster than linearly
@@ -102,7 +99,7 @@ class Drafting:
         if not self._is_auto:
             return self._chosen(running, rows)
         scopes = {sequence.request.scope for sequence in running}
-        self._gain = gain = self._gains.of(scopes, len(running))
+        self._gain = gain = self._gains.of_step(scopes, len(running))
         if not gain.begin_step():
             return []
         found = self._chosen(running, rows)

@@ -6,10 +6,8 @@ import random
 
 import pytest
 
-from lora_serve.engine.speculation.acceptance import Acceptance, AcceptanceByOwner
-from lora_serve.engine.speculation.allowance import SHARE, Allowance
-from lora_serve.engine.speculation.drafter import Drafter
-from lora_serve.engine.speculation.habits import Habits, HabitsByOwner
+from lora_serve.engine.speculation.acceptance import SHARE, Acceptance, AcceptanceByOwner, Allowance
+from lora_serve.engine.speculation.drafter import Drafter, Habits, HabitsByOwner
 
 FORM = [31, 32, 33, 34, 35, 36]  # what every answer of an adapter begins with
 
@@ -143,7 +141,7 @@ def test_tables_are_bounded() -> None:
 
 
 def test_habits_of_all_owners_are_counted_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lora_serve.engine.speculation.habits._MAX_ALL", 1000)
+    monkeypatch.setattr("lora_serve.engine.speculation.drafter._MAX_ALL", 1000)
     owners, known = HabitsByOwner(), {}
     for index in range(200):
         known[index] = owners.of((str(index % 50), ()))

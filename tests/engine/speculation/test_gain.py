@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from statistics import fmean
 
-from lora_serve.engine.speculation.gain import DraftedStep, Gain, GainByRows
+from lora_serve.engine.speculation.acceptance import DraftedStep, Gain, GainByRows
 
 PLAIN = 1e-3  # seconds that every step was expected to take, with drafts or without
 
@@ -58,16 +58,16 @@ def test_plain_loss_ends_a_trial_early_and_chance_seldom_does() -> None:
 
 def test_trials_of_one_tenant_decide_nothing_for_another() -> None:
     gains = GainByRows()
-    lost = gains.of({"one"}, 1)
+    lost = gains.of_step({"one"}, 1)
     for _ in range(100):
         if lost.begin_step() and lost.may_run(0.5):
             lost.observe_drafted(drafted(3 * PLAIN))
         elif lost.is_control:
             lost.observe_plain(PLAIN, PLAIN)
     assert not any(lost.begin_step() and lost.may_run(0.5) for _ in range(16)), "its drafts do not pay"
-    assert gains.of({"two"}, 1).begin_step()
-    assert gains.of({"one", "two"}, 2).begin_step()
-    assert gains.of({"one"}, 1) is lost
+    assert gains.of_step({"two"}, 1).begin_step()
+    assert gains.of_step({"one", "two"}, 2).begin_step()
+    assert gains.of_step({"one"}, 1) is lost
     for index in range(5000):
-        gains.of({str(index)}, 1)
-    assert gains.of({"one"}, 1) is not lost, "they are bounded"
+        gains.of_step({str(index)}, 1)
+    assert gains.of_step({"one"}, 1) is not lost, "they are bounded"
