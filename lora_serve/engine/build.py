@@ -24,10 +24,10 @@ from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.runner import Runner
-from lora_serve.engine.scheduling.continuation import Ends
 from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.scheduler import Scheduler
+from lora_serve.engine.sequence import Ends
 
 
 def build_engine(

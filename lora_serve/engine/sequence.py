@@ -25,6 +25,15 @@ class SwappedBlocks:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The ends that a sequence has beside those of its request."""
+
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    long_rope: LongRope = ONE_ROPE  # when a sequence is computed anew
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request's tokens so far and its resources: KV blocks and slots while it runs, at most host blocks while it
@@ -184,11 +193,11 @@ def pooled_events(sequence: Sequence, values: bytes, now: float) -> list[Event]:
     ]  # fmt: skip
 
 
-def finish_of(sequence: Sequence, token: int, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishEvent | None:
+def finish_of(sequence: Sequence, token: int, ends: Ends) -> FinishEvent | None:
     """The request's end, if its newest token `token` is its last."""
     request, params = sequence.request, sequence.request.sampling
-    if sequence.num_output >= params.min_tokens and params.max_tokens > 0 and token in params.ends(eos_token_ids):
+    if sequence.num_output >= params.min_tokens and params.max_tokens > 0 and token in params.ends(ends.eos_token_ids):
         return FinishEvent(request.request_id, FinishReason.STOP, token)
-    if sequence.num_output >= params.max_tokens or len(sequence.token_ids) >= max_model_len:
+    if sequence.num_output >= params.max_tokens or len(sequence.token_ids) >= ends.max_model_len:
         return FinishEvent(request.request_id, FinishReason.LENGTH)
     return None

@@ -11,9 +11,8 @@ from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.stats import AdapterSpeculation, SpeculationStats
 from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.kv.blocks import BlockManager
-from lora_serve.engine.scheduling.continuation import Ends
 from lora_serve.engine.scheduling.step_rows import StepRows
-from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.sequence import Ends, Sequence
 from lora_serve.engine.speculation.acceptance import SHARE, AcceptanceByOwner, DraftedStep, Gain, GainByRows, Owner
 from lora_serve.engine.speculation.drafter import Drafter, HabitsByOwner
 

@@ -13,7 +13,6 @@ from lora_serve.core.batch import Batch, RowOutput, StepLoad
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, RequestTimeoutError
 from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
 from lora_serve.core.request import FinishReason, InferenceRequest
-from lora_serve.engine.adapters.cold_start import ColdStart
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.batching.batcher import Batcher
 from lora_serve.engine.batching.latency_controller import StepLimits
@@ -22,14 +21,12 @@ from lora_serve.engine.kv.blocks import BlockManager, PrefixCache
 from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.recorder import Recorder
-from lora_serve.engine.scheduling.continuation import Ends
+from lora_serve.engine.scheduling.adapter_waits import PREFETCH_WINDOW, AdapterPrefetcher, ColdStart, SlotTurns
 from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.outputs import Outputs, is_end
-from lora_serve.engine.scheduling.prefetching import PREFETCH_WINDOW, AdapterPrefetcher
-from lora_serve.engine.scheduling.slot_turns import SlotTurns
 from lora_serve.engine.scheduling.step_rows import StepRows, chunk_of, row_of
-from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.sequence import Ends, Sequence
 
 
 @dataclass(eq=False)
