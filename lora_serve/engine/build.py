@@ -16,17 +16,19 @@ from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.batching.batcher import Batcher, padded_length
 from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.commands import Commands
 from lora_serve.engine.constraints import Constraints
 from lora_serve.engine.engine import Engine
+from lora_serve.engine.execution import Execution, Runner
+from lora_serve.engine.figures import Figures
 from lora_serve.engine.kv.blocks import BlockManager, PrefixCache
 from lora_serve.engine.kv.swapping import Swapping, SwapSpace
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
 from lora_serve.engine.recorder import Recorder
-from lora_serve.engine.runner import Runner
 from lora_serve.engine.scheduling.drafting import Drafting
-from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.scheduler import Scheduler
+from lora_serve.engine.scheduling.step_rows import MemoryGuard
 from lora_serve.engine.sequence import Ends
 
 
@@ -91,4 +93,7 @@ def build_engine(
         constraints,
         recorder,
     )
-    return Engine(runner, scheduler, residency, blocks, guard, clock, constraints, recorder)
+    execution = Execution(runner, residency, swapping, guard, constraints, clock)
+    commands = Commands(runner, scheduler, residency)
+    figures = Figures(scheduler, residency, blocks, guard, constraints, recorder)
+    return Engine(scheduler, execution, residency, commands, figures, recorder, clock)

@@ -71,7 +71,7 @@ class EngineLoop:
             if messages:
                 self._emit(messages)
         goodbye = NotReadyError("The server is shutting down.")
-        self._engine.end_commands(goodbye)
+        self._engine.commands.end_all(goodbye)
         self._emit([*self._replies(), *self._engine.scheduler.fail_all(goodbye)])
 
     def _read_mail(self, is_busy: bool) -> list[FromLoop]:
@@ -151,7 +151,7 @@ class EngineLoop:
     def _replies(self) -> list[Reply]:
         """The replies to commands that are done now, which are part of the desired state from now on."""
         found: list[Reply] = []
-        for command, reply in self._engine.take_replies():
+        for command, reply in self._engine.commands.take_replies():
             if reply.error is None:
                 self._desired.note(command.command)
             if command.call_id != _NO_CALL:
@@ -172,9 +172,9 @@ class EngineLoop:
             self._engine.scheduler.fail_all(error)
             return self._end_all(error)
         old = self._engine
-        leaving = old.end_commands(error, but=(Evict, Unpin))
+        leaving = old.commands.end_all(error, but=(Evict, Unpin))
         replies = self._replies()
-        old.clear_slots()
+        old.execution.clear_slots()
         self._engine = self._rebuild()
         self._repeat(self._desired.limits())
         for command in leaving:

@@ -11,7 +11,7 @@ from lora_serve.core.live import Look
 from lora_serve.core.messages import Evict, Tune, Watch
 from lora_serve.core.model_spec import PoolingSpec
 from lora_serve.core.request import PoolingParams, Task
-from lora_serve.engine.live_view import MAX_WAITING
+from lora_serve.engine.figures import MAX_WAITING
 from lora_serve.engine.recorder import MAX_NOTES, WATCHED_SECONDS
 from tests.engine.fake_constraints import FakeConstraints, grammar
 from tests.engine.world import VirtualClock, World, adapter

@@ -23,9 +23,8 @@ from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.scheduling.adapter_waits import PREFETCH_WINDOW, AdapterPrefetcher, ColdStart, SlotTurns
 from lora_serve.engine.scheduling.drafting import Drafting
-from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.outputs import Outputs, is_end
-from lora_serve.engine.scheduling.step_rows import StepRows, chunk_of, row_of
+from lora_serve.engine.scheduling.step_rows import MemoryGuard, StepRows, chunk_of, row_of
 from lora_serve.engine.sequence import Ends, Sequence
 
 
