@@ -94,6 +94,6 @@ def build_engine(
         recorder,
     )
     execution = Execution(runner, residency, swapping, guard, constraints, clock)
-    commands = Commands(runner, scheduler, residency)
+    commands = Commands(execution, scheduler, residency)
     figures = Figures(scheduler, residency, blocks, guard, constraints, recorder)
     return Engine(scheduler, execution, residency, commands, figures, recorder, clock)

@@ -25,7 +25,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
-from lora_serve.engine.execution import Runner
+from lora_serve.engine.execution import Execution
 from lora_serve.engine.scheduling.scheduler import Scheduler
 
 Outcome = SmokeTestResult | LoraServeError | None
@@ -35,7 +35,7 @@ Outcome = SmokeTestResult | LoraServeError | None
 class Commands:
     """The commands that wait for something, those that are done, and the replies that were not taken yet."""
 
-    _runner: Runner
+    _execution: Execution
     _scheduler: Scheduler
     _residency: AdapterResidency[Any]
     _waiting: list[Command] = field(default_factory=list)
@@ -139,11 +139,11 @@ class Commands:
             return None
         self._num_smoke_tests += 1
         spare = SlotRef(SMOKE_TEST_SLOT, self._num_smoke_tests, ref.digest)
-        self._runner.load_slot(spare, adapter)
+        self._execution.runner.load_slot(spare, adapter)
         try:
             with refusal_of_errors(ref.label):
-                return self._runner.smoke_test(
+                return self._execution.runner.smoke_test(
                     RowAdapter(spare, start=ref.start_in(command.token_ids) or 0), command.token_ids
                 )
         finally:
-            self._runner.clear_slot(spare.index)
+            self._execution.runner.clear_slot(spare.index)
