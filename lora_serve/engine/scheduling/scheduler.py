@@ -15,7 +15,7 @@ from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEven
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.batching.batcher import Batcher
-from lora_serve.engine.batching.latency_controller import StepLimits
+from lora_serve.engine.batching.step_cost import StepLimits
 from lora_serve.engine.constraints import Constraints, GrammarCompiled, begin_to_compile
 from lora_serve.engine.kv.blocks import BlockManager, PrefixCache
 from lora_serve.engine.kv.swapping import Swapping
