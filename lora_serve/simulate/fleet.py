@@ -21,8 +21,7 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.routing.fleet_view import FleetView
-from lora_serve.routing.prefix_roots import RecentRoots
-from lora_serve.routing.routed_request import RoutedRequest, routed
+from lora_serve.routing.request import RecentRoots, RoutedRequest, routed
 from lora_serve.routing.routers import create_router
 from lora_serve.simulate.figures import Recorder
 from lora_serve.simulate.profiles import Profile

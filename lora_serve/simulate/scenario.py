@@ -10,8 +10,7 @@ from lora_serve.core.config import BatchLimits, EngineConfig, QueueLimits
 from lora_serve.simulate.figures import Fairness, Outcome, fairness_of
 from lora_serve.simulate.fleet import Fleet
 from lora_serve.simulate.profiles import Profile
-from lora_serve.simulate.traces import TraceRow
-from lora_serve.simulate.workload import Arrival, WorkloadConfig, make_arrivals
+from lora_serve.simulate.workload import Arrival, TraceRow, WorkloadConfig, make_arrivals
 
 _SHARES = (50, 90, 95, 99)
 _COLUMNS = (

@@ -10,8 +10,7 @@ from lora_serve.simulate.figures import Outcome
 from lora_serve.simulate.fleet import Fleet
 from lora_serve.simulate.profiles import Profile, TransferTime
 from lora_serve.simulate.scenario import Scenario
-from lora_serve.simulate.traces import TraceRow
-from lora_serve.simulate.workload import Arrival, WorkloadConfig
+from lora_serve.simulate.workload import Arrival, TraceRow, WorkloadConfig
 
 
 @dataclass(frozen=True)
