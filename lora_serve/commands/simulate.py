@@ -15,9 +15,8 @@ from pathlib import Path
 
 from lora_serve.engine.policies import policy_names
 from lora_serve.routing.routers import router_names
-from lora_serve.simulate.fleet import StalledError
+from lora_serve.simulate.fleet import Scenario, StalledError, Summary, table
 from lora_serve.simulate.profiles import profile_names, read_profile
-from lora_serve.simulate.scenario import Scenario, Summary, table
 from lora_serve.simulate.workload import WorkloadConfig, read_trace
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from lora_serve.core.batch import StepLoad
 from lora_serve.simulate.figures import Outcome
-from lora_serve.simulate.fleet import Fleet
+from lora_serve.simulate.fleet import Fleet, Scenario
 from lora_serve.simulate.profiles import Profile, TransferTime
-from lora_serve.simulate.scenario import Scenario
 from lora_serve.simulate.workload import Arrival, TraceRow, WorkloadConfig
 
 
