@@ -56,18 +56,18 @@ class Execution:
     def load_slots(self) -> dict[str, LoraServeError]:
         """Makes the slot changes that are due; returns the errors of failed copies by digest."""
         failed: dict[str, LoraServeError] = {}
-        for change in self._residency.take_changes():
-            if change.adapter is None:
-                self.runner.clear_slot(change.slot.index)
+        for slot, adapter in self._residency.take_changes():
+            if adapter is None:
+                self.runner.clear_slot(slot.index)
                 continue
             start = self._clock()
             try:
-                self.runner.load_slot(change.slot, change.adapter)
-                self._residency.copied(change.slot, self._clock() - start)
+                self.runner.load_slot(slot, adapter)
+                self._residency.copied(slot, self._clock() - start)
             except Exception:  # its rows are refused by the pool's check; the others run
-                _log.exception("slot %d could not be loaded with %s", change.slot.index, change.slot.digest)
-                self._residency.not_copied(change.slot)
-                failed[change.slot.digest] = AdapterUnavailableError("The adapter cannot be copied to the device now.")
+                _log.exception("slot %d could not be loaded with %s", slot.index, slot.digest)
+                self._residency.not_copied(slot)
+                failed[slot.digest] = AdapterUnavailableError("The adapter cannot be copied to the device now.")
         return failed
 
     def clear_slots(self) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from lora_serve.adapters.tier_counts import TierCounts
 from lora_serve.core.adapter import AdapterRef
@@ -16,48 +15,23 @@ UNKNOWN_SECONDS = 1.0  # before anything was learned
 _WEIGHT = 0.2  # of the newest load
 
 
-@dataclass(slots=True)
-class _AdapterCounts:
-    hits: int = 0
-    misses: int = 0
-    loads: int = 0
-    load_seconds: float = 0.0  # of its last load
-    last_load: LoadTimes | None = None
-    evictions: Counter[EvictionReason] = field(default_factory=Counter)
-    last_eviction: EvictionReason | None = None
-
-    def frozen(self) -> AdapterCounters:
-        return AdapterCounters(
-            self.hits,
-            self.misses,
-            self.loads,
-            self.evictions.total(),
-            self.load_seconds,
-            dict(self.evictions),
-            self.last_eviction,
-            self.last_load,
-        )
-
-
 class CacheCounters:
     """Hits, misses, loads and evictions as `residency.py` reports them."""
 
     def __init__(self) -> None:
         self.device = TierCounts()
         self.host = TierCounts()
-        self._adapters: dict[str, _AdapterCounts] = {}
-        self._frozen: dict[str, AdapterCounters] = {}
-        self._changed: set[str] = set()  # digests whose figures are newer than the frozen ones
+        self._adapters: dict[str, AdapterCounters] = {}
 
     def wanted(self, digest: str, *, on_device: bool, on_host: bool) -> None:
         """Counts a request's first look at its adapter in both tiers."""
         own = self._of(digest)
         if on_device:
             self.device.hits += 1
-            own.hits += 1
+            self._adapters[digest] = replace(own, hits=own.hits + 1)
             return
         self.device.misses += 1
-        own.misses += 1
+        self._adapters[digest] = replace(own, misses=own.misses + 1)
         if on_host:
             self.host.hits += 1
         else:
@@ -67,15 +41,13 @@ class CacheCounters:
         """Counts a load that took `seconds` from its request on."""
         self.host.loaded(seconds)
         own = self._of(digest)
-        own.loads += 1
-        own.load_seconds, own.last_load = seconds, times
+        self._adapters[digest] = replace(own, loads=own.loads + 1, load_seconds=seconds, last_load=times)
 
     def copied(self, digest: str, seconds: float) -> None:
         """Notes that the copy into a slot took the engine's thread `seconds`."""
-        own = self._adapters.get(digest)
-        if own is not None and own.last_load is not None:
-            own.last_load = replace(own.last_load, copy=seconds)
-            self._changed.add(digest)
+        own = self._of(digest)
+        if own.last_load is not None:
+            self._adapters[digest] = replace(own, last_load=replace(own.last_load, copy=seconds))
 
     def placed_on_device(self) -> None:
         self.device.loaded(0.0)
@@ -83,8 +55,10 @@ class CacheCounters:
     def left_device(self, digest: str, reason: EvictionReason) -> None:
         self.device.evictions[reason] += 1
         own = self._of(digest)
-        own.evictions[reason] += 1
-        own.last_eviction = reason
+        reasons = {**own.eviction_reasons, reason: own.eviction_reasons.get(reason, 0) + 1}
+        self._adapters[digest] = replace(
+            own, evictions=own.evictions + 1, eviction_reasons=reasons, last_eviction=reason
+        )
 
     def left_host(self, reason: EvictionReason) -> None:
         self.host.evictions[reason] += 1
@@ -92,18 +66,13 @@ class CacheCounters:
     def forget(self, digest: str) -> None:
         """Drops the figures of a deleted adapter, so that they do not pile up."""
         self._adapters.pop(digest, None)
-        self._frozen.pop(digest, None)
 
     def adapters(self) -> dict[str, AdapterCounters]:
-        """The figures of every adapter; only those that changed since the last call are worked out."""
-        for digest in self._changed & self._adapters.keys():
-            self._frozen[digest] = self._adapters[digest].frozen()
-        self._changed.clear()
-        return dict(self._frozen)
+        """The figures of every adapter."""
+        return self._adapters.copy()
 
-    def _of(self, digest: str) -> _AdapterCounts:
-        self._changed.add(digest)
-        return self._adapters.setdefault(digest, _AdapterCounts())
+    def _of(self, digest: str) -> AdapterCounters:
+        return self._adapters.get(digest) or AdapterCounters()
 
 
 class LoadEstimate:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from lora_serve.adapters.dummy import DUMMY_DIGEST
@@ -21,16 +20,6 @@ from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.recorder import Recorder
 
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class SlotChange(Generic[V]):
-    """A change to a slot that the runner makes before the next batch: load `adapter`, or clear the slot if that is
-    None.
-    """
-
-    slot: SlotRef
-    adapter: V | None
 
 
 class AdapterResidency(Generic[V]):
@@ -57,7 +46,7 @@ class AdapterResidency(Generic[V]):
         self._wanted: Counter[str] = Counter()
         self._protected: frozenset[str] = frozenset()
         self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
-        self._changes: list[SlotChange[V]] = []
+        self._changes: list[tuple[SlotRef, V | None]] = []
         self._counters = CacheCounters()
         self._warm_up_counters = CacheCounters()  # shown to nobody
         self._estimate = LoadEstimate()
@@ -143,9 +132,9 @@ class AdapterResidency(Generic[V]):
         is_possible = adapter.digest not in self.slots and self.slots.has_free(adapter)
         return is_possible and self._to_device(adapter)
 
-    def take_changes(self) -> tuple[SlotChange[V], ...]:
-        """The slot changes that the runner must make before the next batch, in order."""
-        changes, self._changes = tuple(self._changes), []
+    def take_changes(self) -> list[tuple[SlotRef, V | None]]:
+        """The slots that the runner must fill, or clear (None), before the next batch, in order."""
+        changes, self._changes = self._changes, []
         return changes
 
     # -- messages ----------------------------------------------------------------------------------------------
@@ -293,12 +282,12 @@ class AdapterResidency(Generic[V]):
         slot, evicted = placed
         for victim in evicted:
             self._drop(victim, EvictionReason.CAPACITY)
-        self._changes.append(SlotChange(slot, self.host.get(adapter.digest)))
+        self._changes.append((slot, self.host.get(adapter.digest)))
         self._counters_of(adapter.digest).placed_on_device()
         return True
 
     def _drop(self, slot: SlotRef, reason: EvictionReason) -> None:
-        self._changes.append(SlotChange(slot, None))
+        self._changes.append((slot, None))
         self._counters_of(slot.digest).left_device(slot.digest, reason)
         if self._recorder.is_on:
             self._recorder.moved(slot.digest, "device", "none")
