@@ -28,10 +28,10 @@ SHARE = 1 / 500  # of a row's time in a step
 _FIRST, _MOST = 1e-2, 2e-2  # seconds in an account
 _LOOK, _ROW, _GUESS, _LESSON = 2e-5, 8e-6, 1e-6, 1e-6  # seconds, about: for a step's look, one row, one token of either
 LONGEST_MATCH = 6  # tokens that a look-up compares
-LONGEST_STREAK = 3  # times that a habit was kept, as far as they are counted
+LONGEST_STREAK = 3  # times in a row that an n-gram came, as far as they are counted
 # By the tokens that match; low, as guesses need not be run to be learned from:
 _FIRST_LOOKUPS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.7)
-_FIRST_HABITS = (0.1, 0.4, 0.6, 0.8)  # by the times that the habit was kept
+_FIRST_NGRAMS = (0.1, 0.4, 0.6, 0.8)  # by the times in a row that the n-gram came
 NUM_KINDS = LONGEST_MATCH + 2 * (LONGEST_STREAK + 1)
 _FORGETTING = 0.02  # weight of the newest guess, once there were enough
 _FIRST_WEIGHT = 3.0  # guesses that the first rates count as
@@ -44,7 +44,7 @@ _LONGEST_TRIAL = 32  # steps with drafts, after which a gain that is still not s
 _CONTROL_EVERY = 32  # steps, while drafts pay
 _FIRST_REST, _LONGEST_REST = 128, 2048  # steps after a trial that failed
 _LEAST_HURDLE = 0.2  # logarithm of the gain promised; and by how much it rises each time that was not kept either
-_MAX_GAINS = 4096
+_MAX_TRIALS = 4096
 _NORMAL = 1.4826 * 1.2533  # times the median deviation, over the root of the number: the standard error of a median
 
 
@@ -66,7 +66,7 @@ class LastSeen(Generic[K, V]):
         return found
 
 
-class Allowance:
+class DraftBudget:
     """One owner's account. The prices are constants, so that what is guessed does not depend on a disturbed clock."""
 
     __slots__ = ("seconds",)
@@ -76,16 +76,16 @@ class Allowance:
 
     def earn(self, seconds: float) -> None:
         """Pays in for guesses that were run and saved `seconds`. Such as cost more are not charged for here: one step
-        that a busy machine held up would empty the account, and a `Gain` ends what does not pay.
+        that a busy machine held up would empty the account, and a `DraftTrial` ends what does not pay.
         """
         self.seconds += max(0.0, seconds) / 2
 
-    def pay_look(self, num_guessed: int, num_rows: int) -> None:
+    def pay_lookup(self, num_guessed: int, num_rows: int) -> None:
         """Pays for the guesses at one row, in a step that looks at `num_rows`."""
         self.seconds = min(self.seconds, _MOST) - _LOOK / num_rows - _ROW - num_guessed * _GUESS
 
     def pay_lesson(self, num_tokens: int) -> None:
-        """Pays for the habits learned from so many tokens."""
+        """Pays for the n-grams learned from so many tokens."""
         self.seconds -= num_tokens * _LESSON
 
 
@@ -94,8 +94,8 @@ def kind_of_match(num_matched: int) -> int:
     return num_matched - 1
 
 
-def kind_of_habit(num_tokens: int, streak: int) -> int:
-    """The kind of a guess by habit after two or three tokens."""
+def kind_of_ngram(num_tokens: int, streak: int) -> int:
+    """The kind of a guess by n-gram, after two or three tokens."""
     return LONGEST_MATCH + (num_tokens - 2) * (LONGEST_STREAK + 1) + streak
 
 
@@ -106,11 +106,11 @@ class Acceptance:
     """
 
     def __init__(self) -> None:
-        self.rates = [*_FIRST_LOOKUPS, *_FIRST_HABITS, *_FIRST_HABITS]
+        self.rates = [*_FIRST_LOOKUPS, *_FIRST_NGRAMS, *_FIRST_NGRAMS]
         self._num_seen = [_FIRST_WEIGHT] * NUM_KINDS
         self.num_drafted = 0  # tokens that were run
         self.num_accepted = 0
-        self.allowance = Allowance()
+        self.budget = DraftBudget()
 
     def note(self, kind: int, *, is_right: bool) -> None:
         """Learns from one guess."""
@@ -152,8 +152,8 @@ class DraftedStep:
         return math.log(self.seconds / self.expected_seconds)
 
 
-class Gain:
-    """Whether guesses pay in steps of about so many rows."""
+class DraftTrial:
+    """Finds out if guesses pay in steps of about so many rows, by steps without them."""
 
     def __init__(self) -> None:
         self.is_control = False  # the present step goes without drafts to be compared with those that have some
@@ -235,17 +235,17 @@ class Gain:
             self._plain_errors.clear()
 
 
-class GainByRows(LastSeen[tuple[str | None, int], Gain]):
-    """The gains in steps of 1 row, 2, 3 to 4, 5 to 8, ... of one tenant, each by itself, or of several together.
+class DraftTrials(LastSeen[tuple[str | None, int], DraftTrial]):
+    """The trials of steps of 1 row, 2, 3 to 4, 5 to 8, ... of one tenant, each by itself, or of several together.
 
     So the texts of a tenant decide nothing in steps of another alone. Steps of several share one verdict.
     """
 
     def __init__(self) -> None:
-        super().__init__(Gain, _MAX_GAINS)
+        super().__init__(DraftTrial, _MAX_TRIALS)
 
-    def of_step(self, tenants: Collection[str], num_rows: int) -> Gain:
-        """The gain in steps of so many rows of these tenants."""
+    def of_step(self, tenants: Collection[str], num_rows: int) -> DraftTrial:
+        """The trial in steps of so many rows of these tenants."""
         return self.of((next(iter(tenants)) if len(tenants) == 1 else None, (num_rows - 1).bit_length()))
 
 
