@@ -1,4 +1,4 @@
-"""What the admin and the wiring ask of adapters and limits: done at once, or once the adapter is where it has to be."""
+"""The commands of the admin and the wiring about adapters and limits: done at once, or once the adapter is loaded."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class Engine:
         """One step: expire, schedule, load slots, run, update. Returns whether anything ran, and its events."""
         start = self._clock()
         events: list[StepEvent] = [*self.scheduler.expire(start)]
-        batch, news = self.scheduler.schedule(start)
-        events += news
+        batch, started = self.scheduler.schedule(start)
+        events += started
         self._load_slots()
         if batch is None:
             return False, events

@@ -58,7 +58,7 @@ class EngineLoop:
         self._emit = emit
         self._rebuild = rebuild
         self._desired = DesiredState(engine.residency.slots.num_slots)
-        self._open: set[str] = set()  # ids of requests whose ends nobody was given yet
+        self._open: set[str] = set()  # ids of requests whose ends were not handed over yet
         self._is_stopping = False
 
     def run(self) -> None:
@@ -84,7 +84,7 @@ class EngineLoop:
                 found += self._take(self._mailbox.get_nowait())
         except queue.Empty:
             pass
-        except BaseException as error:  # SystemExit too: nobody would notice that this thread is gone
+        except BaseException as error:  # SystemExit too: a thread that is gone goes unnoticed
             _log.exception("the mailbox could not be read")
             found += self._recover(overload(error) or InternalError(FAILURE))
         return found

@@ -93,7 +93,7 @@ class QueueGate:
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}  # by request id
         self._all = WaitingLine(clock())
-        self.forecast: WaitForecast | None = None  # None: nobody asks for it
+        self.forecast: WaitForecast | None = None  # None: it is not used
         self._lines: dict[str, WaitingLine] = {}  # by account and WaitingLimit, only those with waiting requests
 
     @property
@@ -109,7 +109,7 @@ class QueueGate:
         return line.num_requests if (line := self._lines.get(name)) is not None else 0
 
     def limit(self, limits: QueueLimits) -> None:
-        """Other limits from now on; whoever waits already goes on waiting."""
+        """Other limits from now on; requests that wait already go on waiting."""
         self.limits = limits
 
     def check(self) -> None:
@@ -278,7 +278,7 @@ class WaitForecast:
         self._line.begin(now)
 
     def left(self, num_tokens: int, now: float, *, others_wait: bool) -> None:
-        """A request with so many prompt tokens left the queue. If nobody waits behind it and rows were free, it has not
+        """A request with so many prompt tokens left the queue. If none waits behind it and rows were free, it has not
         waited: it only came to its step.
         """
         if others_wait or self.is_full:

@@ -1,4 +1,4 @@
-"""Notes of what the engine does, for a live view. Nothing is noted unless somebody has looked within some seconds.
+"""Notes of what the engine does, for a live view. Nothing is noted unless it is watched, or was within some seconds.
 
 Every note has a number, and each viewer says up to which one it has seen: several gateways may watch one engine.
 """
@@ -26,7 +26,7 @@ _Note = TypeVar("_Note")
 
 
 class Recorder:
-    """On the engine's thread. Whoever calls it asks first whether it `is_on`."""
+    """On the engine's thread. Callers ask first whether it `is_on`."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self.is_on = False
@@ -47,7 +47,7 @@ class Recorder:
         return self._offset
 
     def watched(self, now: float) -> None:
-        """Somebody looks, now: from here on everything is noted for some seconds."""
+        """Takes in that a view is asked for: from here on everything is noted for some seconds."""
         if not self.is_on:
             self.is_on, self._last_step = True, now
         self._ends_at = now + WATCHED_SECONDS

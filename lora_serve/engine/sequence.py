@@ -155,7 +155,7 @@ class Sequence:
     @property
     def turn(self) -> tuple[int, float]:
         """The sort key within a step: rows of one token first, which take the least of it, then those with tokens that
-        their grammar forced; among equals those first that found no room in the last step.
+        their grammar forced; among equals those first that were left out of the last step.
         """
         if not self.is_decoding:
             return (2, 0.0)
@@ -177,7 +177,7 @@ def prompt_event(sequence: Sequence, now: float) -> PromptEvent:
 
 
 def token_events(sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> list[Event]:
-    """Appends the token and returns its events. The end is told by `finish_of`."""
+    """Appends the token and returns its events. The end comes from `finish_of`."""
     request = sequence.request
     events: list[Event] = [prompt_event(sequence, now)] if sequence.num_output == 0 else []
     if request.sampling.max_tokens > 0:

@@ -58,7 +58,7 @@ class ReplicaState:
         return sum(root in self._roots or root in self._sent_roots for root in roots)
 
     def take(self, report: ReplicaReport) -> None:
-        """Takes in a report, unless a later one came first, or this one: it is told again during a long step."""
+        """Takes in a report, unless a later one came first, or this one: it is sent again during a long step."""
         if self.report is not None and report.made_at <= self.report.made_at:
             return
         self.report = report
@@ -105,7 +105,7 @@ def _tiers_of(report: ReplicaReport) -> dict[str, Tier]:
 class FleetView:
     """The states of the replicas that may be chosen: draining and dead ones are removed.
 
-    Not thread-safe: one event loop uses it. What is told of a replica that is not (or no longer) one is ignored.
+    Not thread-safe: one event loop uses it. Messages about a replica that is not (or no longer) one are ignored.
     """
 
     def __init__(self) -> None:

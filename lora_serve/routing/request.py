@@ -4,7 +4,7 @@ Gateways and replicas work out these names alike:
 
     root[k] = H_key(tenant, the first 64 * 4 ** k tokens, adapters that act on any of these)
 
-The key is the fleet's, made at its start and told to its gateways and replicas alone: a root that is seen outside says
+The key is the fleet's, made at its start and known to its gateways and replicas alone: a root that is seen outside says
 nothing about a prompt. No two tenants share a root, so that none can tell from the time to its first token what
 another has sent (a replica's own prefix cache goes by keys of its own and is not touched by any of this). A root that
 two prompts share by chance (64 bits) costs a detour, nothing else.

@@ -202,6 +202,6 @@ def _draws(
     of_conversation: dict[int, AdapterRef] = {}
     for index in range(config.num_requests):
         blocks = rows[index % len(rows)].blocks
-        if blocks:  # the first block may be everybody's system prompt
+        if blocks:  # the first block may be the system prompt of all
             drawn[index] = of_conversation.setdefault(blocks[min(1, len(blocks) - 1)], drawn[index])
     return drawn

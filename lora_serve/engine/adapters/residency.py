@@ -48,7 +48,7 @@ class AdapterResidency(Generic[V]):
         self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
         self._changes: list[tuple[SlotRef, V | None]] = []
         self._counters = CacheCounters()
-        self._warm_up_counters = CacheCounters()  # shown to nobody
+        self._warm_up_counters = CacheCounters()  # not shown
         self._estimate = LoadEstimate()
         self.num_hung_loads = 0  # since start
         self._load_seconds: dict[str, float] = {}  # by digest: adapters that load slowly stay longer
@@ -117,7 +117,7 @@ class AdapterResidency(Generic[V]):
         digest = adapter.digest
         if self.is_here(digest) or digest in self._in_flight:
             return True
-        if digest not in self._protected and not self._has_room(adapter):
+        if digest not in self._protected and not self._can_load(adapter):
             return False
         self._load(adapter)
         return True
@@ -198,7 +198,7 @@ class AdapterResidency(Generic[V]):
     def fetched(self, adapter: AdapterRef) -> V | None:
         """The adapter's weights in host memory; None, and a load under way, if they are not there."""
         value = self.host.get(adapter.digest)
-        if value is None and adapter.digest not in self._in_flight and self._has_room(adapter):
+        if value is None and adapter.digest not in self._in_flight and self._can_load(adapter):
             self._load(adapter)
         return value
 
@@ -306,7 +306,7 @@ class AdapterResidency(Generic[V]):
         """Eviction order of host memory: adapters that wait for their first use leave late, protected ones last."""
         return 2 if digest in self._protected else int(digest in self._wanted)
 
-    def _has_room(self, adapter: AdapterRef) -> bool:
+    def _can_load(self, adapter: AdapterRef) -> bool:
         """True if host memory can hold it beside all wanted adapters that are not on the device yet, floors kept."""
         coming = [ref.num_bytes for ref, _ in self._in_flight.values()]
         wanted = frozenset(digest for digest in self._wanted if digest in self.host and digest not in self.slots)

@@ -202,7 +202,7 @@ class PrefixCache:
         self.num_queries = 0  # tokens of the prompts that were looked up, each once
         self.num_hits = 0  # and those of them that were found
 
-    def has_room(self, sequence: Sequence) -> bool:
+    def can_allocate(self, sequence: Sequence) -> bool:
         """True if the free blocks suffice for all known tokens and one more; blocks that can be shared are not needed
         anew.
         """

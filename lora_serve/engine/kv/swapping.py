@@ -50,7 +50,7 @@ class SwapSpace:
     def swap_in(self, held: tuple[int, ...], blocks: list[int]) -> None:
         """Makes the copies back to the device due. The host blocks stay held until they are released."""
         for host_block, block in zip(held, blocks, strict=True):
-            assert self._is_held[host_block], "a host block that nobody holds is read"
+            assert self._is_held[host_block], "a host block that is not held is read"
             self._back[host_block] = block
 
     def cancel_swap_in(self, held: Iterable[int]) -> None:

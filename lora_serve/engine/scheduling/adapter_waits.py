@@ -183,15 +183,15 @@ class AdapterPrefetcher:
         """Looks at the next requests in the queue. `rows`: the step's, which needs its memory for itself."""
         if not self.is_due:
             return
-        num_placed, has_room = 0, True
+        num_placed, is_asking = 0, True
         for sequence in islice(self._policy.prefetch_order(now), PREFETCH_WINDOW):
             self._cold_start.fall_back_if_due(sequence, now)
-            if has_room:  # a later request must not take room that an earlier one waits for
-                has_room = self._cold_start.ask(sequence)
+            if is_asking:  # a later request must not take memory that an earlier one waits for
+                is_asking = self._cold_start.ask(sequence)
             for ref in sequence.refs:
-                can_place = num_placed < _MAX_PLACED and rows.has_memory_for(ref)
+                can_place = num_placed < _MAX_PLACED and rows.can_load(ref)
                 num_placed += can_place and self._residency.place_if_free(ref)
-        self.is_due = num_placed > 0  # there is more room now
+        self.is_due = num_placed > 0  # there may be more
 
 
 @dataclass(slots=True)
@@ -239,7 +239,7 @@ class SlotTurns:
     def passed_over(self, sequence: Sequence) -> None:
         """Notes a sequence whose adapters are in host memory and find no slot."""
         if self._residency.slots.exceeds_tenant_maximum(sequence.refs):
-            return  # only its owner's adapters can make room: no slot is reserved
+            return  # only its owner's adapters can make way: no slot is reserved
         self._passed.append(sequence)
         waited_long = sequence.num_passed_over >= self._max_passes or sequence.waiting_since <= self._horizon
         if waited_long and self._leaving is None:

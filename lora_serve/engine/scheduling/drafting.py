@@ -19,7 +19,6 @@ from lora_serve.engine.speculation.acceptance import (
     DraftedStep,
     DraftTrial,
     DraftTrials,
-    Owner,
 )
 from lora_serve.engine.speculation.drafter import Drafter, NgramCaches
 
@@ -221,16 +220,13 @@ class Drafting:
         return price
 
     def _begin(self, sequence: Sequence) -> Drafter:
-        request, owner = sequence.request, _owner(sequence)
+        request = sequence.request
+        owner = (request.scope, tuple(ref.digest for ref in sequence.refs))
         ngrams, acceptance = self._ngrams.of(owner), self._acceptance.of(owner)
         ends = request.sampling.ends(self._ends.eos_token_ids)
         drafter = Drafter(sequence.token_ids, ngrams, acceptance, ends, sequence.num_prompt)
         sequence.drafter = drafter
         return drafter
-
-
-def _owner(sequence: Sequence) -> Owner:
-    return sequence.request.scope, tuple(ref.digest for ref in sequence.refs)
 
 
 def _allowed(sequence: Sequence, draft: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[AllowedTokens, ...]]:

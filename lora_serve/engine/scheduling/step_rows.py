@@ -172,7 +172,7 @@ class StepRows:
         self._load = self._with_draft(row.start, len(draft))
 
     def fits_draft(self, start: int, count: int) -> bool:
-        """True if memory has room for so many guesses in a row at `start`."""
+        """True if so many guesses fit into memory in a row at `start`."""
         load = replace(self._with_draft(start, count), num_adapters=len(self._digests))
         return self._memory.fits(load, ())
 
@@ -191,7 +191,7 @@ class StepRows:
         return tuple(row for row, _ in self._rows.values())
 
     def fitting(self, sequence: Sequence, count: int) -> int:
-        """The number of `count` tokens of a sequence that memory has room for beside the rows composed so far.
+        """The number of `count` tokens of a sequence that fit into memory beside the rows composed so far.
 
         Without other rows at least one token fits, as some row must go on. Rows of pooling requests fit whole or not at
         all.
@@ -206,11 +206,11 @@ class StepRows:
             low, high = (middle, high) if self._fits(sequence, middle) else (low, middle)
         return low
 
-    def has_room_for(self, sequence: Sequence) -> bool:
+    def can_run(self, sequence: Sequence) -> bool:
         """True if a new sequence could run any token now."""
         return self.budget > 0 and self.fitting(sequence, sequence.num_remaining if sequence.is_pooling else 1) > 0
 
-    def has_memory_for(self, adapter: AdapterRef) -> bool:
+    def can_load(self, adapter: AdapterRef) -> bool:
         """True if the adapter could be made resident beside these rows."""
         return self._memory.fits(self.load, (adapter,))
 

@@ -25,8 +25,8 @@ from lora_serve.engine.speculation.acceptance import (
     LONGEST_STREAK,
     Acceptance,
     Owner,
-    kind_of_ngram,
     kind_of_match,
+    kind_of_ngram,
 )
 
 _CHAIN = 8  # earlier places that are compared
