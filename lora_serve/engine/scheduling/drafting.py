@@ -13,13 +13,7 @@ from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.scheduling.step_rows import StepRows
 from lora_serve.engine.sequence import Ends, Sequence
-from lora_serve.engine.speculation.acceptance import (
-    SHARE,
-    AcceptanceByOwner,
-    DraftedStep,
-    DraftTrial,
-    DraftTrials,
-)
+from lora_serve.engine.speculation.acceptance import SHARE, AcceptanceByOwner, DraftedStep, DraftTrial, DraftTrials
 from lora_serve.engine.speculation.drafter import Drafter, NgramCaches
 
 _READ_PER_ROW, _READ_PER_STEP = 1024, 4096  # tokens that a step takes into indexes: about a millisecond
