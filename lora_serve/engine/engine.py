@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from lora_serve.core.messages import Command, Event, StepEvent, Watch
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.adapters.residency import AdapterResidency
@@ -81,7 +81,7 @@ class Engine:
     def stats(self) -> EngineStats:
         return self.figures.stats()
 
-    def look(self, asked: Watch) -> Look:
+    def look(self, asked: Watch) -> EngineView:
         """The engine at work; from now on it is recorded for some seconds."""
         return self.figures.look(asked, self._clock())
 

@@ -11,7 +11,16 @@ from itertools import chain, islice
 from typing import Any
 
 from lora_serve.core.batch import Batch
-from lora_serve.core.live import LiveCount, LiveLimits, LiveLoad, LiveSettings, LiveSlot, LiveTargets, LiveTier, Look
+from lora_serve.core.live import (
+    EngineView,
+    LiveCount,
+    LiveLimits,
+    LiveLoad,
+    LiveSettings,
+    LiveSlot,
+    LiveTargets,
+    LiveTier,
+)
 from lora_serve.core.messages import Watch
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats, TierStats
 from lora_serve.engine.adapters.residency import AdapterResidency
@@ -89,7 +98,7 @@ class Figures:
             num_running_tokens=sum(sequence.num_computed for sequence in scheduler.running),
         )
 
-    def look(self, asked: Watch, now: float) -> Look:
+    def look(self, asked: Watch, now: float) -> EngineView:
         """The present state, and the notes since the asker's last look."""
         scheduler, residency, recorder, blocks = self._scheduler, self._residency, self._recorder, self._blocks
         recorder.watched(now)
@@ -99,7 +108,7 @@ class Figures:
             recorder.request(sequence, _state(sequence, residency))
             for sequence in _first_waiting(scheduler, asked.tenants, now)
         )
-        return Look(
+        return EngineView(
             mark=recorder.mark,
             slots=tuple(_slots(residency, recorder)),
             requests=running + waiting,

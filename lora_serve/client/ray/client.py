@@ -20,7 +20,7 @@ from lora_serve.client.ray.transport import Transport
 from lora_serve.client.ray.watching import FleetWatch
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import EngineLostError, NotReadyError
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from lora_serve.core.messages import (
     AdapterCommand,
     Convert,
@@ -189,7 +189,7 @@ class RayEngineClient:
 
     async def watch(
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
-    ) -> list[Look]:
+    ) -> list[EngineView]:
         """See `EngineClient.watch`."""
         return await self._watch.looks(seen, tenants, in_full=in_full)
 
