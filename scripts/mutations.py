@@ -50,7 +50,7 @@ MUTATIONS = (
     ),
     Mutation(
         "tenants share KV blocks", "7", "engine/kv/blocks.py",
-        'self._root("" if shares_base else tenant, is_long)', 'self._root("", is_long)',
+        'self._root("" if shares_base else scope, is_long)', 'self._root("", is_long)',
         "engine/kv isolation/test_prefix_salt.py",
     ),
     Mutation(

@@ -24,6 +24,8 @@ from hashlib import blake2b
 from lora_serve.core.request import AdapterUse
 from lora_serve.engine.sequence import Sequence
 
+_DIGEST_BYTES = 32
+
 
 class BlockManager:
     """Blocks 1 .. num_blocks of `block_size` tokens each; block 0 is padding and never allocated.
@@ -142,47 +144,6 @@ class BlockManager:
         self._parent_of.pop(key, None)
 
 
-_DIGEST_BYTES = 32
-
-
-class BlockKeys:
-    """Makes the keys of blocks, under a secret of this process: a key cannot be guessed from outside.
-
-    No two tenants share a key, but for blocks of the base model alone with `shares_base`: then a tenant can tell from
-    the time to first token, and from `cached_tokens`, that another has sent the same beginning lately without a salt.
-    """
-
-    def __init__(self, block_size: int, *, shares_base: bool = False) -> None:
-        self._shares_base = shares_base
-        self._block_size = block_size
-        self._secret = secrets.token_bytes(_DIGEST_BYTES)
-
-    def extend(
-        self,
-        keys: list[bytes],
-        tenant: str,
-        adapters: tuple[AdapterUse, ...],
-        token_ids: list[int],
-        *,
-        is_salted: bool = False,
-        is_long: bool = False,
-    ) -> None:
-        """Appends to a sequence's `keys` those of the full blocks of `token_ids` that it lacks. `is_salted`: nothing is
-        shared beyond `tenant`, which holds the salt. `is_long`: its K are rotated by the long factors.
-        """
-        size, shares_base = self._block_size, self._shares_base and not is_salted
-        for index in range(len(keys), len(token_ids) // size):
-            start = index * size
-            acting = acting_in(adapters, start, start + size)
-            parent = keys[-1] if keys else self._root("" if shares_base else tenant, is_long)
-            tokens = array("q", token_ids[start : start + size]).tobytes()
-            identity = repr((acting, tenant) if acting and shares_base else acting).encode()
-            keys.append(blake2b(parent + tokens + identity, digest_size=_DIGEST_BYTES).digest())
-
-    def _root(self, tenant: str, is_long: bool) -> bytes:
-        return blake2b(tenant.encode(), key=self._secret, digest_size=_DIGEST_BYTES, salt=b"long" * is_long).digest()
-
-
 def acting_in(adapters: tuple[AdapterUse, ...], start: int, end: int) -> list[tuple[str, float, int]]:
     """(digest, scale, first position counted from `start`) of the adapters that act on any of start .. end - 1.
 
@@ -193,12 +154,18 @@ def acting_in(adapters: tuple[AdapterUse, ...], start: int, end: int) -> list[tu
 
 
 class PrefixCache:
-    """Connects sequences with the table of blocks. Unless `is_enabled`, no block is ever found or published."""
+    """Connects sequences with the table of blocks. Unless `is_enabled`, no block is ever found or published.
+
+    Keys are made under a secret of this process, so that none can be guessed from outside. No two tenants share one,
+    but for blocks of the base model alone with `shares_base`: then a tenant can tell from the time to first token, and
+    from `cached_tokens`, that another has sent the same beginning lately without a salt.
+    """
 
     def __init__(self, blocks: BlockManager, *, is_enabled: bool, shares_base: bool = False) -> None:
         self._blocks = blocks
-        self._keys = BlockKeys(blocks.block_size, shares_base=shares_base)
         self._is_enabled = is_enabled
+        self._shares_base = shares_base
+        self._secret = secrets.token_bytes(_DIGEST_BYTES)
         self.num_queries = 0  # tokens of the prompts that were looked up, each once
         self.num_hits = 0  # and those of them that were found
 
@@ -238,7 +205,7 @@ class PrefixCache:
         sequence.num_published = sequence.num_computed
         if not self._is_enabled or first == end or sequence.is_pooling:
             return
-        keys = self._keys_of(sequence)
+        keys = self.keys_of(sequence)
         for index in range(first, end):
             self._blocks.publish(sequence.blocks[index], keys[index], keys[index - 1] if index else None)
 
@@ -254,16 +221,31 @@ class PrefixCache:
         if not self._can_look_up(sequence):
             return []
         most = (len(sequence.token_ids) - 1) // self._blocks.block_size
-        return self._blocks.find(self._keys_of(sequence)[:most])
+        return self._blocks.find(self.keys_of(sequence)[:most])
 
     def _can_look_up(self, sequence: Sequence) -> bool:
         return self._is_enabled and not sequence.is_pooling and not sequence.wants_prompt_logprobs
 
-    def _keys_of(self, sequence: Sequence) -> list[bytes]:
-        """The keys of all full blocks of known tokens, each worked out once."""
-        request = sequence.request
-        self._keys.extend(
-            sequence.block_keys, request.scope, sequence.adapters, sequence.token_ids, is_salted=request.is_salted,
-            is_long=sequence.is_long,
-        )  # fmt: skip
-        return sequence.block_keys
+    def keys_of(self, sequence: Sequence) -> list[bytes]:
+        """The keys of all full blocks of known tokens, each worked out once.
+
+        Those of a salted request are shared with none beyond its scope, which holds the salt.
+        """
+        keys, size, scope, is_long = (
+            sequence.block_keys,
+            self._blocks.block_size,
+            sequence.request.scope,
+            sequence.is_long,
+        )
+        shares_base = self._shares_base and not sequence.request.is_salted
+        for index in range(len(keys), len(sequence.token_ids) // size):
+            start = index * size
+            acting = acting_in(sequence.adapters, start, start + size)
+            parent = keys[-1] if keys else self._root("" if shares_base else scope, is_long)
+            tokens = array("q", sequence.token_ids[start : start + size]).tobytes()
+            identity = repr((acting, scope) if acting and shares_base else acting).encode()
+            keys.append(blake2b(parent + tokens + identity, digest_size=_DIGEST_BYTES).digest())
+        return keys
+
+    def _root(self, scope: str, is_long: bool) -> bytes:
+        return blake2b(scope.encode(), key=self._secret, digest_size=_DIGEST_BYTES, salt=b"long" * is_long).digest()
