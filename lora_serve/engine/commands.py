@@ -28,7 +28,7 @@ from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
 from lora_serve.engine.execution import Execution
 from lora_serve.engine.scheduling.scheduler import Scheduler
 
-Outcome = SmokeTestResult | LoraServeError | None
+_Result = SmokeTestResult | LoraServeError | None
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Commands:
     _scheduler: Scheduler
     _residency: AdapterResidency[Any]
     _waiting: list[Command] = field(default_factory=list)
-    _done: list[tuple[Command, Outcome]] = field(default_factory=list)  # answered once the slots are loaded
+    _done: list[tuple[Command, _Result]] = field(default_factory=list)  # answered once the slots are loaded
     _replies: list[tuple[Command, Reply]] = field(default_factory=list)
     _num_smoke_tests: int = 0
 
@@ -94,7 +94,7 @@ class Commands:
         for command in ended:
             self._reply(command, error)
 
-    def _reply(self, command: Command, outcome: Outcome) -> None:
+    def _reply(self, command: Command, outcome: _Result) -> None:
         if isinstance(outcome, LoraServeError):
             self._replies.append((command, Reply(command.call_id, error=outcome)))
         else:
@@ -103,7 +103,7 @@ class Commands:
     def _execute(self, message: Command) -> bool:
         """Tries a command; True once it is done, or never will be."""
         command = message.command
-        outcome: Outcome = None
+        outcome: _Result = None
         is_done = True
         try:
             match command:

@@ -1,4 +1,4 @@
-"""The outcome of every request, from the engines' events, and the fairness among accounts that compete for a replica.
+"""A record of every request, from the engines' events, and the fairness among accounts that compete for a replica.
 
 Service is counted in windows as in "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024): an input
 token counts 1, an output token 2, divided by the account's weight. An account is backlogged in a window if at every
@@ -89,7 +89,7 @@ def fairness_of(meters: Iterable[FairnessMeter]) -> Fairness:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestRecord:
     """A request that is under way or has ended. Times are seconds."""
 
     index: int
@@ -105,22 +105,22 @@ class Outcome:
     error: str | None = None  # its class; None: it ended well
 
 
-class Recorder:
+class RequestRecorder:
     """`num_warm`: the first so many requests count in the totals, but not in the gaps between tokens."""
 
     def __init__(self, num_replicas: int, num_warm: int = 0, weights: Mapping[str, float] | None = None) -> None:
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RequestRecord] = []
         self.gaps = array("d")
         self.meters = [FairnessMeter(weights) for _ in range(num_replicas)]
         self._num_warm = num_warm
-        self._open: dict[str, Outcome] = {}
+        self._open: dict[str, RequestRecord] = {}
 
     @property
     def open_requests(self) -> list[str]:
         return list(self._open)
 
     def submitted(self, arrival: Arrival, replica: int) -> None:
-        self._open[str(arrival.index)] = Outcome(
+        self._open[str(arrival.index)] = RequestRecord(
             arrival.index, arrival.group, arrival.adapter.tenant, replica, arrival.time, arrival.num_prompt
         )
 
@@ -140,7 +140,7 @@ class Recorder:
             return True
         return False
 
-    def _token(self, record: Outcome, now: float) -> None:
+    def _token(self, record: RequestRecord, now: float) -> None:
         if record.first_token is None:
             record.first_token = now
         elif record.index >= self._num_warm:

@@ -16,7 +16,7 @@ from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.routing.fleet_view import FleetView
 from lora_serve.routing.request import RoutedRequest, routed
 from lora_serve.routing.routers import create_router
-from lora_serve.simulate.figures import Fairness, Outcome, Recorder, fairness_of
+from lora_serve.simulate.figures import Fairness, RequestRecord, RequestRecorder, fairness_of
 from lora_serve.simulate.profiles import Profile
 from lora_serve.simulate.replica import Replica, ReportRequest, Timeline
 from lora_serve.simulate.workload import Arrival, TraceRow, WorkloadConfig, make_arrivals
@@ -66,7 +66,7 @@ class Fleet:
         num_gateways: int = 1,
     ) -> None:
         self.timeline = Timeline()
-        self.recorder = Recorder(num_replicas, num_warm, dict(config.tenant_weights))
+        self.recorder = RequestRecorder(num_replicas, num_warm, dict(config.tenant_weights))
         self.replicas = [Replica(index, profile, config, self.timeline, self._emit) for index in range(num_replicas)]
         self.num_sent = [0] * num_replicas  # requests per replica
         self._by_name = {replica.name: replica for replica in self.replicas}
@@ -246,7 +246,7 @@ def _share(part: int, rest: int) -> float:
     return part / (part + rest) if part + rest else 0.0
 
 
-def _span(outcomes: Sequence[Outcome]) -> float:
+def _span(outcomes: Sequence[RequestRecord]) -> float:
     first = min((outcome.arrival for outcome in outcomes), default=0.0)
     return max(1e-9, max((outcome.end for outcome in outcomes), default=0.0) - first)
 
