@@ -55,24 +55,16 @@ def build_engine(
     recorder = Recorder()
     residency = AdapterResidency[Any](
         SlotTable(adapter_config.max_loras, slot_bytes, *eviction),
-        HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras, *eviction),
-        submit,
-        clock,
-        recorder,
-    )
+        HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras, *eviction), submit, clock, recorder,
+    )  # fmt: skip
     prefix_cache = PrefixCache(
         blocks, is_enabled=engine_config.enable_prefix_caching, shares_base=engine_config.share_base_prefixes
     )
     cost = StepCost()
     view = PolicyView(
-        engine_config.max_wait,
-        engine_config.tenant_weights,
-        cost,
-        lambda adapter: adapter.digest in residency.slots,
-        lambda adapter: residency.is_here(adapter.digest),
-        lambda: residency.slots.num_slots,
-        prefix_cache.num_known,
-    )
+        engine_config.max_wait, engine_config.tenant_weights, cost, lambda adapter: adapter.digest in residency.slots,
+        lambda adapter: residency.is_here(adapter.digest), lambda: residency.slots.num_slots, prefix_cache.num_known,
+    )  # fmt: skip
     policy = create_policy(engine_config.policy, view)
     is_padded = spec.pooling is not None and not spec.pooling.is_ragged
     batcher = Batcher(engine_config.batch, cost, padded_length if is_padded else None)
@@ -80,19 +72,9 @@ def build_engine(
     swapping = Swapping(SwapSpace(memory.num_host_blocks), blocks, cost, memory.block_copy_seconds)
     ends = Ends(spec.eos_token_ids, spec.max_model_len, spec.long_rope)
     scheduler = Scheduler(
-        random.Random(engine_config.seed),
-        blocks,
-        prefix_cache,
-        residency,
-        policy,
-        batcher,
-        ends,
-        guard,
-        swapping,
-        Drafting(engine_config.speculate, cost, ends, blocks),
-        constraints,
-        recorder,
-    )
+        random.Random(engine_config.seed), blocks, prefix_cache, residency, policy, batcher, ends, guard, swapping,
+        Drafting(engine_config.speculate, cost, ends, blocks), constraints, recorder,
+    )  # fmt: skip
     execution = Execution(runner, residency, swapping, guard, constraints, clock)
     commands = Commands(execution, scheduler, residency)
     figures = Figures(scheduler, residency, blocks, guard, constraints, recorder)

@@ -178,11 +178,9 @@ def _settings(scheduler: Scheduler, residency: AdapterResidency[Any], block_size
     limits = stats.limits
     return LiveSettings(
         LiveLimits(stats.max_rows, stats.max_tokens, round(1000 * stats.window, 3), stats.reason),
-        LiveTargets(_ms(limits.ttft_target), _ms(limits.itl_target)),
-        limits.max_num_seqs,
-        block_size,
+        LiveTargets(_ms(limits.ttft_target), _ms(limits.itl_target)), limits.max_num_seqs, block_size,
         {name: live_tier(tier) for name, tier in residency.tiers().items()},
-    )
+    )  # fmt: skip
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -127,29 +127,18 @@ class Batcher:
         step, window = self.step_limits(running), self.controller.window(self.limits, 1, 1)
         ttft, itl = self.controller.ttft.p95(), self.controller.itl.p95()
         return BatcherStats(
-            self.limits,
-            step.max_rows,
-            step.max_tokens,
-            window,
-            ttft,
-            itl,
-            self.cost.coefficients,
-            self.cost.relative_error,
-            reason_of(self.limits, step, window, ttft, itl),
-        )
+            self.limits, step.max_rows, step.max_tokens, window, ttft, itl, self.cost.coefficients,
+            self.cost.relative_error, reason_of(self.limits, step, window, ttft, itl),
+        )  # fmt: skip
 
 
 def running_of(running: list[Sequence], num_waiting: int = 0) -> Running:
     """The load that the next step has to run in any case."""
     under_way = [sequence.num_computed for sequence in running if not sequence.is_decoding]
     return Running(
-        len(running),
-        len(running) - len(under_way),
-        sum(sequence.num_computed for sequence in running),
-        max(under_way, default=0),
-        len({ref.digest for sequence in running for ref in sequence.refs}),
-        num_waiting,
-    )
+        len(running), len(running) - len(under_way), sum(sequence.num_computed for sequence in running),
+        max(under_way, default=0), len({ref.digest for sequence in running for ref in sequence.refs}), num_waiting,
+    )  # fmt: skip
 
 
 def padded_length(sequence: Sequence) -> int:

@@ -154,12 +154,9 @@ class Swapping:
 
     def stats(self) -> SwapStats:
         return SwapStats(
-            self._num_swapped,
-            self._num_recomputed,
-            self._space.num_blocks,
-            self._space.num_used,
+            self._num_swapped, self._num_recomputed, self._space.num_blocks, self._space.num_used,
             self._seconds_per_block,
-        )
+        )  # fmt: skip
 
     def _is_worth_it(self, num_blocks: int, num_tokens: int) -> bool:
         if num_blocks > self._space.num_free:

@@ -165,18 +165,13 @@ class Drafting:
                 num_drafted,
                 num_accepted,
                 round(num_accepted / num_drafted, 3),
-            )
+            )  # fmt: skip
             for digests, num_drafted, num_accepted in self._acceptance.busiest(_NUM_SHOWN)
         ]
         return SpeculationStats(
-            self._most,
-            self._num_drafts,
-            self._num_drafted,
-            sum(self._accepted_by_place),
-            tuple(self._accepted_by_place),
-            tuple(adapters),
-            self._mode,
-        )
+            self._most, self._num_drafts, self._num_drafted, sum(self._accepted_by_place),
+            tuple(self._accepted_by_place), tuple(adapters), self._mode,
+        )  # fmt: skip
 
     def _candidates(self, looking: list[tuple[Sequence, Drafter]], price: float, budget: int) -> list[_Candidate]:
         found, to_read = [], _READ_PER_STEP

@@ -113,16 +113,9 @@ class MemoryGuard:
     def stats(self) -> MemoryStats:
         plan = self._plan
         return MemoryStats(
-            plan.limit,
-            plan.weight_bytes,
-            plan.kv_bytes,
-            self._slots.num_bytes,
-            self._last,
-            self._largest,
-            plan.measured_peak(),
-            self._num_out_of_memory,
-            self._max_tokens,
-        )
+            plan.limit, plan.weight_bytes, plan.kv_bytes, self._slots.num_bytes, self._last, self._largest,
+            plan.measured_peak(), self._num_out_of_memory, self._max_tokens,
+        )  # fmt: skip
 
     def _taken(self) -> int:
         return self._plan.weight_bytes + self._plan.kv_bytes + self._slots.num_bytes
