@@ -76,7 +76,7 @@ class Figures:
             num_prefix_hits=scheduler.prefix_cache.num_hits,
             slots=slots,
             host_digests=residency.host.digests,
-            loading_digests=residency.loading_digests,
+            loading_digests=tuple(ref.digest for ref in residency.loading),
             tiers=residency.tiers(),
             adapters=residency.counters(),
             recent_batches=tuple(self._recent),
@@ -108,13 +108,14 @@ class Figures:
             recorder.request(sequence, _state(sequence, residency))
             for sequence in _first_waiting(scheduler, asked.tenants, now)
         )
+        steps, ended, moves = recorder.notes(since)
         return EngineView(
             mark=recorder.mark,
             slots=tuple(_slots(residency, recorder)),
             requests=running + waiting,
-            steps=recorder.steps(since),
-            ended=recorder.ends(since),
-            moves=recorder.moves(since),
+            steps=steps,
+            ended=ended,
+            moves=moves,
             queue=_queue(scheduler),
             max_loras=residency.slots.num_slots,
             loads=tuple(LiveLoad(ref.digest, ref.tenant, ref.name) for ref in residency.loading),

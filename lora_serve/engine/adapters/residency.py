@@ -246,10 +246,6 @@ class AdapterResidency(Generic[V]):
     # -- figures -----------------------------------------------------------------------------------------------
 
     @property
-    def loading_digests(self) -> tuple[str, ...]:
-        return tuple(self._in_flight)
-
-    @property
     def loading(self) -> tuple[AdapterRef, ...]:
         """The adapters on their way to host memory."""
         return tuple(ref for ref, _ in self._in_flight.values())

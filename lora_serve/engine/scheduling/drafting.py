@@ -165,7 +165,7 @@ class Drafting:
                 num_drafted,
                 num_accepted,
                 round(num_accepted / num_drafted, 3),
-            )  # fmt: skip
+            )
             for digests, num_drafted, num_accepted in self._acceptance.busiest(_NUM_SHOWN)
         ]
         return SpeculationStats(
