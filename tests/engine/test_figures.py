@@ -6,6 +6,7 @@ import pytest
 
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import LoadHangsError
+from lora_serve.core.replica_report import ReplicaReport, report_of
 from tests.engine.fake_constraints import FakeConstraints, grammar
 from tests.engine.world import EOS, VirtualClock, World, adapter
 
@@ -14,8 +15,13 @@ def test_new_engine_has_done_nothing_yet() -> None:
     stats = World(speculate="auto").engine.stats()
     assert (stats.num_steps, stats.step_seconds, stats.num_step_tokens, stats.num_hung_loads) == (0, 0.0, 0, 0)
     assert (stats.num_preemptions, stats.num_constrained, stats.num_forced) == (0, 0, 0)
-    told = stats.speculation
-    assert (told.num_drafts, told.num_drafted, told.num_accepted, sum(told.accepted_by_place)) == (0, 0, 0, 0)
+    speculation = stats.speculation
+    assert (
+        speculation.num_drafts,
+        speculation.num_drafted,
+        speculation.num_accepted,
+        sum(speculation.accepted_by_place),
+    ) == (0, 0, 0, 0)
 
 
 def test_seconds_of_steps_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,3 +58,31 @@ def test_running_rows_that_obey_a_grammar_are_counted() -> None:
     world.step()
     assert world.engine.stats().num_running == 3
     assert world.engine.stats().num_constrained == 1
+
+
+def report(world: World) -> ReplicaReport:
+    return report_of("a", 1.0, world.engine.stats())
+
+
+def test_prompts_wait_until_they_are_computed_and_rows_are_read_until_they_end() -> None:
+    world = World(max_num_seqs=1)
+    world.add("first", list(range(40)), max_tokens=2)
+    world.add("second", list(range(10)), max_tokens=2)
+    assert (report(world).num_waiting, report(world).waiting_tokens, report(world).running_tokens) == (2, 50, 0)
+    world.step()  # 32 tokens a step
+    assert (report(world).num_running, report(world).waiting_tokens, report(world).running_tokens) == (1, 18, 32)
+    world.step()
+    assert (report(world).waiting_tokens, report(world).running_tokens) == (10, 40)
+    world.run()
+    assert (report(world).num_running, report(world).waiting_tokens, report(world).running_tokens) == (0, 0, 0)
+
+
+def test_adapters_are_told_by_where_they_are() -> None:
+    world = World(auto_load=False, max_loras=1)
+    world.add("1", [1, 2, 3], adapter("x"))
+    world.step()
+    assert (report(world).loading, report(world).host, report(world).device) == (("sha256:x",), (), ())
+    world.finish_load(adapter("x"))
+    world.step()
+    assert (report(world).loading, report(world).host, report(world).device) == ((), ("sha256:x",), ("sha256:x",))
+    assert (report(world).max_loras, report(world).num_blocks - report(world).num_free_blocks) == (1, 1)
