@@ -14,15 +14,13 @@ from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SlotTable
-from lora_serve.engine.batching.batcher import Batcher, padded_length
-from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.batcher import Batcher, padded_length
+from lora_serve.engine.blocks import BlockManager, PrefixCache
 from lora_serve.engine.commands import Commands
 from lora_serve.engine.constraints import Constraints
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.execution import Execution, Runner
 from lora_serve.engine.figures import Figures
-from lora_serve.engine.kv.blocks import BlockManager, PrefixCache
-from lora_serve.engine.kv.swapping import Swapping, SwapSpace
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
 from lora_serve.engine.recorder import Recorder
@@ -30,6 +28,8 @@ from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.scheduler import Scheduler
 from lora_serve.engine.scheduling.step_rows import MemoryGuard
 from lora_serve.engine.sequence import Ends
+from lora_serve.engine.step_cost import StepCost
+from lora_serve.engine.swapping import Swapping, SwapSpace
 
 
 def build_engine(

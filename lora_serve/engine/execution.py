@@ -13,8 +13,8 @@ from lora_serve.core.errors import AdapterUnavailableError, DeviceMemoryError, I
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.constraints import Constraints
-from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.scheduling.step_rows import MemoryGuard
+from lora_serve.engine.swapping import Swapping
 
 _log = logging.getLogger(__name__)
 Run = Callable[[Batch], list[RowOutput]]

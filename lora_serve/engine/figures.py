@@ -24,8 +24,8 @@ from lora_serve.core.live import (
 from lora_serve.core.messages import Watch
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats, TierStats
 from lora_serve.engine.adapters.residency import AdapterResidency
+from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.constraints import Constraints
-from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.scheduling.scheduler import Scheduler
 from lora_serve.engine.scheduling.step_rows import MemoryGuard

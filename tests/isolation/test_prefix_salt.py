@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.kv.blocks import BlockManager, PrefixCache
+from lora_serve.engine.blocks import BlockManager, PrefixCache
 from lora_serve.engine.sequence import Sequence
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model

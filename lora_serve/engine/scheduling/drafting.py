@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from lora_serve.core.batch import AllowedTokens, StepLoad
 from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.stats import AdapterSpeculation, SpeculationStats
-from lora_serve.engine.batching.step_cost import StepCost
-from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.scheduling.step_rows import StepRows
 from lora_serve.engine.sequence import Ends, Sequence
 from lora_serve.engine.speculation.acceptance import SHARE, AcceptanceByOwner, DraftedStep, DraftTrial, DraftTrials
 from lora_serve.engine.speculation.drafter import Drafter, NgramCaches
+from lora_serve.engine.step_cost import StepCost
 
 _READ_PER_ROW, _READ_PER_STEP = 1024, 4096  # tokens that a step takes into indexes: about a millisecond
 _NUM_SWEEPS = 3  # of Dinkelbach's iteration; it converges faster than linearly

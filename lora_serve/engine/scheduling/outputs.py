@@ -9,9 +9,9 @@ from lora_serve.core.batch import NextToken, Row, RowOutput
 from lora_serve.core.errors import InternalError, LoraServeError
 from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason
-from lora_serve.engine.batching.batcher import Batcher
+from lora_serve.engine.batcher import Batcher
+from lora_serve.engine.blocks import PrefixCache
 from lora_serve.engine.constraints import TokenConstraint
-from lora_serve.engine.kv.blocks import PrefixCache
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.sequence import Ends, Sequence, finish_of, pooled_events, token_events

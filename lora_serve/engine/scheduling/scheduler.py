@@ -14,11 +14,9 @@ from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, Requ
 from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.engine.adapters.residency import AdapterResidency
-from lora_serve.engine.batching.batcher import Batcher
-from lora_serve.engine.batching.step_cost import StepLimits
+from lora_serve.engine.batcher import Batcher
+from lora_serve.engine.blocks import BlockManager, PrefixCache
 from lora_serve.engine.constraints import Constraints, GrammarCompiled, begin_to_compile
-from lora_serve.engine.kv.blocks import BlockManager, PrefixCache
-from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.scheduling.adapter_waits import PREFETCH_WINDOW, AdapterPrefetcher, ColdStart, SlotTurns
@@ -26,6 +24,8 @@ from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.outputs import Outputs, is_end
 from lora_serve.engine.scheduling.step_rows import MemoryGuard, StepRows, chunk_of, row_of
 from lora_serve.engine.sequence import Ends, Sequence
+from lora_serve.engine.step_cost import StepLimits
+from lora_serve.engine.swapping import Swapping
 
 
 @dataclass(eq=False)

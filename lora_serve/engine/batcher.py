@@ -15,8 +15,8 @@ from lora_serve.core.batch import StepLoad
 from lora_serve.core.config import BatchLimits
 from lora_serve.core.messages import Tune
 from lora_serve.core.stats import BatcherStats
-from lora_serve.engine.batching.step_cost import LatencyController, Running, StepCost, StepLimits
 from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.step_cost import LatencyController, Running, StepCost, StepLimits
 
 _ONLY = frozenset((0,))  # the only bucket, where rows are not padded
 

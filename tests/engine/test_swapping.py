@@ -14,10 +14,10 @@ from lora_serve.core.errors import InternalError
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse, InferenceRequest
-from lora_serve.engine.batching.step_cost import StepCost
-from lora_serve.engine.kv.blocks import BlockManager
-from lora_serve.engine.kv.swapping import Swapping, SwapSpace
+from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.step_cost import StepCost
+from lora_serve.engine.swapping import Swapping, SwapSpace
 from tests.engine.world import World, adapter
 
 

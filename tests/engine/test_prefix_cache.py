@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lora_serve.core.errors import InternalError, NumericalError
 from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse, InferenceRequest
-from lora_serve.engine.kv.blocks import BlockManager, PrefixCache, acting_in
+from lora_serve.engine.blocks import BlockManager, PrefixCache, acting_in
 from lora_serve.engine.sequence import Sequence
 from tests.engine.fake_runner import EXPLOSION, POISON
 from tests.engine.world import World, adapter

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from lora_serve.core.batch import BlockCopy, BlockMoves
 from lora_serve.core.stats import SwapStats
-from lora_serve.engine.batching.step_cost import StepCost
-from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.sequence import Sequence, SwappedBlocks
+from lora_serve.engine.step_cost import StepCost
 
 _WEIGHT = 0.1  # of the newest copies
 
