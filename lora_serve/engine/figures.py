@@ -10,17 +10,8 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
+from lora_serve.core import live
 from lora_serve.core.batch import Batch
-from lora_serve.core.live import (
-    EngineView,
-    LiveCount,
-    LiveLimits,
-    LiveLoad,
-    LiveSettings,
-    LiveSlot,
-    LiveTargets,
-    LiveTier,
-)
 from lora_serve.core.messages import Watch
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats, TierStats
 from lora_serve.engine.adapters.residency import AdapterResidency
@@ -98,7 +89,7 @@ class Figures:
             num_running_tokens=sum(sequence.num_computed for sequence in scheduler.running),
         )
 
-    def look(self, asked: Watch, now: float) -> EngineView:
+    def look(self, asked: Watch, now: float) -> live.EngineView:
         """The present state, and the notes since the asker's last look."""
         scheduler, residency, recorder, blocks = self._scheduler, self._residency, self._recorder, self._blocks
         recorder.watched(now)
@@ -109,7 +100,7 @@ class Figures:
             for sequence in _first_waiting(scheduler, asked.tenants, now)
         )
         steps, ended, moves = recorder.notes(since)
-        return EngineView(
+        return live.EngineView(
             mark=recorder.mark,
             slots=tuple(_slots(residency, recorder)),
             requests=running + waiting,
@@ -118,7 +109,7 @@ class Figures:
             moves=moves,
             queue=_queue(scheduler),
             max_loras=residency.slots.num_slots,
-            loads=tuple(LiveLoad(ref.digest, ref.tenant, ref.name) for ref in residency.loading),
+            loads=tuple(live.LiveLoad(ref.digest, ref.tenant, ref.name) for ref in residency.loading),
             num_blocks=blocks.num_blocks,
             num_free_blocks=blocks.num_free,
             num_known_blocks=blocks.num_known,
@@ -127,9 +118,9 @@ class Figures:
         )
 
 
-def live_tier(tier: TierStats) -> LiveTier:
+def live_tier(tier: TierStats) -> live.LiveTier:
     """The figures of a tier that are shown live."""
-    return LiveTier(
+    return live.LiveTier(
         tier.num_bytes, tier.budget_bytes, tier.num_items, tier.hits, tier.misses, tier.loads, tier.evictions
     )
 
@@ -159,27 +150,27 @@ def _state(sequence: Sequence, residency: AdapterResidency[Any]) -> str:
     return "waiting" if all(residency.is_here(use.ref.digest) for use in sequence.adapters) else "loading"
 
 
-def _queue(scheduler: Scheduler) -> dict[str, LiveCount]:
+def _queue(scheduler: Scheduler) -> dict[str, live.LiveCount]:
     waiting = Counter(sequence.request.tenant for sequence in scheduler.waiting)
     running = Counter(sequence.request.tenant for sequence in scheduler.running)
-    return {tenant: LiveCount(waiting[tenant], running[tenant]) for tenant in chain(running, waiting)}
+    return {tenant: live.LiveCount(waiting[tenant], running[tenant]) for tenant in chain(running, waiting)}
 
 
-def _slots(residency: AdapterResidency[Any], recorder: Recorder) -> list[LiveSlot]:
+def _slots(residency: AdapterResidency[Any], recorder: Recorder) -> list[live.LiveSlot]:
     found = []
     for slot, ref, num_rows, is_pinned in residency.slots.residents():
         recorder.met(ref)
         size, version = ref.num_bytes, ref.version
-        found.append(LiveSlot(slot.index, ref.name, ref.tenant, ref.digest, size, num_rows, is_pinned, version))
+        found.append(live.LiveSlot(slot.index, ref.name, ref.tenant, ref.digest, size, num_rows, is_pinned, version))
     return sorted(found, key=lambda slot: slot.index)
 
 
-def _settings(scheduler: Scheduler, residency: AdapterResidency[Any], block_size: int) -> LiveSettings:
+def _settings(scheduler: Scheduler, residency: AdapterResidency[Any], block_size: int) -> live.LiveSettings:
     stats = scheduler.batcher.stats(scheduler.running)
     limits = stats.limits
-    return LiveSettings(
-        LiveLimits(stats.max_rows, stats.max_tokens, round(1000 * stats.window, 3), stats.reason),
-        LiveTargets(_ms(limits.ttft_target), _ms(limits.itl_target)), limits.max_num_seqs, block_size,
+    return live.LiveSettings(
+        live.LiveLimits(stats.max_rows, stats.max_tokens, round(1000 * stats.window, 3), stats.reason),
+        live.LiveTargets(_ms(limits.ttft_target), _ms(limits.itl_target)), limits.max_num_seqs, block_size,
         {name: live_tier(tier) for name, tier in residency.tiers().items()},
     )  # fmt: skip
 
