@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from lora_serve.core.adapter import AdapterRef, AddedToken
 
+WARM_UP = "warm-up: "  # begins the tenants of warm-up requests, and no tenant's name
+
 
 class OnCold(enum.StrEnum):
     """The treatment of a request whose adapter is not in device or host memory when its `max_cold_wait` is over.
@@ -140,6 +142,11 @@ class InferenceRequest:
         if self.max_cold_wait is None:
             return None if self.on_cold is OnCold.WAIT else 0.0
         return self.max_cold_wait
+
+    @property
+    def is_warm_up(self) -> bool:
+        """True for a request that nobody sent: it is work of the engine, and no traffic."""
+        return self.tenant.startswith(WARM_UP)
 
     @property
     def scope(self) -> str:

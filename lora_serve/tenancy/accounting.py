@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 from lora_serve.adapters.catalog.opening import replica_name
 from lora_serve.adapters.stores.monitor import StoreMonitor
@@ -19,6 +20,7 @@ from lora_serve.tenancy.quotas.rate_limiter import RateLimiter
 from lora_serve.tenancy.usage.journal import UsageJournal
 from lora_serve.tenancy.usage.metering import Meter
 
+MAX_BROKEN = 10  # lines that are named
 _log = logging.getLogger(__name__)
 
 
@@ -52,13 +54,14 @@ async def open_accounting(
         raise
     books = _opened(config, accounting, replica, usage_journal, audit_journal)
     try:
-        broken = await asyncio.to_thread(audit_journal.first_broken)
+        broken = await asyncio.to_thread(lambda: list(islice(audit_journal.broken(), MAX_BROKEN)))
     except BaseException:
         audit_journal.close()
         usage_journal.close()
         raise
-    if broken is not None:
-        _log.error("audit log: line %d does not follow from the one before it: lines were changed or removed", broken)
+    if broken:
+        numbers = ", ".join(map(str, broken))
+        _log.error("audit log: line %s does not follow from the one before it: lines were changed or removed", numbers)
     books.audit.publish()  # what a crash, or Redis' absence, kept from the others
     try:
         yield books

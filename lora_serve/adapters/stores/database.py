@@ -137,6 +137,7 @@ class Database:
         make_private(self._path.parent)
         _make_file(self._path)
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        connection.text_factory = _text
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
@@ -236,9 +237,15 @@ def _connected_for_reading(path: Path) -> sqlite3.Connection:
     how = "vfs=unix-none" if has_log else "immutable=1"
     address = f"file:{quote(str(path.absolute()))}?mode=ro&{how}"
     connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+    connection.text_factory = _text
     if has_log:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     return connection
+
+
+def _text(raw: bytes) -> str:
+    """A text, though some of its bytes may be none: one record that is broken must not hide the others."""
+    return raw.decode(errors="replace")
 
 
 def _is_unwritable(error: OSError | sqlite3.Error) -> bool:

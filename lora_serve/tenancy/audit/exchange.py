@@ -65,10 +65,11 @@ class AuditExchange:
             return False
         number = max(0, journal.num_lines - MAX_LINES) if last is None else last.number
         while page := journal.lines(number):
-            self._write(page)
             number = page[-1].number
+            told = [line for line in page if line.is_sound]
+            self._write(told)
             last = self._last()
-            if not isinstance(last, AuditLine) or last.number < number:
+            if told and (not isinstance(last, AuditLine) or last.number < told[-1].number):
                 return False
         return True
 
@@ -103,7 +104,7 @@ def _line_of(replica: str, entry: bytes, fields: Mapping[bytes, bytes]) -> Audit
     try:
         time_ms, number = map(int, entry.split(b"-"))
         line = AuditLine(replica, number, time_ms, fields[b"line"].decode(), fields[b"digest"].decode())
-        is_ours = 0 < number < 2**62 and line.act["time_ms"] == time_ms
+        is_ours = 0 < number < 2**62 and line.is_sound
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return line if is_ours else None
