@@ -23,7 +23,7 @@ import redis
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.catalog.journals.mirror import MAX_HEADS
-from lora_serve.adapters.redis_connection import connect, said
+from lora_serve.adapters.redis_connection import connect, drop_other_type, said
 from lora_serve.core.errors import AdapterUnavailableError
 
 MAX_CHANGES = 10_000  # commits that are kept for replicas that were away
@@ -226,12 +226,9 @@ class RedisJournal:
 
     def _mend(self) -> None:
         """Drops keys of another type; makes an unreadable position anew over the records as they are."""
-        pipe = self._redis.pipeline(transaction=True)
-        for key in (self._changes_key, self._heads_key, self._records_key, self._position_key):
-            pipe.type(key)
-        changes, heads, records, position = pipe.execute()
-        self._drop({self._changes_key} if changes not in (b"stream", b"none") else set())
-        self._drop({self._heads_key} if heads not in (b"hash", b"none") else set())
+        drop_other_type(self._redis, self._changes_key, b"stream")
+        drop_other_type(self._redis, self._heads_key, b"hash")
+        records, position = self._redis.type(self._records_key), self._redis.type(self._position_key)
         if records not in (b"hash", b"none"):  # nothing is left: a replica with a copy restores it
             self._drop({self._records_key, self._position_key})
         elif not self._is_position(position, records):
