@@ -7,6 +7,7 @@ until the store's monitor has opened the file for writing.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import sqlite3
@@ -25,6 +26,7 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError, Damaged
 
 _UNWRITABLE = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN))
 _DAMAGED = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
+_text = functools.partial(str, encoding="utf-8", errors="replace")  # a text that is broken must not hide the others
 _log = logging.getLogger(__name__)
 
 
@@ -241,11 +243,6 @@ def _connected_for_reading(path: Path) -> sqlite3.Connection:
     if has_log:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     return connection
-
-
-def _text(raw: bytes) -> str:
-    """A text, though some of its bytes may be none: one record that is broken must not hide the others."""
-    return raw.decode(errors="replace")
 
 
 def _is_unwritable(error: OSError | sqlite3.Error) -> bool:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
-import redis
-
-from lora_serve.adapters.redis_connection import connect, drop_other_type, said
-from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.adapters.redis_connection import connect, drop_other_type, readable_errors
 from lora_serve.tenancy.audit.journal import AuditJournal, AuditLine, Matches, first_matching
 
 MAX_LINES = 100_000  # of each replica; its own file has all
 _PAGE = 1000
+_TITLE = "audit log"
 _log = logging.getLogger(__name__)
 
 
@@ -32,7 +29,7 @@ class AuditExchange:
 
     def publish(self, journal: AuditJournal) -> None:
         """Writes the lines that Redis does not have yet."""
-        with _readable_errors():
+        with readable_errors(_TITLE):
             drop_other_type(self._redis, f"{self._prefix}replicas", b"set")
             self._redis.sadd(f"{self._prefix}replicas", self._replica)
             if not self._tell(journal):  # somebody else's entry is in the way, or was and left its id
@@ -43,7 +40,7 @@ class AuditExchange:
     def latest_of_others(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
         """The matching lines of the other replicas, at most `limit` of each, newest first, with ids before `before`."""
         newest = "+" if before is None else str(int(before.partition("-")[0]))
-        with _readable_errors():
+        with readable_errors(_TITLE):
             names = sorted(name.decode() for name in self._redis.smembers(f"{self._prefix}replicas"))
             found: list[AuditLine] = []
             for name in names:
@@ -108,12 +105,3 @@ def _line_of(replica: str, entry: bytes, fields: Mapping[bytes, bytes]) -> Audit
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return line if is_ours else None
-
-
-@contextmanager
-def _readable_errors() -> Iterator[None]:
-    try:
-        yield
-    except (redis.RedisError, OSError, ValueError, KeyError) as error:
-        _log.debug("audit in redis: %r", error)
-        raise AdapterUnavailableError(f"The shared audit log in Redis {said(error)}.", 5) from None

@@ -70,19 +70,18 @@ class AuditLine:
     @property
     def act(self) -> dict[str, Any]:
         """The act; in place of one that cannot be read, one that says so and is no tenant's."""
-        return self._read() or {"time_ms": self.time_ms, **_UNREADABLE}
+        nothing = {"time_ms": self.time_ms, **_UNREADABLE}
+        with suppress(ValueError, RecursionError):
+            act = json.loads(self.line)
+            if isinstance(act, dict) and all(type(act.get(name)) is type(value) for name, value in nothing.items()):
+                return act if _is_time(act["time_ms"]) else nothing
+        return nothing
 
     @property
     def is_sound(self) -> bool:
         """True if the act can be read and is of this time."""
-        return (self._read() or {}).get("time_ms") == self.time_ms
-
-    def _read(self) -> dict[str, Any] | None:
-        with suppress(ValueError, RecursionError):
-            act = json.loads(self.line)
-            if isinstance(act, dict) and _is_time(act.get("time_ms")):
-                return act if all(type(act.get(name)) is type(value) for name, value in _UNREADABLE.items()) else None
-        return None
+        act = self.act
+        return act["action"] != _UNREADABLE["action"] and bool(act["time_ms"] == self.time_ms)
 
 
 Matches = Callable[[AuditLine], bool]

@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ import redis
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.catalog.journals.mirror import MAX_HEADS
-from lora_serve.adapters.redis_connection import connect, drop_other_type, said
+from lora_serve.adapters.redis_connection import connect, drop_other_type, readable_errors
 from lora_serve.core.errors import AdapterUnavailableError
 
 MAX_CHANGES = 10_000  # commits that are kept for replicas that were away
@@ -59,7 +59,7 @@ class RedisJournal:
         self._title = title
 
     def load(self) -> Page:
-        with self._readable_errors():
+        with readable_errors(self._title):
             self._mend()
             pipe = self._redis.pipeline(transaction=True)
             for key in (self._position_key, self._records_key, self._heads_key):
@@ -73,7 +73,7 @@ class RedisJournal:
             return Page(position, texts, heads)
 
     def since(self, position: Position) -> Page | None:
-        with self._readable_errors():
+        with readable_errors(self._title):
             try:
                 return self._since(position)
             except _NotOursError as error:
@@ -97,7 +97,7 @@ class RedisJournal:
         """
         new = Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1, uuid.uuid4().hex)
         position = new if becomes is None else replace(becomes, head=becomes.head or new.head)
-        with self._readable_errors():
+        with readable_errors(self._title):
             for _ in range(_MAX_ATTEMPTS):
                 with suppress(redis.WatchError):  # another was first, or the connection broke
                     return self._attempt(expected, changes, position, heads)
@@ -139,11 +139,11 @@ class RedisJournal:
 
     def wait(self, position: Position, seconds: float) -> None:
         block = max(1, min(int(seconds * 1000), int(self._timeout * 500)))
-        with self._readable_errors():
+        with readable_errors(self._title):
             self._news.xread({self._changes_key: f"{position.generation}-0"}, count=1, block=block)
 
     def forget(self) -> None:
-        with self._readable_errors():
+        with readable_errors(self._title):
             self._redis.xtrim(self._changes_key, maxlen=0, approximate=False)
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class RedisJournal:
         """Deletes keys that took no entry: they have another type, or a foreign id beyond the next one."""
         if keys:
             _log.warning("the shared %s: %s held what is not ours; dropped", self._title, ", ".join(sorted(keys)))
-            with self._readable_errors():
+            with readable_errors(self._title):
                 self._redis.delete(*keys)
 
     def _mend(self) -> None:
@@ -261,14 +261,6 @@ class RedisJournal:
             except redis.WatchError:
                 return
         _log.warning("the shared %s had lost its position; its records are as they were", self._title)
-
-    @contextmanager
-    def _readable_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (redis.RedisError, OSError, ValueError, KeyError, RecursionError) as error:
-            _log.debug("redis journal: %r", error)
-            raise AdapterUnavailableError(f"The shared {self._title} in Redis {said(error)}.", retry_after=5) from None
 
 
 class _NotOursError(Exception):
