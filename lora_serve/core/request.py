@@ -6,8 +6,7 @@ import enum
 from dataclasses import dataclass, field, replace
 
 from lora_serve.core.adapter import AdapterRef, AddedToken
-
-WARM_UP = "warm-up: "  # begins the tenants of warm-up requests, and no tenant's name
+from lora_serve.core.tenant import WARM_UP
 
 
 class OnCold(enum.StrEnum):

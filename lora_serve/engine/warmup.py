@@ -14,15 +14,8 @@ from dataclasses import dataclass, replace
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
-from lora_serve.core.request import (
-    WARM_UP,
-    AdapterUse,
-    InferenceRequest,
-    PoolingParams,
-    SamplingParams,
-    Task,
-    TokenGrammar,
-)
+from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams, SamplingParams, Task, TokenGrammar
+from lora_serve.core.tenant import WARM_UP
 
 _NEW_TOKENS = 2  # the prompt's own, and one of a step that decodes
 _ROW_TOKENS = 2  # of prompts that only fill rows: the shortest that do not decode at once

@@ -11,7 +11,8 @@ from typing import cast
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Event, FinishEvent, TokenEvent, TokenLogprobs
-from lora_serve.core.request import WARM_UP, InferenceRequest, SamplingParams
+from lora_serve.core.request import InferenceRequest, SamplingParams
+from lora_serve.core.tenant import WARM_UP
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs
 from lora_serve.server.services import Services
 from lora_serve.text.chat import ChatMessage, render_chat

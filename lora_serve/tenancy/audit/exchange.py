@@ -57,24 +57,24 @@ class AuditExchange:
         A line of this replica that the journal does not have, or has otherwise, stays: it is evidence of a change.
         """
         drop_other_type(self._redis, self._prefix + self._replica, b"stream")
-        last = self._last()
-        if isinstance(last, _Stranger):
+        last = self._last_number()
+        if last < 0:
             return False
-        number = max(0, journal.num_lines - MAX_LINES) if last is None else last.number
+        number = last or max(0, journal.num_lines - MAX_LINES)
         while page := journal.lines(number):
             number = page[-1].number
             told = [line for line in page if line.is_sound]
             self._write(told)
-            last = self._last()
-            if told and (not isinstance(last, AuditLine) or last.number < told[-1].number):
+            if told and self._last_number() < told[-1].number:
                 return False
         return True
 
-    def _last(self) -> AuditLine | _Stranger | None:
-        """The last entry; None if there is none."""
+    def _last_number(self) -> int:
+        """The number of the last line; 0: there is none; -1: the last entry is none."""
         for entry, fields in self._redis.xrevrange(self._prefix + self._replica, count=1):
-            return _line_of(self._replica, entry, fields) or _Stranger()
-        return None
+            line = _line_of(self._replica, entry, fields)
+            return -1 if line is None else line.number
+        return 0
 
     def _write(self, page: list[AuditLine]) -> None:
         name, pipe = self._prefix + self._replica, self._redis.pipeline(transaction=False)
@@ -90,10 +90,6 @@ class AuditExchange:
                 if (line := _line_of(replica, entry, fields)) is not None:
                     yield line
             newest = f"({page[-1][0].decode()}"
-
-
-class _Stranger:
-    """An entry that no server has written."""
 
 
 def _line_of(replica: str, entry: bytes, fields: Mapping[bytes, bytes]) -> AuditLine | None:

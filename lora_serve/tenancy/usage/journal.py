@@ -44,9 +44,9 @@ _READABLE = " AND ".join((
 _SELECT = f"SELECT bucket, {_COLUMNS} FROM usage WHERE {_READABLE} AND "  # noqa: S608 - names of fields
 _UNREADABLE = f"SELECT bucket, {', '.join(KEY_FIELDS)} FROM usage WHERE NOT ({_READABLE}) LIMIT 10"  # noqa: S608
 _MAX_PAGE = 1000
-_log = logging.getLogger(__name__)
 _PRAGMAS = ("cache_size = -256",)  # KiB: it is appended to, and grows for ever
 _TITLE = "usage journal"
+_log = logging.getLogger(__name__)
 
 
 class UsageJournal:

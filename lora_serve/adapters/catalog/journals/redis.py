@@ -132,7 +132,9 @@ class RedisJournal:
                 taken_in = dict(heads or {})
             hints = self._tell(pipe, commit, taken_in, old)
             results = pipe.execute(raise_on_error=False)
-            failed = {key for key, result in zip(hints, results[-len(hints) :], strict=True) if _is_error(result)}
+            failed = {
+                key for key, result in zip(hints, results[-len(hints) :], strict=True) if isinstance(result, Exception)
+            }
         with suppress(AdapterUnavailableError):  # the commit itself is done
             self._drop(failed)
         return position
@@ -322,10 +324,6 @@ def _generations(heads: Mapping[bytes, bytes]) -> dict[str, int]:
 def _number(text: bytes) -> int:
     """The number; 0 for anything else."""
     return int(text) if text.removeprefix(b"-").isdigit() and len(text) < 20 else 0
-
-
-def _is_error(result: object) -> bool:
-    return isinstance(result, Exception)
 
 
 def _text(value: bytes) -> str:
