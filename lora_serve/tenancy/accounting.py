@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from itertools import islice
 
@@ -20,7 +20,6 @@ from lora_serve.tenancy.quotas.rate_limiter import RateLimiter
 from lora_serve.tenancy.usage.journal import UsageJournal
 from lora_serve.tenancy.usage.metering import Meter
 
-MAX_BROKEN = 10  # lines that are named
 _log = logging.getLogger(__name__)
 
 
@@ -46,19 +45,12 @@ async def open_accounting(
     it. Raises ConfigError.
     """
     replica = replica or replica_name(config.store)
-    audit_journal = AuditJournal(config.store, replica, monitor=monitor)
-    try:
-        usage_journal = UsageJournal(config.store, monitor)
-    except BaseException:
-        audit_journal.close()
-        raise
-    books = _opened(config, accounting, replica, usage_journal, audit_journal)
-    try:
-        broken = await asyncio.to_thread(lambda: list(islice(audit_journal.broken(), MAX_BROKEN)))
-    except BaseException:
-        audit_journal.close()
-        usage_journal.close()
-        raise
+    with ExitStack() as opened:
+        audit = opened.enter_context(closing(AuditJournal(config.store, replica, monitor=monitor)))
+        usage = opened.enter_context(closing(UsageJournal(config.store, monitor)))
+        books = _opened(config, accounting, replica, usage, audit)
+        broken = await asyncio.to_thread(lambda: list(islice(audit.broken(), 10)))
+        opened.pop_all()  # from here on `books` close them
     if broken:
         numbers = ", ".join(map(str, broken))
         _log.error("audit log: line %s does not follow from the one before it: lines were changed or removed", numbers)

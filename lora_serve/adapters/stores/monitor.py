@@ -67,14 +67,11 @@ class StoreMonitor:
 
     def _gave_up_reserve(self) -> bool:
         """True if there is room now for what makes more; a server that started on a full disk opens its databases."""
-        with self._lock:
-            try:
-                (self._store / RESERVE).unlink()
-            except OSError:
-                return self._kept_again_from > 0  # given up a moment ago
+        with self._lock, suppress(OSError):  # a disk that is read-only, or it was given up a moment ago
+            (self._store / RESERVE).unlink()
             self._kept_again_from = time.monotonic() + MAX_PAUSE
             self._write_pending()
-            return True
+        return self._kept_again_from > 0
 
     def start(self) -> None:
         """Test the store regularly, on a thread, until `close`."""

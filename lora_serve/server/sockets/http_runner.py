@@ -148,13 +148,10 @@ class HttpConnection(RequestHandler):
             answer = super().handle_error(request, status, exc, None)  # with its traceback: an error of ours
         else:
             _log.info("broken HTTP from %s: %s", request.remote, type(exc).__name__)
-            answer = WireError(status, _words(exc), "invalid_request_error", code="bad_http").response()
+            words = "This is not HTTP/1.1 as it has to be."
+            if isinstance(exc, LineTooLong):
+                words = "A line of the request's head is too long (--max-header-size)."
+            answer = WireError(status, words, "invalid_request_error", code="bad_http").response()
             answer.force_close()
         secure(answer.headers)
         return answer
-
-
-def _words(error: BaseException | None) -> str:
-    if isinstance(error, LineTooLong):
-        return "A line of the request's head is too long (--max-header-size)."
-    return "This is not HTTP/1.1 as it has to be."

@@ -102,14 +102,10 @@ def _row(field: bytes, text: bytes) -> UsageRow | None:
     try:
         bucket, *key = json.loads(field)
         figures = UsageFigures(*json.loads(text))
-        is_ours = isinstance(bucket, int) and all(_is_sum(figure) for figure in astuple(figures))
-        return (bucket, UsageKey(*map(str, key)), figures) if is_ours else None
+        is_sound = all(type(figure) in (int, float) and 0 <= figure < math.inf for figure in astuple(figures))
+        return (bucket, UsageKey(*map(str, key)), figures) if isinstance(bucket, int) and is_sound else None
     except (ValueError, TypeError, RecursionError):
         return None
-
-
-def _is_sum(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _record(row: UsageRow) -> tuple[str, str]:

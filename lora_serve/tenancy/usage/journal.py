@@ -35,9 +35,8 @@ _ADD = (
     f"ON CONFLICT (bucket, {', '.join(KEY_FIELDS)}) DO UPDATE SET is_published = 0, "
     + ", ".join(f"{name} = {name} + excluded.{name}" for name in FIGURES)
 )
-_LAST = 253_402_300_799  # Unix seconds at the end of the year 9999
 _READABLE = " AND ".join((
-    f"typeof(bucket) = 'integer' AND bucket BETWEEN 0 AND {_LAST}",
+    "typeof(bucket) = 'integer' AND bucket BETWEEN 0 AND 253402300799",  # in the year 9999
     *(f"typeof({name}) = 'text'" for name in KEY_FIELDS),
     *(f"typeof({name}) IN ('integer', 'real') AND {name} BETWEEN 0 AND 1e300" for name in FIGURES),
 ))  # fmt: skip

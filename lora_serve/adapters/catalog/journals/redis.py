@@ -132,9 +132,8 @@ class RedisJournal:
                 taken_in = dict(heads or {})
             hints = self._tell(pipe, commit, taken_in, old)
             results = pipe.execute(raise_on_error=False)
-            failed = {
-                key for key, result in zip(hints, results[-len(hints) :], strict=True) if isinstance(result, Exception)
-            }
+            told = zip(hints, results[-len(hints) :], strict=True)
+            failed = {key for key, result in told if isinstance(result, Exception)}
         with suppress(AdapterUnavailableError):  # the commit itself is done
             self._drop(failed)
         return position
