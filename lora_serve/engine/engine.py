@@ -50,14 +50,16 @@ class Engine:
         seconds_moved = self.execution.move(batch.moves)
         outputs = self.execution.run(batch)
         now = self._clock()
-        ran = self.scheduler.by_row() if self.recorder.is_on else None
+        is_warm_up = all(sequence.request.is_warm_up for sequence in self.scheduler.running)
+        ran = self.scheduler.by_row() if self.recorder.is_on and not is_warm_up else None
         events += self.scheduler.update(outputs, batch, now)
         if ran is not None:
             self.recorder.step(self.figures.num_steps + 1, batch, ran, events, start, now)
         self._load_slots()  # a command may have waited for a row that ended
         seconds = now - start - seconds_moved
         self.scheduler.observe(batch.load, seconds)
-        self.figures.count_step(batch, seconds)
+        if not is_warm_up:
+            self.figures.count_step(batch, seconds)
         return True, events
 
     def load_finished(self, message: LoadFinished[Any]) -> list[Event]:

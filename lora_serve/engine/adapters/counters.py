@@ -12,6 +12,7 @@ from lora_serve.core.stats import AdapterCounters, EvictionReason, LoadTimes
 MIN_RETRY_AFTER = 1.0  # seconds
 MAX_RETRY_AFTER = 120.0
 UNKNOWN_SECONDS = 1.0  # before anything was learned
+_MAX_NAMES = 1024  # ids of one content, of which most are no more: their figures begin anew
 _WEIGHT = 0.2  # of the newest load
 
 
@@ -23,15 +24,18 @@ class CacheCounters:
         self.host = TierCounts()
         self._adapters: dict[str, AdapterCounters] = {}
 
-    def wanted(self, digest: str, *, on_device: bool, on_host: bool) -> None:
+    def wanted(self, adapter: AdapterRef, *, on_device: bool, on_host: bool) -> None:
         """Counts a request's first look at its adapter in both tiers."""
-        own = self._of(digest)
+        own = self._of(adapter.digest)
+        counts = own.hits if on_device else own.misses
+        counts = {} if len(counts) >= _MAX_NAMES else counts
+        counts = {**counts, adapter.name: counts.get(adapter.name, 0) + 1}
         if on_device:
             self.device.hits += 1
-            self._adapters[digest] = replace(own, hits=own.hits + 1)
+            self._adapters[adapter.digest] = replace(own, hits=counts)
             return
         self.device.misses += 1
-        self._adapters[digest] = replace(own, misses=own.misses + 1)
+        self._adapters[adapter.digest] = replace(own, misses=counts)
         if on_host:
             self.host.hits += 1
         else:
