@@ -49,12 +49,12 @@ def test_warm_up_is_in_no_figure_of_traffic(monkeypatch: pytest.MonkeyPatch) -> 
     before = world.engine.stats()
     assert (before.num_steps, before.num_step_tokens, sum(before.steps_by_tokens), before.step_seconds) == (0, 0, 0, 0)
     assert (before.num_prefix_queries, before.num_prefix_hits, before.recent_batches) == (0, 0, ())
-    assert world.engine.recorder.steps(0) == ()
+    assert world.engine.recorder.notes(0)[0] == ()
     world.add("w1", [1, 2, 3], tenant="warm-up: text")
     world.add("r", [1, 2], tenant="warm-up", max_tokens=5)
     world.run()
     stats = world.engine.stats()
-    assert stats.num_steps == len(stats.recent_batches) == len(world.engine.recorder.steps(0)) == 5
+    assert stats.num_steps == len(stats.recent_batches) == len(world.engine.recorder.notes(0)[0]) == 5
     assert stats.num_prefix_queries == 2
 
 
