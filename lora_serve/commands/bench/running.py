@@ -268,8 +268,7 @@ def default_cache() -> Path:
 @contextmanager
 def spawned(config: SpawnConfig) -> Iterator[Spawned]:
     """A server for as long as the block lasts, on checkpoints that are made if missing. Raises ServerFailedError."""
-    from lora_serve.random_weights.adapters import make_adapters
-    from lora_serve.random_weights.model import make_model
+    from lora_serve.random_weights.checkpoints import make_adapters, make_model
 
     model = make_model(config.cache, config.shape, config.seed)
     adapters = make_adapters(config.cache, config.shape, config.num_adapters, config.seed, config.ranks)
