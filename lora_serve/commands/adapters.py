@@ -17,7 +17,6 @@ from lora_serve.commands.adapter_card import (
     shows,
 )
 from lora_serve.commands.adapter_files import files_of, send_files
-from lora_serve.commands.failure import CommandError
 from lora_serve.commands.flags import (
     ID,
     WAIT,
@@ -32,7 +31,7 @@ from lora_serve.commands.flags import (
     percent,
     tenant_name,
 )
-from lora_serve.commands.output import bytes_text, plain, table_of
+from lora_serve.commands.output import CommandError, bytes_text, plain, table_of
 from lora_serve.commands.verb import Document, Given, Invocation, Verb, fields_of, run_verbs
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.errors import ConfigError
@@ -43,7 +42,7 @@ _ADAPTER, _ALIAS = "/admin/adapters/{id}", "/admin/aliases/{id}"
 
 
 def run(arguments: list[str]) -> int:
-    """Runs a subcommand; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
+    """Runs a subcommand; returns the exit code (`commands.output.ExitCode`). Raises ConfigError."""
     return run_verbs("lora-serve adapters", "Client of a running server's admin API.", VERBS, arguments)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from lora_serve.commands.failure import ExitCode
+from lora_serve.commands.output import ExitCode
 from lora_serve.core.adapter import check_adapter_id, check_new_adapter_id
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser, flag_name

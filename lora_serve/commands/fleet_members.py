@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from lora_serve.commands.failure import CommandError, ExitCode
 from lora_serve.commands.flags import YES, CommandParser, adapter_id, argument
-from lora_serve.commands.output import Columns, Output, confirm_deletion, plain, seconds_text, table_of
+from lora_serve.commands.output import (
+    Columns,
+    CommandError,
+    ExitCode,
+    Output,
+    confirm_deletion,
+    plain,
+    seconds_text,
+    table_of,
+)
 from lora_serve.commands.verb import Document, Given, Verb, run_alone
 from lora_serve.core.errors import ConfigError
 
@@ -30,7 +38,7 @@ _STOP_CODES = """exit codes:
 
 
 def show(arguments: list[str]) -> int:
-    """Shows the replicas; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
+    """Shows the replicas; returns the exit code (`commands.output.ExitCode`). Raises ConfigError."""
     return run_alone(STATUS, arguments)
 
 

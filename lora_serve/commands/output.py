@@ -1,7 +1,8 @@
-"""Prints results to standard output, everything else to standard error; asks before what cannot be undone."""
+"""Prints results to standard output, all else to standard error; exit codes; the question before a deletion."""
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -14,9 +15,28 @@ from rich.console import Console, OverflowMethod, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from lora_serve.commands.failure import CommandError, ExitCode
-
 WIDE = 1000  # columns when the output is no terminal, so that no line is folded
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    REFUSED = 1
+    WRONG_COMMAND_LINE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    UNAVAILABLE = 5
+    INTERRUPTED = 130
+
+
+class CommandError(Exception):
+    """The command ends with `code`; `lines` are for people, on standard error."""
+
+    def __init__(self, code: ExitCode, *lines: str, retry_after: float | None = None) -> None:
+        """`retry_after`: seconds after which the call may be repeated; None: not at all."""
+        super().__init__("\n".join(lines))
+        self.code = code
+        self.lines = lines
+        self.retry_after = retry_after
 
 
 def console_on(stream: TextIO) -> Console:

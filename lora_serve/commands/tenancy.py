@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from operator import itemgetter
 
 from rich.table import Table
@@ -36,26 +37,6 @@ from lora_serve.core.tenant import Role
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([1-9][0-9]{0,8})([mhd])\Z")
 _KEY_ID = re.compile(r"[a-z0-9]{1,64}\Z")
-
-
-def run_tenants(arguments: list[str]) -> int:
-    """Runs a subcommand; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
-    return run_verbs("lora-serve tenants", "Tenants of a running server.", TENANT_VERBS, arguments)
-
-
-def run_keys(arguments: list[str]) -> int:
-    """Runs a subcommand; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
-    return run_verbs("lora-serve keys", "API keys of a running server's tenants.", KEY_VERBS, arguments)
-
-
-def run_usage(arguments: list[str]) -> int:
-    """Runs the command; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
-    return run_alone(USAGE, arguments)
-
-
-def run_audit(arguments: list[str]) -> int:
-    """Runs the command; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
-    return run_alone(AUDIT, arguments)
 
 
 def duration(text: str) -> int:
@@ -308,3 +289,8 @@ AUDIT = Verb(
     hint=lambda page: [f"there are more: --limit, or --after {page['last_id']}"] if page["has_more"] else [],
     note=lambda document: _others_missing(document, "acts", "these are this server's own"),
 )
+
+# Each takes the arguments and returns the exit code (`commands.output.ExitCode`); raises ConfigError.
+run_tenants = partial(run_verbs, "lora-serve tenants", "Tenants of a running server.", TENANT_VERBS)
+run_keys = partial(run_verbs, "lora-serve keys", "API keys of a running server's tenants.", KEY_VERBS)
+run_usage, run_audit = partial(run_alone, USAGE), partial(run_alone, AUDIT)

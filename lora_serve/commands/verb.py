@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from lora_serve.commands.failure import EXIT_CODES, CommandError, ExitCode
 from lora_serve.commands.flags import (
     DEFAULT_TIMEOUT,
     AddFlags,
@@ -26,12 +25,20 @@ from lora_serve.commands.flags import (
     run_subcommand,
     urls_here,
 )
-from lora_serve.commands.output import Output, confirm_deletion
+from lora_serve.commands.output import CommandError, ExitCode, Output, confirm_deletion
 from lora_serve.core.errors import ConfigError
 
 if TYPE_CHECKING:  # --help and mistakes need no HTTP client
     from lora_serve.commands.admin_client import AdminClient, Reply
 
+EXIT_CODES = """exit codes:
+  0    well
+  1    the server refused (its message and reasons are printed), or --wait ran out of time
+  2    the command line is wrong
+  3    the server cannot be reached, or did not answer within --timeout
+  4    there is no such adapter, version, alias, tenant or key (404)
+  5    the server cannot do it now (503): its Retry-After is printed, try again then
+  130  interrupted (Ctrl-C)"""
 MAX_PAGE = 1000  # the server's own limit
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two looks of --wait; doubled from one to the other
 NOT_SENT = {"verb", "server", "url", "admin_key", "store", "timeout", "json", "yes", "wait", "csv", "limit", "all"}
@@ -202,7 +209,7 @@ def run_verb(verb: Verb, flags: argparse.Namespace) -> int:
 def run_verbs(program: str, description: str, verbs: Sequence[Verb], arguments: list[str]) -> int:
     """Runs a command with subcommands, whose shared flags may stand before or after the subcommand.
 
-    Returns the exit code (`commands.failure.ExitCode`). Raises ConfigError for a wrong command line.
+    Returns the exit code (`commands.output.ExitCode`). Raises ConfigError for a wrong command line.
     """
     parser = make_parser(program, description, EXIT_CODES, verbs, add_common_flags)
     add_common_flags(parser)

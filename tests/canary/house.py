@@ -26,7 +26,7 @@ import pytest
 from aiohttp import web
 
 from lora_serve.adapters.loading.loader import Loader
-from lora_serve.app import launch, services
+from lora_serve.app import launch, services, serving
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine
 from lora_serve.engine_host import local

@@ -41,7 +41,7 @@ class Found:
 
 
 async def discover(root: str, api_key: str | None) -> Found:
-    """Asks the server. Raises ConfigError if nobody answers."""
+    """Asks the server. Raises ConfigError if no server answers."""
     async with open_session() as http:
         server = _Server(http, root, api_key)
         if (listed := await server.get("/v1/models", must_answer=True)) is None:
@@ -88,7 +88,7 @@ class _Server:
     api_key: str | None
 
     async def get(self, path: str, must_answer: bool = False) -> Any:
-        """The answer's JSON, or None. Raises ConfigError if `must_answer` and nobody is there."""
+        """The answer's JSON, or None. Raises ConfigError if `must_answer` and no server is there."""
         try:
             return await self._json("GET", path, None)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from lora_serve.commands.bench.report import processor_words
 from lora_serve.commands.bench.result import LoadResult, RequestRecord, percentile
-from lora_serve.commands.output import Output, plain
+from lora_serve.commands.output import Output
 
 LATENCIES = {
     "ttft_ms": "time to first token",
@@ -45,7 +45,6 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
 
 
 def _facts(report: Mapping[str, Any]) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
     loop = f"{report['rate']:g} requests/s" if report["rate"] else f"{report['concurrency'] or 'any number'} at a time"
     rows = {
         "engine": f"{report['engine']}, model {report['model']}",
@@ -66,10 +65,7 @@ def _facts(report: Mapping[str, Any]) -> Table:
         rows["tokens"] = "the server tells no counts: each chunk is taken for one token"
     for name, num in report["errors"].items():
         rows[f"failed: {name}"] = f"{num}, as in: {report['error_examples'][name][:160]}"
-    for name, value in rows.items():
-        if value:
-            table.add_row(plain(name), plain(value))
-    return table
+    return facts_table((name, value) for name, value in rows.items() if value)
 
 
 def kernel_words(kernels: Mapping[str, str]) -> str:

@@ -25,8 +25,7 @@ from lora_serve.commands.bench.plan import Plan, Target
 from lora_serve.commands.bench.report import RunFacts, make_report, write_report
 from lora_serve.commands.bench.result import LoadResult
 from lora_serve.commands.bench.workload import FIRST_TOKEN_ID, Arrivals, Workload
-from lora_serve.commands.failure import ExitCode
-from lora_serve.commands.output import Output
+from lora_serve.commands.output import ExitCode, Output
 from lora_serve.commands.server_process import ServerProcess
 from lora_serve.core.errors import ConfigError, how_to_install
 from lora_serve.simulate.traces import TraceRow, read_trace

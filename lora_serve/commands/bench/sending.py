@@ -154,6 +154,7 @@ def _number(target: Target, adapter: str) -> int:
 
 
 DONE = b"[DONE]"
+_TEXTS = ("text", "content", "reasoning_content", "reasoning")  # fields of a chunk
 AT_ONCE = 64  # events read before others have their turn, so that no other stream's clock is late by much
 
 
@@ -214,11 +215,11 @@ class Answer:
             self._choice(time, choice, usage)
 
     def _choice(self, time: float, choice: dict[str, Any], usage: dict[str, Any]) -> None:
-        told = choice.get("delta", choice)
-        text = told.get("text") or told.get("content") or told.get("reasoning_content") or told.get("reasoning") or ""
+        delta = choice.get("delta", choice)
+        text = next((delta[name] for name in _TEXTS if delta.get(name)), "")
         reason = choice.get("finish_reason")
         ids = choice.get("token_ids")
-        bears = bool(text) or (reason is None and "role" not in told)  # a token may have no text of its own yet
+        bears = bool(text) or (reason is None and "role" not in delta)  # a token may have no text of its own yet
         self.text += text
         self.finish_reason = reason or self.finish_reason
         num_ids = len(ids) if isinstance(ids, list) else None

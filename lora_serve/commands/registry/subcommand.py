@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lora_serve.adapters.maintenance.registries import RegistryAddress
-from lora_serve.commands.failure import CommandError, ExitCode
 from lora_serve.commands.flags import DEFAULT_STORE, AddFlags, argument, one_of
-from lora_serve.commands.output import Output
+from lora_serve.commands.output import CommandError, ExitCode, Output
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.setting_texts import check_redis_prefix
 
