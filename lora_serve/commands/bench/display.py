@@ -12,7 +12,7 @@ from rich.table import Table
 
 from lora_serve.commands.bench.report import processor_words
 from lora_serve.commands.bench.result import LoadResult, RequestRecord, percentile
-from lora_serve.commands.output import Output
+from lora_serve.commands.output import Output, facts_table
 
 LATENCIES = {
     "ttft_ms": "time to first token",
