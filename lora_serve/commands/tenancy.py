@@ -21,6 +21,7 @@ from lora_serve.commands.flags import (
     tenant_name,
 )
 from lora_serve.commands.output import (
+    Columns,
     byte_seconds_text,
     csv_cell,
     facts_table,
@@ -63,7 +64,7 @@ def _limits_text(card: Document) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in card["quota"].items()) or "-"
 
 
-_TENANT_COLUMNS = {
+_TENANT_COLUMNS: Columns = {
     "tenant": itemgetter("name"),
     "base": lambda card: yes_or_no(card["may_use_base"]),
     "offload": lambda card: yes_or_no(card["offload"]),
@@ -72,7 +73,7 @@ _TENANT_COLUMNS = {
     "created": lambda card: time_text(card["created"]),
     "limits": _limits_text,
 }
-_KEY_COLUMNS = {
+_KEY_COLUMNS: Columns = {
     "id": itemgetter("id"),
     "role": itemgetter("role"),
     "label": itemgetter("label"),
@@ -212,7 +213,8 @@ _SECONDS = {  # figure -> its title
     "compute_seconds": "compute",
     "residency_byte_seconds": "residency",
 }
-_FIGURES = {name.replace("_", " "): itemgetter(name) for name in _COUNTS} | {
+_FIGURES: Columns = {
+    **{name.replace("_", " "): itemgetter(name) for name in _COUNTS},
     "queue": lambda row: seconds_text(row["queue_seconds"]),
     "load": lambda row: seconds_text(row["load_seconds"]),
     "compute": lambda row: seconds_text(row["compute_seconds"]),
@@ -221,7 +223,7 @@ _FIGURES = {name.replace("_", " "): itemgetter(name) for name in _COUNTS} | {
 
 
 def _show_usage(document: Document, given: Given) -> Table:
-    return table_of(document["data"], {name: itemgetter(name) for name in document["by"]} | _FIGURES, _FIGURES)
+    return table_of(document["data"], {**{name: itemgetter(name) for name in document["by"]}, **_FIGURES}, _FIGURES)
 
 
 def _usage_lines(document: Document) -> Iterator[Iterable[object]]:

@@ -59,7 +59,9 @@ class Verb:
     summary: str
     examples: tuple[str, ...]  # lines of --help, without the program's name
     route: str  # method and path
-    show: Callable[[Document, Given], RenderableType | tuple[RenderableType, ...]]  # the answer, for people
+    show: (
+        Callable[[Document, Given], RenderableType | tuple[RenderableType, ...]] | None
+    )  # None: `run` shows the answer
     arguments: tuple[AddFlags, ...] = ()
     check: Callable[[Given], None] | None = None  # before anything is sent; raises ConfigError
     deletes: Callable[[Given], str] | None = None  # what is asked about first, unless --yes is given
@@ -141,6 +143,7 @@ class Invocation:
         if "csv" in self.given and self.verb.csv is not None and not self.output.as_json:
             csv.writer(sys.stdout, lineterminator="\n").writerows(self.verb.csv(document))
         else:
+            assert self.verb.show is not None
             shown = self.verb.show(document, self.given)
             self.output.show(document, *(shown if isinstance(shown, tuple) else (shown,)))
         if not self.output.as_json:
