@@ -207,12 +207,7 @@ KEY_VERBS = (
 )
 
 _COUNTS = ("requests", "prompt_tokens", "cached_tokens", "generated_tokens")
-_SECONDS = {  # figure -> its title
-    "queue_seconds": "queue",
-    "load_seconds": "load",
-    "compute_seconds": "compute",
-    "residency_byte_seconds": "residency",
-}
+_SECONDS = ("queue_seconds", "load_seconds", "compute_seconds", "residency_byte_seconds")
 _FIGURES: Columns = {
     **{name.replace("_", " "): itemgetter(name) for name in _COUNTS},
     "queue": lambda row: seconds_text(row["queue_seconds"]),
