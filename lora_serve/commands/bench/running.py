@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from lora_serve.commands.bench.discovery import Found, discover, find_words
+from lora_serve.commands.bench.discovery import ServerFacts, discover, find_words
 from lora_serve.commands.bench.display import draw_report, progress_bar, tables
 from lora_serve.commands.bench.flags import api_key, num_spawned, popularity_of
 from lora_serve.commands.bench.load import run_load
@@ -153,7 +153,7 @@ async def prepare(flags: argparse.Namespace, url: str) -> Prepared:
     )
 
 
-def _target(flags: argparse.Namespace, url: str, model: str, key: str | None, found: Found) -> Target:
+def _target(flags: argparse.Namespace, url: str, model: str, key: str | None, found: ServerFacts) -> Target:
     return Target(
         url,
         model,
@@ -169,7 +169,9 @@ def _target(flags: argparse.Namespace, url: str, model: str, key: str | None, fo
     )
 
 
-def _workload(flags: argparse.Namespace, found: Found, vocab_size: int | None, words: tuple[str, ...]) -> Workload:
+def _workload(
+    flags: argparse.Namespace, found: ServerFacts, vocab_size: int | None, words: tuple[str, ...]
+) -> Workload:
     if not words and (vocab_size is None or vocab_size <= FIRST_TOKEN_ID):
         raise ConfigError("--vocab-size: the server does not say it, and token ids must be below it")
     trace = tuple(read_trace(flags.trace)) if flags.trace is not None else ()
@@ -196,7 +198,7 @@ def _num_requests(flags: argparse.Namespace, trace: tuple[TraceRow, ...]) -> int
     return None if flags.duration is not None else len(trace) or NUM_REQUESTS
 
 
-def _adapters(flags: argparse.Namespace, found: Found) -> tuple[str, ...]:
+def _adapters(flags: argparse.Namespace, found: ServerFacts) -> tuple[str, ...]:
     wanted: int | tuple[str, ...] | None = flags.adapters
     if isinstance(wanted, tuple):
         return wanted

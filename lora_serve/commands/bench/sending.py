@@ -175,10 +175,10 @@ class Answer:
     prompt_tokens: int | None = None
     total: int | None = None
     is_done: bool = False
-    pieces: list[Piece] = field(default_factory=list)
+    deltas: list[ChoiceDelta] = field(default_factory=list)
 
     def chunks(self) -> tuple[tuple[Chunk, ...], CountedBy]:
-        return count_tokens(self.pieces, self.total)
+        return count_tokens(self.deltas, self.total)
 
     async def read(self, events: Sequence[tuple[float, bytes]]) -> None:
         """Reads all events. Raises StreamError for an error event, for invalid JSON, and if the stream stopped early.
@@ -189,7 +189,7 @@ class Answer:
             self._event(moment, data)
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-        if not self.pieces and not self.is_done:
+        if not self.deltas and not self.is_done:
             raise StreamError("bad_stream", "the answer holds no event: is it a stream?")
         if not self.is_done and self.finish_reason is None:
             raise StreamError("hang_up", "the stream ended without a reason")
@@ -223,7 +223,7 @@ class Answer:
         self.text += text
         self.finish_reason = reason or self.finish_reason
         num_ids = len(ids) if isinstance(ids, list) else None
-        self.pieces.append(Piece(time, bears, usage.get("completion_tokens"), num_ids))
+        self.deltas.append(ChoiceDelta(time, bears, usage.get("completion_tokens"), num_ids))
 
 
 def _message(event: dict[str, Any]) -> str:
@@ -253,7 +253,7 @@ class EventStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChoiceDelta:
     """The content of one event."""
 
     time: float
@@ -262,27 +262,27 @@ class Piece:
     num_ids: int | None = None
 
 
-def count_tokens(pieces: Sequence[Piece], total: int | None) -> tuple[tuple[Chunk, ...], CountedBy]:
+def count_tokens(deltas: Sequence[ChoiceDelta], total: int | None) -> tuple[tuple[Chunk, ...], CountedBy]:
     """Arrivals with one token at least, in order. `total`: of the usage that came alone, after the choices."""
-    counts, counted_by = _counts(pieces, total)
-    arrivals = itertools.groupby(zip(pieces, counts, strict=True), key=lambda pair: pair[0].time)
+    counts, counted_by = _counts(deltas, total)
+    arrivals = itertools.groupby(zip(deltas, counts, strict=True), key=lambda pair: pair[0].time)
     sums = (Chunk(time, sum(count for _, count in group)) for time, group in arrivals)
     return tuple(chunk for chunk in sums if chunk.num_tokens), counted_by
 
 
-def _counts(pieces: Sequence[Piece], total: int | None) -> tuple[list[int], CountedBy]:
-    first = next((piece for piece in pieces if piece.bears_content), None)
+def _counts(deltas: Sequence[ChoiceDelta], total: int | None) -> tuple[list[int], CountedBy]:
+    first = next((delta for delta in deltas if delta.bears_content), None)
     if first is not None and first.total is not None:
-        known = itertools.accumulate((piece.total or 0 for piece in pieces), max, initial=0)
+        known = itertools.accumulate((delta.total or 0 for delta in deltas), max, initial=0)
         return [later - earlier for earlier, later in itertools.pairwise(known)], "continuous"
-    if any(piece.num_ids is not None for piece in pieces):
-        return [piece.num_ids or 0 for piece in pieces], "ids"
-    bearing = [piece.bears_content for piece in pieces]
-    if total is None and pieces:
-        total = pieces[-1].total  # some servers count once, in the last chunk of the choice
+    if any(delta.num_ids is not None for delta in deltas):
+        return [delta.num_ids or 0 for delta in deltas], "ids"
+    bearing = [delta.bears_content for delta in deltas]
+    if total is None and deltas:
+        total = deltas[-1].total  # some servers count once, in the last chunk of the choice
     if total is None:
         return [int(bears) for bears in bearing], "chunks"
-    if pieces and not any(bearing):
+    if deltas and not any(bearing):
         bearing[-1] = True  # all of it came at the end, and none of it is text
     shares = iter(_spread(total, sum(bearing)))
     return [next(shares) if bears else 0 for bears in bearing], "usage"
