@@ -79,7 +79,7 @@ def _places(found: Document) -> Table | str:
 
 def _tiers(place: Document) -> str:
     marks = " (loading)" * place["is_loading"] + " (pinned)" * place["is_pinned"]
-    return (", ".join(place["tiers"]) + marks).strip()
+    return f"{', '.join(place['tiers'])}{marks}".strip()
 
 
 def _notes(document: Document) -> Iterator[str]:

@@ -63,7 +63,7 @@ class Verb:
         Callable[[Document, Given], RenderableType | tuple[RenderableType, ...]] | None
     )  # None: `run` shows the answer
     arguments: tuple[AddFlags, ...] = ()
-    check: Callable[[Given], None] | None = None  # before anything is sent; raises ConfigError
+    check: Callable[[Given], object] | None = None  # before anything is sent; raises ConfigError
     deletes: Callable[[Given], str] | None = None  # what is asked about first, unless --yes is given
     waits_for: Callable[[Document, Given], Condition] | None = None  # what --wait waits for after such an answer
     run: Callable[[Invocation], Awaitable[None]] | None = None  # in place of one call
