@@ -84,7 +84,7 @@ def _deletion(given: Given) -> str:
 async def set_canary(call: Invocation) -> None:
     """Sends a share of requests to another version than the default one, whichever that is when the server decides."""
     share = {name: call.given[name] for name in ("version", "percent")} if call.given["percent"] else None
-    await call.finish((await call.send(fields={"canary": share})).data)
+    await call.finish((await call.send(fields={"version": None, "canary": share})).data)
 
 
 def check_alias(given: Given) -> None:
@@ -245,6 +245,7 @@ VERBS = (
             argument(
                 "--canary",
                 type=canary,
+                default=None,
                 metavar="V=PERCENT",
                 help="give so much of the traffic to version V (default: none)",
             ),
