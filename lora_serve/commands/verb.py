@@ -44,6 +44,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two looks of --wait; d
 NOT_SENT = {"verb", "server", "url", "admin_key", "store", "timeout", "json", "yes", "wait", "csv", "limit", "all"}
 Document = dict[str, Any]
 Given = dict[str, Any]  # the arguments that are given, by their names
+Shown = RenderableType | tuple[RenderableType, ...]
 Condition = Callable[[Document | None], str]  # an adapter's card (None: there is none) -> what it lacks; "": nothing
 
 
@@ -59,9 +60,7 @@ class Verb:
     summary: str
     examples: tuple[str, ...]  # lines of --help, without the program's name
     route: str  # method and path
-    show: (
-        Callable[[Document, Given], RenderableType | tuple[RenderableType, ...]] | None
-    )  # None: `run` shows the answer
+    show: Callable[[Document, Given], Shown] | None  # the answer, for people; None: `run` shows it
     arguments: tuple[AddFlags, ...] = ()
     check: Callable[[Given], object] | None = None  # before anything is sent; raises ConfigError
     deletes: Callable[[Given], str] | None = None  # what is asked about first, unless --yes is given
@@ -73,7 +72,7 @@ class Verb:
     hint: Callable[[Document], Iterable[str]] = lambda document: ()  # such lines where --json is not given
 
     @property
-    def is_look(self) -> bool:
+    def is_read_only(self) -> bool:
         """True if the server stays as it is, so that any of several may be asked."""
         return self.route.startswith("GET ")
 
@@ -188,7 +187,7 @@ def run_verb(verb: Verb, flags: argparse.Namespace) -> int:
     given = vars(flags)
     output = Output(given.get("json", False))
     named, here = given.get("url") or named_urls(), urls_here()
-    if not (named or verb.is_look) and len(here) > 1:
+    if not (named or verb.is_read_only) and len(here) > 1:
         words = "several servers run here, and none is named: nothing was sent. Choose one by --url or LORA_SERVE_URL"
         raise ConfigError(f"{words}: {', '.join(here)}")
     given["server"] = (named or here)[0]
@@ -197,7 +196,7 @@ def run_verb(verb: Verb, flags: argparse.Namespace) -> int:
             verb.check(given)
         if verb.deletes is not None:
             confirm_deletion("yes" in given, f"{verb.deletes(given)} at {given['server']}")
-        if not named and (len(here) > 1 or not verb.is_look):
+        if not named and (len(here) > 1 or not verb.is_read_only):
             output.note(f"server: {given['server']}")
         asyncio.run(_run(verb, given, output, named or here[:1]))
     except CommandError as error:
@@ -239,5 +238,5 @@ async def _run(verb: Verb, given: Given, output: Output, urls: list[str]) -> Non
             await (verb.run(call) if verb.run else call.run())
         finally:
             left = ", ".join(client.url for client in call.clients if not client.is_asked)
-            if left and not verb.is_look:
+            if left and not verb.is_read_only:
                 output.note(f"not asked: {left} (the first --url is, and those that --wait waits for)")
