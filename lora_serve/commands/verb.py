@@ -128,7 +128,7 @@ class Invocation:
         if self.verb.waits_for is None or "wait" not in self.given:
             return
         condition, deadline = self.verb.waits_for(document, self.given), time.monotonic() + self.timeout
-        path = f"/admin/adapters/{self.given['id']}"
+        path = f"/admin/adapters/{document['id']}"
         missing = await asyncio.gather(*(wait_for(client, path, condition, deadline) for client in self.clients))
         lines = [f"{client.url}: {reason or 'done'}" for client, reason in zip(self.clients, missing, strict=True)]
         if any(missing):
