@@ -32,7 +32,7 @@ def entry_of(text: str) -> CatalogEntry | None:
             entry = _decoder.decode(text)
         except msgspec.MsgspecError:  # texts of metadata may hold halves of a character, which JSON allows
             fields = json.loads(text)
-            for version in fields["versions"]:
+            for version in fields.get("versions", ()):
                 version["summary"] = msgspec.Raw(json.dumps(version["summary"]).encode())
             entry = msgspec.convert(fields, CatalogEntry)
         return _checked(entry)
