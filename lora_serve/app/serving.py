@@ -87,3 +87,4 @@ async def run(
             await asyncio.to_thread(services.registrations.close)
             await asyncio.to_thread(services.grammars.close)
             await asyncio.to_thread(services.templates.close)
+            await asyncio.to_thread(services.large_bodies.close)

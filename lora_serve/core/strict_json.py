@@ -8,6 +8,8 @@ from typing import Any
 
 from lora_serve.core.errors import InvalidAdapterError
 
+MAX_DIGITS = 2**20  # characters of a fraction; Python itself takes fewer of an integer
+
 
 class JsonError(ValueError):
     """The text is not JSON as it is taken here. `reason` says why in a few words, `str(error)` as a predicate."""
@@ -69,6 +71,8 @@ def _refuse_constant(name: str) -> float:
 
 
 def _finite(text: str) -> float:
+    if len(text) > MAX_DIGITS:
+        raise JsonError("a number has too many digits")
     number = float(text)
     if not math.isfinite(number):
         raise JsonError(f"{text[:32]} is too large a number")

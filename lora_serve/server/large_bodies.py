@@ -1,13 +1,20 @@
-"""The large JSON bodies of requests: how much memory they take together, and how many are parsed at the same time."""
+"""The large JSON bodies of requests: how much memory they take together, and the processes that parse them."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from lora_serve.core.errors import CapacityError
+from lora_serve.core.errors import CapacityError, InvalidRequestError
+from lora_serve.core.garbage import without_collections
+from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.worker_processes import ClosedError, WorkerPool
+from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
 
 MAX_SMALL = 2**16  # bytes of a body that is none of them: it is parsed on the event loop, and always has room
 MAX_BYTES = 2**30  # of all that are being read, wait to be parsed or are parsed
@@ -19,7 +26,7 @@ class LargeBodies:
     """Used on the event loop."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_of_tenant: int = MAX_OF_TENANT) -> None:
-        self.parsing = asyncio.Semaphore(MAX_PARSED)
+        self._threads = PatientThreads(MAX_PARSED, "large-bodies")
         self._max_bytes, self._max_of_tenant = max_bytes, max_of_tenant
         self._held = Counter[str]()  # bytes by tenant
 
@@ -49,6 +56,35 @@ class LargeBodies:
             self._held[tenant] -= size
             if not self._held[tenant]:
                 del self._held[tenant]
+
+    async def parse(self, raw: bytes) -> dict[str, Any]:
+        """The fields of a body that some route knows. Raises InvalidRequestError, CapacityError."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._parse, raw)
+
+    def close(self) -> None:
+        """End the processes; what is being parsed ends by itself."""
+        self._workers.close()
+        self._threads.shutdown(wait=False)
+
+    @functools.cached_property
+    def _workers(self) -> WorkerPool:
+        names = (",".join(known_names()), ",".join(TOKEN_ID_NAMES))
+        return WorkerPool("lora_serve.server.bodies.json_parsing", *names, num_processes=MAX_PARSED)
+
+    def _parse(self, raw: bytes) -> dict[str, Any]:
+        try:
+            with self._workers.worker() as worker:
+                answer = worker.ask(raw)
+        except (ClosedError, OSError) as error:
+            raise CapacityError(
+                "There is no memory, or no process, to parse a large request body; try again."
+            ) from error
+        with without_collections():
+            found = pickle.loads(answer)  # noqa: S301 -- our own process, which parses JSON and nothing else
+        if isinstance(found, InvalidRequestError):
+            raise found
+        assert isinstance(found, dict)
+        return found
 
     def _check(self, others: int, num_bytes: int, most: int) -> None:
         if others and others + num_bytes > most:

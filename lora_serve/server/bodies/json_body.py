@@ -23,10 +23,8 @@ from lora_serve.core.errors import (
 )
 from lora_serve.server.bodies.body_stream import BodyStream, decoder_of
 from lora_serve.server.bodies.json_parsing import parse_json
-from lora_serve.server.bodies.sliced_json import SlicedObject
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.large_bodies import MAX_SMALL
-from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
 from lora_serve.server.services import SERVICES
 
 M = TypeVar("M", bound=BaseModel)
@@ -116,15 +114,8 @@ def _room_for(request: web.Request) -> AbstractContextManager[Callable[[int], No
 
 
 async def _parse(request: web.Request, raw: bytes) -> Any:
-    """The value of a body. A large one is read on a thread, without the fields that no route knows."""
-    if len(raw) <= MAX_SMALL:
-        return parse_json(raw)
-    reader = SlicedObject(raw, known_names(), TOKEN_ID_NAMES)
-    async with request.app[SERVICES].large_bodies.parsing:
-        try:
-            return await asyncio.to_thread(reader.read)
-        finally:
-            reader.stop()
+    """The value of a body; of a large one, without the fields that no route knows."""
+    return parse_json(raw) if len(raw) <= MAX_SMALL else await request.app[SERVICES].large_bodies.parse(raw)
 
 
 def _check_headers(request: web.Request) -> None:
