@@ -27,7 +27,7 @@ from lora_serve.core.errors import (
 )
 from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.large_bodies import MAX_SMALL
+from lora_serve.server.large_bodies import MAX_SMALL, is_light
 from lora_serve.server.services import SERVICES
 
 CHUNK_BYTES = 2**18
@@ -220,8 +220,8 @@ def _room_for(request: web.Request) -> AbstractContextManager[Callable[[int], No
 
 
 async def _parse(request: web.Request, raw: bytes) -> Any:
-    """The value of a body; of a large one, without the fields that no route knows."""
-    return parse_json(raw) if len(raw) <= MAX_SMALL else await request.app[SERVICES].large_bodies.parse(raw)
+    """The value of a body; of one that takes long to parse, without the fields that no route knows."""
+    return parse_json(raw) if is_light(raw) else await request.app[SERVICES].large_bodies.parse(raw)
 
 
 def _check_headers(request: web.Request) -> None:
