@@ -10,26 +10,21 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 import lora_serve
 
-_HEAD = struct.Struct(">Q")
 _ENVIRONMENT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
 _START_SECONDS = 60.0
 _READY = b"{}"
-
-
-class ClosedError(Exception):
-    """The other side is gone."""
+CLOSED = (EOFError, OSError)  # the other side is gone, or does not answer
 
 
 class WorkerPool:
@@ -45,7 +40,7 @@ class WorkerPool:
 
     @contextmanager
     def worker(self) -> Iterator[Worker]:
-        """A worker for the block alone; it is ended if the block raises. Raises ClosedError, OSError if none starts."""
+        """A worker for the block alone; it is ended if the block raises. Raises CLOSED if none starts."""
         with self._free:
             worker = self._take()
             try:
@@ -79,9 +74,8 @@ class Worker:
     """One process."""
 
     def __init__(self, command: list[str]) -> None:
-        """Raises ClosedError, OSError if it does not start."""
-        self._connection, theirs = socket.socketpair()
-        self._connection.settimeout(_START_SECONDS)
+        """Raises CLOSED if it does not start."""
+        self._connection, theirs = Pipe()
         own = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         own["PYTHONPATH"] = str(Path(lora_serve.__file__).resolve().parents[1])
         try:
@@ -91,17 +85,20 @@ class Worker:
             self._connection.close()
             raise
         try:
-            receive(self._connection, len(_READY))
-        except (ClosedError, OSError):
+            self._answer(_START_SECONDS, len(_READY))
+        except CLOSED:
             self.end()
             raise
 
-    def ask(self, *frames: bytes, seconds: float | None = None, max_bytes: int | None = None) -> bytes:
-        """The answer to a job, of at most `max_bytes`. Raises ClosedError, OSError."""
-        self._connection.settimeout(seconds)
-        for frame in frames:
-            send(self._connection, frame)
-        return receive(self._connection, max_bytes)
+    def ask(self, job: bytes, seconds: float | None = None, max_bytes: int | None = None) -> bytes:
+        """The answer to a job, of at most `max_bytes`. Raises CLOSED."""
+        self._connection.send_bytes(job)
+        return self._answer(seconds, max_bytes)
+
+    def _answer(self, seconds: float | None, max_bytes: int | None) -> bytes:
+        if not self._connection.poll(seconds):
+            raise TimeoutError
+        return self._connection.recv_bytes(max_bytes)
 
     def end(self) -> None:
         """End the process, whatever it does."""
@@ -113,15 +110,15 @@ class Worker:
 def serve(answer: Callable[[bytes], bytes], prepare: Callable[[], None]) -> None:
     """Runs as a worker: answers jobs until the other side closes the socket. `prepare`: before the first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the socket
-    with socket.socket(fileno=0) as connection:
+    with Connection(0) as connection:
         prepare()
-        send(connection, _READY)
+        connection.send_bytes(_READY)
         while True:
             try:
-                job = receive(connection)
-            except (ClosedError, OSError):
+                job = connection.recv_bytes()
+            except CLOSED:
                 return
-            send(connection, answer(job))
+            connection.send_bytes(answer(job))
 
 
 def limit_memory(num_bytes: int) -> None:
@@ -132,30 +129,6 @@ def limit_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     Path("/proc/self/oom_score_adj").write_text("1000")  # if memory ends, the kernel ends this process, not the server
-
-
-def send(connection: socket.socket, frame: bytes) -> None:
-    """Raises OSError."""
-    connection.sendall(_HEAD.pack(len(frame)))
-    connection.sendall(frame)
-
-
-def receive(connection: socket.socket, max_bytes: int | None = None) -> bytes:
-    """The next frame. Raises ClosedError, also for one of more than `max_bytes`; OSError."""
-    (length,) = _HEAD.unpack(_exactly(connection, _HEAD.size))
-    if max_bytes is not None and length > max_bytes:
-        raise ClosedError
-    return _exactly(connection, length)
-
-
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    content = bytearray()
-    while len(content) < length:
-        piece = connection.recv(min(length - len(content), 2**20))
-        if not piece:
-            raise ClosedError
-        content += piece
-    return bytes(content)
 
 
 def _end_all(workers: list[Worker]) -> None:

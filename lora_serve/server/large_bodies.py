@@ -13,12 +13,12 @@ from typing import Any
 from lora_serve.core.errors import CapacityError, InvalidRequestError
 from lora_serve.core.garbage import without_collections
 from lora_serve.core.patient_threads import PatientThreads
-from lora_serve.core.worker_processes import ClosedError, WorkerPool
+from lora_serve.core.worker_processes import CLOSED, WorkerPool
 from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
 
 MAX_SMALL = 2**16  # bytes of a body that is none of them: it always has room
 MAX_LIGHT = 2**21  # bytes of one that may be parsed on the event loop: a chat of 1 MiB takes 1 ms
-MAX_PARTS = 2**15  # values of such a one at most: so many take 6 ms
+MAX_PARTS = 2**16  # values of such a one at most: so many take 15 ms
 MAX_BYTES = 2**30  # of all that are being read, wait to be parsed or are parsed
 MAX_OF_TENANT = MAX_BYTES // 2  # so that no tenant takes the room of others
 MAX_PARSED = 2  # at the same time, so that they leave threads and processor to others
@@ -82,7 +82,7 @@ class LargeBodies:
         try:
             with self._workers.worker() as worker:
                 answer = worker.ask(raw)
-        except (ClosedError, OSError) as error:
+        except CLOSED as error:
             raise CapacityError(
                 "There is no memory, or no process, to parse a large request body; try again."
             ) from error

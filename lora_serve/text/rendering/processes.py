@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.worker_processes import ClosedError, Worker, WorkerPool
+from lora_serve.core.worker_processes import CLOSED, Worker, WorkerPool
 from lora_serve.text.marked import Marked, Marks
 from lora_serve.text.rendering.wire import frame_of, packed
 
@@ -67,7 +67,7 @@ class TemplateProcesses:
         try:
             with self._pool.worker() as worker:
                 answer = _answer_of(worker, frame_of({**job, "max_characters": most}), most)
-        except (ClosedError, OSError) as error:
+        except CLOSED as error:
             raise AdapterUnavailableError(
                 "The adapter's chat template cannot be rendered at present; try again."
             ) from error
@@ -82,6 +82,6 @@ def _answer_of(worker: Worker, frame: bytes, max_characters: int) -> dict[str, A
     """The answer to a job. Raises TemplateLimitError if there is none."""
     try:
         found = json.loads(worker.ask(frame, seconds=_ANSWER_SECONDS, max_bytes=12 * max_characters + 2**16))
-    except (ClosedError, OSError, ValueError, RecursionError):
+    except (*CLOSED, ValueError, RecursionError):
         raise TemplateLimitError("it takes more time or memory than there may be") from None
     return found if isinstance(found, dict) else {}
