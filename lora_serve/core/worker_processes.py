@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -128,7 +128,8 @@ def limit_memory(num_bytes: int) -> None:
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    Path("/proc/self/oom_score_adj").write_text("1000")  # if memory ends, the kernel ends this process, not the server
+    with suppress(OSError):  # if the machine's memory ends, the kernel ends this process, not the server
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _end_all(workers: list[Worker]) -> None:
