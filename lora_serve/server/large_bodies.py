@@ -70,7 +70,8 @@ class LargeBodies:
 
     def close(self) -> None:
         """End the processes; what is being parsed ends by itself."""
-        self._workers.close()
+        if "_workers" in vars(self):  # made by the first body that asks for them: all schemas are imported then
+            self._workers.close()
         self._threads.shutdown(wait=False)
 
     @functools.cached_property
