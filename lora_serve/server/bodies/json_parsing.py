@@ -11,6 +11,7 @@ import pickle
 import sys
 from array import array
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from lora_serve.core import strict_json
@@ -67,10 +68,10 @@ def _as_array(field: str, value: list[Any]) -> list[Any] | array[int]:
         return value
     if len(kinds) > 1:
         raise InvalidRequestError(f"`{field}` mixes token ids with other values.", field)
-    try:
-        return array("q", value)
-    except OverflowError:
-        raise InvalidRequestError(f"`{field}` holds an integer that is no token id.", field) from None
+    for code in ("H", "I", "q"):  # the shortest, as the server copies them while it holds Python's lock
+        with suppress(OverflowError):
+            return array(code, value)
+    raise InvalidRequestError(f"`{field}` holds an integer that is no token id.", field)
 
 
 def _weigh(value: Any) -> tuple[int, int]:

@@ -64,6 +64,7 @@ def test_token_ids_are_kept_as_numbers() -> None:
     found = read(b'{"prompt": [' + ids + b"]}")["prompt"]
     assert isinstance(found, array)
     assert found == array("q", range(300_000))
+    assert read(b'{"prompt": [-1]}')["prompt"] == array("q", [-1])
     lists = read(b'{"prompt": [[' + ids + b'], [5, 6], ["a"]]}')["prompt"]
     assert [type(item) for item in lists] == [array, array, list]
     for other in (b'"a"', b"1.5", b"[1]", b"9" * 30):
