@@ -101,9 +101,9 @@ def test_a_cluster_of_ones_own_is_this_users_alone_and_ends_with_the_server(tmp_
         found, pids = opened.found, opened.pids()
         assert found["own"]
         assert len(pids) > 6
-        found = {address for address, _ in listening(pids)}
-        assert found
-        assert found <= LOOPBACK
+        addresses = {address for address, _ in listening(pids)}
+        assert addresses
+        assert addresses <= LOOPBACK
         assert stat.S_IMODE(Path(found["folder"]).stat().st_mode) == 0o700
         for pid in opened.cluster():
             assert SECRET.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
