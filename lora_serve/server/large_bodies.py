@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
-from lora_serve.core.errors import CapacityError, InvalidRequestError
+from lora_serve.core.errors import CapacityError
 from lora_serve.core.garbage import without_collections
 from lora_serve.core.patient_threads import PatientThreads
 from lora_serve.core.worker_processes import CLOSED, WorkerPool
 from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
 
+T = TypeVar("T")
 MAX_SMALL = 2**16  # bytes of a body that is none of them: it always has room
 MAX_LIGHT = 2**21  # bytes of one that may be parsed on the event loop: a chat of 1 MiB takes 1 ms
 MAX_PARTS = 2**16  # values of such a one at most: so many take 15 ms
@@ -64,9 +64,11 @@ class LargeBodies:
             if not self._held[tenant]:
                 del self._held[tenant]
 
-    async def parse(self, raw: bytes) -> dict[str, Any]:
-        """The fields of a body that some route knows. Raises InvalidRequestError, CapacityError."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._parse, raw)
+    async def parse(self, raw: bytes, read: Callable[[bytes], T]) -> T:
+        """The fields of a body that some route knows, as `read` finds them in a worker's answer. Raises CapacityError,
+        and what `read` does.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._parse, raw, read)
 
     def close(self) -> None:
         """End the processes; what is being parsed ends by itself."""
@@ -79,7 +81,7 @@ class LargeBodies:
         names = (",".join(known_names()), ",".join(TOKEN_ID_NAMES))
         return WorkerPool("lora_serve.server.bodies.json_parsing", *names, num_processes=MAX_PARSED)
 
-    def _parse(self, raw: bytes) -> dict[str, Any]:
+    def _parse(self, raw: bytes, read: Callable[[bytes], T]) -> T:
         try:
             with self._workers.worker() as worker:
                 answer = worker.ask(raw)
@@ -88,11 +90,7 @@ class LargeBodies:
                 "There is no memory, or no process, to parse a large request body; try again."
             ) from error
         with without_collections():
-            found = pickle.loads(answer)  # noqa: S301 -- our own process, which parses JSON and nothing else
-        if isinstance(found, InvalidRequestError):
-            raise found
-        assert isinstance(found, dict)
-        return found
+            return read(answer)
 
     def _check(self, others: int, num_bytes: int, most: int) -> None:
         if others and others + num_bytes > most:

@@ -25,7 +25,7 @@ from lora_serve.core.errors import (
     SlowRequestError,
     UnsupportedMediaError,
 )
-from lora_serve.server.bodies.json_parsing import parse_json
+from lora_serve.server.bodies.json_parsing import fields_of, parse_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.large_bodies import MAX_SMALL, is_light
 from lora_serve.server.services import SERVICES
@@ -221,7 +221,7 @@ def _room_for(request: web.Request) -> AbstractContextManager[Callable[[int], No
 
 async def _parse(request: web.Request, raw: bytes) -> Any:
     """The value of a body; of one that takes long to parse, without the fields that no route knows."""
-    return parse_json(raw) if is_light(raw) else await request.app[SERVICES].large_bodies.parse(raw)
+    return parse_json(raw) if is_light(raw) else await request.app[SERVICES].large_bodies.parse(raw, fields_of)
 
 
 def _check_headers(request: web.Request) -> None:

@@ -7,12 +7,13 @@ knows are checked there and dropped. The others are bounded, as nothing slices t
 from __future__ import annotations
 
 import gc
-import pickle
 import sys
 from array import array
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from lora_serve.core import strict_json
 from lora_serve.core.errors import InvalidRequestError
@@ -20,6 +21,7 @@ from lora_serve.core.worker_processes import limit_memory, serve
 
 MAX_VALUES = 100_000  # of a large body's fields that are kept, besides token ids
 MAX_IDS = 2**23
+_TOO_DEEP = "The request body is nested too deeply."
 MEMORY_BYTES = 4 * 2**30  # of a worker; a body of 16 MiB takes 0.6 GiB at most
 
 
@@ -90,17 +92,52 @@ def _weigh(value: Any) -> tuple[int, int]:
     return num_values, num_ids
 
 
-def _answer(raw: bytes, names: Collection[str], id_names: Collection[str]) -> bytes:
-    """The fields, or the error, pickled."""
+def fields_of(answer: bytes) -> dict[str, Any]:
+    """The fields of a worker's answer. Raises InvalidRequestError if it refused the body."""
     try:
-        return pickle.dumps(known_fields(raw, names, id_names))
-    except InvalidRequestError as error:
-        return pickle.dumps(error)
+        fields, *refusal = _decoder.decode(answer)
     except RecursionError:
-        return pickle.dumps(InvalidRequestError("The request body is nested too deeply."))
-    except MemoryError:
-        return pickle.dumps(InvalidRequestError("The request body holds more values than there may be."))
+        fields, refusal = None, [_TOO_DEEP]
+    if refusal:
+        raise InvalidRequestError(*refusal)
+    return fields  # type: ignore[no-any-return]
 
+
+def _answer(raw: bytes, names: Collection[str], id_names: Collection[str]) -> bytes:
+    """The fields, or nothing, the error's words and the field that it names."""
+    try:
+        fields = known_fields(raw, names, id_names)
+        try:
+            return _encoder.encode((fields,))
+        except OverflowError:
+            return _encoder.encode((_spelled(fields),))
+    except InvalidRequestError as error:
+        return _encoder.encode((None, str(error), error.param))
+    except RecursionError:
+        return _encoder.encode((None, _TOO_DEEP))
+    except MemoryError:
+        return _encoder.encode((None, "The request body holds more values than there may be."))
+
+
+def _spelled(value: Any) -> Any:
+    """The value, with integers of more than 64 bits, which msgpack lacks, as their digits."""
+    match value:
+        case dict():
+            return {name: _spelled(item) for name, item in value.items()}
+        case list():
+            return [_spelled(item) for item in value]
+        case int() if not -(2**63) <= value < 2**64:
+            return msgspec.msgpack.Ext(_DIGITS, str(value).encode())
+    return value
+
+
+def _read_extension(code: int, data: memoryview) -> int | array[int]:
+    return int(bytes(data)) if code == _DIGITS else array(chr(code), bytes(data))
+
+
+_DIGITS = 0  # of msgpack's extensions; those of arrays are their type codes
+_encoder = msgspec.msgpack.Encoder(enc_hook=lambda ids: msgspec.msgpack.Ext(ord(ids.typecode), ids.tobytes()))
+_decoder = msgspec.msgpack.Decoder(ext_hook=_read_extension)
 
 if __name__ == "__main__":
     gc.disable()  # what is parsed has no circles
