@@ -86,8 +86,9 @@ def at_rest(house: House) -> Figures:
     before = Figures.of(house)
     while True:
         wait.wait(0.02)
+        is_sweeping = house.services.registry.is_sweeping  # before the look at its task, which ends later
         now = Figures.of(house)
-        is_quiet = not (now.temporary_files or house.services.registry.is_sweeping)
+        is_quiet = not (now.temporary_files or is_sweeping)
         if (now == before and is_quiet) or time.monotonic() > deadline:
             return now
         before = now

@@ -11,7 +11,7 @@ from lora_serve.commands.bench.flags import api_key, popularity_of
 from lora_serve.commands.bench.plan import Plan, Target
 from lora_serve.commands.bench.workload import FIRST_TOKEN_ID, Arrivals, Workload
 from lora_serve.core.errors import ConfigError
-from lora_serve.simulate.traces import TraceRow, read_trace
+from lora_serve.simulate.workload import TraceRow, read_trace
 
 NUM_REQUESTS = 64
 CONCURRENCY = 16  # of a closed loop

@@ -15,9 +15,8 @@ from lora_serve.core.batch import StepLoad
 from lora_serve.core.config import BatchLimits
 from lora_serve.core.messages import Tune
 from lora_serve.core.stats import BatcherStats
-from lora_serve.engine.batching.latency_controller import LatencyController, Running, StepLimits, reason_of
-from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.step_cost import LatencyController, Running, StepCost, StepLimits
 
 _ONLY = frozenset((0,))  # the only bucket, where rows are not padded
 
@@ -128,31 +127,63 @@ class Batcher:
         step, window = self.step_limits(running), self.controller.window(self.limits, 1, 1)
         ttft, itl = self.controller.ttft.p95(), self.controller.itl.p95()
         return BatcherStats(
-            self.limits,
-            step.max_rows,
-            step.max_tokens,
-            window,
-            ttft,
-            itl,
-            self.cost.coefficients,
-            self.cost.relative_error,
-            reason_of(self.limits, step, window, ttft, itl),
-        )
+            self.limits, step.max_rows, step.max_tokens, window, ttft, itl, self.cost.coefficients,
+            self.cost.relative_error, reason_of(self.limits, step, window, ttft, itl),
+        )  # fmt: skip
 
 
 def running_of(running: list[Sequence], num_waiting: int = 0) -> Running:
     """The load that the next step has to run in any case."""
     under_way = [sequence.num_computed for sequence in running if not sequence.is_decoding]
     return Running(
-        len(running),
-        len(running) - len(under_way),
-        sum(sequence.num_computed for sequence in running),
-        max(under_way, default=0),
-        len({ref.digest for sequence in running for ref in sequence.refs}),
-        num_waiting,
-    )
+        len(running), len(running) - len(under_way), sum(sequence.num_computed for sequence in running),
+        max(under_way, default=0), len({ref.digest for sequence in running for ref in sequence.refs}), num_waiting,
+    )  # fmt: skip
 
 
 def padded_length(sequence: Sequence) -> int:
     """The bucket of a padded row: the next power of two, 16 at least."""
     return max(16, 1 << (sequence.num_remaining - 1).bit_length())
+
+
+def reason_of(
+    limits: BatchLimits, step: StepLimits, window: float, ttft_p95: float | None, itl_p95: float | None
+) -> str:
+    """Explains the limits in force, as in "smaller steps: between tokens 61 ms (p95), above the target of 50 ms"; one
+    part per target, joined by "; ".
+    """
+    parts = [_of_itl(limits, step, itl_p95), _of_ttft(limits, window, ttft_p95)]
+    return "; ".join(part for part in parts if part) or "no target is set: the limits are in force as they are"
+
+
+def _of_itl(limits: BatchLimits, step: StepLimits, p95: float | None) -> str:
+    if limits.itl_target is None:
+        return ""
+    is_tight = step.max_rows < limits.max_num_seqs or step.max_tokens < limits.max_num_batched_tokens
+    what = f"between tokens {_against(p95, limits.itl_target)}"
+    if not is_tight:
+        return f"full steps: {what}"
+    is_missed = p95 is not None and p95 > limits.itl_target
+    return f"{'smaller steps' if is_missed else 'steps kept smaller'}: {what}"
+
+
+def _of_ttft(limits: BatchLimits, window: float, p95: float | None) -> str:
+    if limits.ttft_target is None:
+        return ""
+    what = f"first tokens {_against(p95, limits.ttft_target)}"
+    if limits.batch_wait == 0:
+        return f"no wait for a fuller batch: {what}"
+    is_shorter = window < limits.batch_wait
+    return f"wait for a fuller batch {'shortened to' if is_shorter else 'up to'} {_shown(window)}: {what}"
+
+
+def _against(p95: float | None, target: float) -> str:
+    if p95 is None:
+        return f"not measured yet, the target is {_shown(target)}"
+    return f"{_shown(p95)} (p95), {'above' if p95 > target else 'within'} the target of {_shown(target)}"
+
+
+def _shown(seconds: float) -> str:
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"

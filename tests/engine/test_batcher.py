@@ -13,10 +13,9 @@ from lora_serve.core.config import BatchLimits
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Tune
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.batching.batcher import Batcher, padded_length
-from lora_serve.engine.batching.latency_controller import StepLimits
-from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.batcher import Batcher, padded_length
 from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.step_cost import StepCost, StepLimits
 from tests.engine.timed_world import Arrival, TimedWorld
 from tests.engine.world import adapter
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from lora_serve.core.errors import InternalError, NumericalError
 from lora_serve.core.messages import FinishEvent
-from lora_serve.core.request import AdapterUse
-from lora_serve.engine.kv.prefix_cache import BlockKeys, acting_in
+from lora_serve.core.request import AdapterUse, InferenceRequest
+from lora_serve.engine.blocks import BlockManager, PrefixCache, acting_in
+from lora_serve.engine.sequence import Sequence
 from tests.engine.fake_runner import EXPLOSION, POISON
 from tests.engine.world import World, adapter
 
@@ -145,11 +146,12 @@ def test_identity_of_a_block_is_of_the_adapters_that_act_in_it() -> None:
 
 
 def test_keys_are_this_processs_own() -> None:
-    world = World()
-    request = world.add("r", PROMPT)
-    first, second = list[bytes](), list[bytes]()
-    BlockKeys(4).extend(first, request.tenant, request.adapters, PROMPT)
-    BlockKeys(4).extend(second, request.tenant, request.adapters, PROMPT)
+    first, second = (
+        PrefixCache(BlockManager(8, 4), is_enabled=True).keys_of(
+            Sequence(0, InferenceRequest("r", tuple(PROMPT)), 0, PROMPT, ())
+        )
+        for _ in range(2)
+    )
     assert len(first) == len(second) == 5
     assert not set(first) & set(second)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lora_serve.core.errors import InternalError, InvalidRequestError, RequestTimeoutError
 from lora_serve.core.messages import ErrorEvent, FinishEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason
-from lora_serve.engine.batching.batcher import running_of
+from lora_serve.engine.batcher import running_of
 from tests.engine.fake_constraints import TOO_COMPLEX, FakeConstraints, grammar
 from tests.engine.world import EOS, VirtualClock, World, adapter
 

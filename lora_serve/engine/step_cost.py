@@ -1,9 +1,9 @@
-"""Keeps p95 targets: sizes steps for the inter-token time, and the wait window for the time to first token.
+"""The cost of a step in seconds, learned from past steps, and steps and wait windows sized by it to keep p95 targets.
 
-Both combine feedforward and feedback. Forward: the learned cost of a step tells how many tokens and rows fit into a
-budget of seconds. Back: the budget is a share of the target that follows the measured quantile (Robbins and Monro, A
-stochastic approximation method, 1951): a late token lowers the share by 0.95 of a rate, any other raises it by 0.05,
-so that the share settles where one token in twenty is late, which is what a p95 at the target means.
+Targets are kept by feedforward and feedback. Forward: the learned cost of a step tells how many tokens and rows fit
+into a budget of seconds. Back: the budget is a share of the target that follows the measured quantile (Robbins and
+Monro, A stochastic approximation method, 1951): a late token lowers the share by 0.95 of a rate, any other raises it by
+0.05, so that the share settles where one token in twenty is late, which is what a p95 at the target means.
 
 The admin's limits are maxima that the controller never exceeds, the window included. Rows and tokens that hardly
 lengthen a step are always admitted: where the fixed part of a step or other programs cause the delay, small steps
@@ -16,11 +16,26 @@ import math
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
+from operator import add, mul
 
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.config import BatchLimits
-from lora_serve.engine.batching.step_cost import StepCost
 
+Vector = list[float]
+# Seconds for one of each: what counts is their ratios. A guess costs as much as a prompt's token: less has to be seen.
+_FIRST_GUESS = {
+    "step": 1e-3, "token": 1.6e-4, "row": 1e-4, "adapter": 1e-4, "kv_token": 2.5e-7, "attended_pair": 1.5e-8,
+    "drafting_step": 1e-4, "draft_token": 1.6e-4,
+}  # fmt: skip
+_GUESSES = tuple(_FIRST_GUESS.values())
+_FORGETTING = 0.99  # weight of a step that is one step older
+_RIDGE = 0.02  # pulls the coefficients to the ratios of the first guess where the data does not tell them apart
+_NUM_SWEEPS = 2
+_NUM_FREE = 10  # first observations, whose errors are not bounded: the first guess may be far away
+_MAX_RATIO = 3.0  # of an observation to its prediction; a step that was interrupted says nothing of its load
+_DRIFT_RATE = 0.1  # of the running mean of the log errors
+_MIN_SECONDS = 1e-9  # of a prediction
+_MAX_DRIFT = 0.25  # beyond it, the machine has become slower or faster: all coefficients are scaled at once
 _NUM_KEPT = 512
 LATE_SHARE = 0.05  # 1 - 0.95
 _AIM = 0.97  # of a target: the quantile swings a little around where it rests
@@ -37,6 +52,143 @@ _PROBE_EVERY = 50  # steps: 2 of the 5 in 100 that may be late are for learning 
 _PROBE_SIZE = 4  # times the limit of the others
 _MIN_STEPS = 16  # observed before the learned cost is used
 _MIX_FORGETTING = 0.998
+
+
+class _Equations:
+    """The normal equations A c = b of the steps so far, newer steps weighing more."""
+
+    def __init__(self) -> None:
+        size = len(_FIRST_GUESS)
+        self.matrix = [[0.0] * size for _ in range(size)]
+        self.vector = [0.0] * size
+
+    def add(self, x: Vector, target: float) -> None:
+        self.matrix = [
+            [_FORGETTING * a + value * b for a, b in zip(row, x, strict=True)]
+            for row, value in zip(self.matrix, x, strict=True)
+        ]
+        self.vector = [_FORGETTING * b + value * target for b, value in zip(self.vector, x, strict=True)]
+
+    def rescale(self, factor: float) -> None:
+        """Changes the equations as if every c were `factor` times as large; the weights are 1 / seconds ** 2."""
+        self.matrix = [[a / factor**2 for a in row] for row in self.matrix]
+        self.vector = [b / factor for b in self.vector]
+
+
+class StepCost:
+    """seconds = c . (1, tokens, rows, adapters, KV tokens read, query-key pairs, 1 if there are drafts, their tokens),
+    where every c is at least 0.
+
+    Least squares of the relative error with exponential forgetting: the normal equations A c = b are kept, and each
+    step moves c by sweeps of coordinate descent that stay at or above 0 (Franc, Hlavac and Navara, Sequential
+    coordinate-wise algorithm for the non-negative least squares problem, 2005). Errors are bounded as in Huber's
+    estimator. If all predictions err to the same side, the coefficients are scaled and not relearned.
+    """
+
+    def __init__(self) -> None:
+        self._shares = [1.0] * len(_FIRST_GUESS)  # of the first guess: c = shares * _FIRST_GUESS
+        # Apart, so that hours of one kind do not erase the others:
+        self._decode, self._prompt, self._draft = _Equations(), _Equations(), _Equations()
+        self._scale = 1.0  # what all shares would be if the first guess had the right ratios
+        self._drift = 0.0
+        self._error: float | None = None
+        self.num_observed = 0
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """Learns from a step of this load that took `seconds`."""
+        if seconds <= 0:
+            return
+        x = _features(load)
+        log_ratio = math.log(seconds / self._predict(x))
+        if self.num_observed >= _NUM_FREE:
+            bound = math.log(_MAX_RATIO)
+            log_ratio = max(-bound, min(bound, log_ratio))
+            self._note_error(abs(math.exp(-log_ratio) - 1))
+        self._drift += max(_DRIFT_RATE, 1 / (self.num_observed + 1)) * (log_ratio - self._drift)
+        if abs(self._drift) > _MAX_DRIFT:
+            log_ratio -= self._drift
+            self._rescale(math.exp(self._drift))
+        self.num_observed += 1
+        predicted = self._predict(x)
+        equations = (
+            self._prompt if load.num_tokens > load.num_rows else self._draft if load.num_drafted else self._decode
+        )
+        equations.add([value / predicted for value in x], math.exp(log_ratio))
+        self._scale += (1 - _FORGETTING) * (math.exp(log_ratio) * predicted / sum(x) - self._scale)
+        self._fit()
+
+    def seconds(self, load: StepLoad) -> float:
+        return self._predict(_features(load))
+
+    @property
+    def seconds_per_token(self) -> float:
+        """The cost of one more prompt token."""
+        return self.coefficients["token"]
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """The learned seconds for one more of each feature."""
+        return dict(zip(_FIRST_GUESS, map(mul, self._shares, _GUESSES), strict=True))
+
+    @property
+    def relative_error(self) -> float | None:
+        """The running median of |predicted / observed - 1|, each step predicted before it was observed; None: too
+        early.
+        """
+        return self._error
+
+    def _predict(self, x: Vector) -> float:
+        return max(_MIN_SECONDS, _dot(self._shares, x))
+
+    def _rescale(self, factor: float) -> None:
+        """Changes the estimate as if every step so far had taken `factor` times as long."""
+        self._shares = [factor * share for share in self._shares]
+        self._decode.rescale(factor)
+        self._prompt.rescale(factor)
+        self._draft.rescale(factor)
+        self._scale *= factor
+        self._drift = 0.0
+
+    def _fit(self) -> None:
+        shares, ridge = self._shares, _RIDGE / self._scale**2
+        kinds = (self._decode, self._prompt, self._draft)
+        matrix = [_sum(*rows) for rows in zip(*(kind.matrix for kind in kinds), strict=True)]
+        vector = _sum(*(kind.vector for kind in kinds))
+        for _ in range(_NUM_SWEEPS):
+            for i, row in enumerate(matrix):
+                descent = vector[i] - _dot(row, shares) + ridge * (self._scale - shares[i])
+                shares[i] = max(0.0, shares[i] + descent / (row[i] + ridge))
+
+    def _note_error(self, error: float) -> None:
+        """A running median: a step up for a larger error, a step down for a smaller one (Robbins and Monro, 1951)."""
+        if self._error is None:
+            self._error = error
+        else:
+            self._error = max(0.0, self._error + (0.005 if error > self._error else -0.005))
+
+
+def _features(load: StepLoad) -> Vector:
+    """The features times their first guess: each is in seconds, so that one ridge fits all."""
+    step, token, row, adapter, kv_token, attended_pair, drafting_step, draft_token = _GUESSES
+    return [
+        step,
+        token * load.num_tokens,
+        row * load.num_rows,
+        adapter * load.num_adapters,
+        kv_token * load.num_kv_read,
+        attended_pair * load.num_attended,
+        drafting_step * (load.num_drafted > 0),
+        draft_token * load.num_drafted,
+    ]
+
+
+def _sum(a: Vector, b: Vector, c: Vector) -> Vector:
+    return list(map(add, map(add, a, b), c))
+
+
+def _dot(a: Vector, b: Vector) -> float:
+    total: float = sum(map(mul, a, b))
+    return total
 
 
 class RecentTimes:
@@ -182,46 +334,3 @@ class LatencyController:
             num_kv + pairs,
         )  # fmt: skip
         return self._cost.seconds(load)
-
-
-def reason_of(
-    limits: BatchLimits, step: StepLimits, window: float, ttft_p95: float | None, itl_p95: float | None
-) -> str:
-    """Explains the limits in force, as in "smaller steps: between tokens 61 ms (p95), above the target of 50 ms"; one
-    part per target, joined by "; ".
-    """
-    parts = [_of_itl(limits, step, itl_p95), _of_ttft(limits, window, ttft_p95)]
-    return "; ".join(part for part in parts if part) or "no target is set: the limits are in force as they are"
-
-
-def _of_itl(limits: BatchLimits, step: StepLimits, p95: float | None) -> str:
-    if limits.itl_target is None:
-        return ""
-    is_tight = step.max_rows < limits.max_num_seqs or step.max_tokens < limits.max_num_batched_tokens
-    what = f"between tokens {_against(p95, limits.itl_target)}"
-    if not is_tight:
-        return f"full steps: {what}"
-    is_missed = p95 is not None and p95 > limits.itl_target
-    return f"{'smaller steps' if is_missed else 'steps kept smaller'}: {what}"
-
-
-def _of_ttft(limits: BatchLimits, window: float, p95: float | None) -> str:
-    if limits.ttft_target is None:
-        return ""
-    what = f"first tokens {_against(p95, limits.ttft_target)}"
-    if limits.batch_wait == 0:
-        return f"no wait for a fuller batch: {what}"
-    is_shorter = window < limits.batch_wait
-    return f"wait for a fuller batch {'shortened to' if is_shorter else 'up to'} {_shown(window)}: {what}"
-
-
-def _against(p95: float | None, target: float) -> str:
-    if p95 is None:
-        return f"not measured yet, the target is {_shown(target)}"
-    return f"{_shown(p95)} (p95), {'above' if p95 > target else 'within'} the target of {_shown(target)}"
-
-
-def _shown(seconds: float) -> str:
-    if seconds >= 10:
-        return f"{seconds:.1f} s"
-    return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"

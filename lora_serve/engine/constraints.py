@@ -1,4 +1,4 @@
-"""The seam between the engine and whoever knows grammars (`text/grammars/matcher.py`, or a fake in tests)."""
+"""The seam between the engine and the code that knows grammars (`text/grammars/matcher.py`, or a fake in tests)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Constraints(Protocol):
 
 
 def begin_to_compile(request: InferenceRequest, constraints: Constraints | None) -> LoraServeError | None:
-    """Begins to compile the request's grammar, if it has one; returns an error where nobody can."""
+    """Begins to compile the request's grammar, if it has one; returns an error where that is not possible."""
     if request.grammar is None:
         return None
     if constraints is None:

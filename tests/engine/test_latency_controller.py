@@ -12,8 +12,8 @@ import pytest
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.config import BatchLimits
 from lora_serve.core.messages import Tune
-from lora_serve.engine.batching.latency_controller import LatencyController, RecentTimes, Running, StepLimits, reason_of
-from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.batcher import reason_of
+from lora_serve.engine.step_cost import LatencyController, RecentTimes, Running, StepCost, StepLimits
 from tests.engine.timed_world import Arrival, FastOutputs, p95
 from tests.tiers import by_tier
 

@@ -11,7 +11,7 @@ import pytest
 
 from lora_serve.core.batch import Batch, Row, StepLoad
 from lora_serve.core.request import PoolingParams
-from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.step_cost import StepCost
 
 
 def true_seconds(load: StepLoad) -> float:

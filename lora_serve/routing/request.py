@@ -1,8 +1,10 @@
-"""Names of prompts' beginnings, which gateways and replicas work out alike: where a prompt's K and V may be found.
+"""A request as a router sees it; names of prompts' beginnings, by which their K and V are found in a fleet.
+
+Gateways and replicas work out these names alike:
 
     root[k] = H_key(tenant, the first 64 * 4 ** k tokens, adapters that act on any of these)
 
-The key is the fleet's, made at its start and told to its gateways and replicas alone: a root that is seen outside says
+The key is the fleet's, made at its start and known to its gateways and replicas alone: a root that is seen outside says
 nothing about a prompt. No two tenants share a root, so that none can tell from the time to its first token what
 another has sent (a replica's own prefix cache goes by keys of its own and is not touched by any of this). A root that
 two prompts share by chance (64 bits) costs a detour, nothing else.
@@ -13,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from lora_serve.core.request import InferenceRequest
@@ -66,3 +69,29 @@ class RecentRoots:
     def roots(self) -> tuple[int, ...]:
         """The roots, the longest unused first."""
         return tuple(self._roots)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """The facts of a request that decide where it runs best."""
+
+    request_id: str
+    digests: tuple[str, ...] = ()  # of its adapters, sorted; none: the base model
+    num_prompt: int = 0  # tokens
+    num_output: int = 0  # tokens, as expected
+    roots: tuple[int, ...] = ()  # of its prompt's beginnings, the shortest first
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt + self.num_output
+
+
+def routed(request: InferenceRequest, key: bytes | None, num_output: int = 0) -> RoutedRequest:
+    """The request as routers see it.
+
+    `key`: see `prefix_roots`; None where replicas keep no prefixes. `num_output`: the tokens that are expected of it.
+    """
+    digests = tuple(sorted({ref.digest for ref in request.refs}))
+    num_prompt = len(request.prompt_token_ids)
+    roots = prefix_roots(request, key) if key is not None else ()
+    return RoutedRequest(request.request_id, digests, num_prompt, num_output, roots)

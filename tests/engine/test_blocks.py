@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.blocks import BlockManager
 
 
 def test_block_zero_is_nobodys_and_each_block_has_one_owner() -> None:

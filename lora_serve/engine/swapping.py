@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from lora_serve.core.batch import BlockCopy, BlockMoves
 from lora_serve.core.stats import SwapStats
-from lora_serve.engine.batching.step_cost import StepCost
-from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.sequence import Sequence, SwappedBlocks
+from lora_serve.engine.step_cost import StepCost
 
 _WEIGHT = 0.1  # of the newest copies
 
@@ -50,7 +50,7 @@ class SwapSpace:
     def swap_in(self, held: tuple[int, ...], blocks: list[int]) -> None:
         """Makes the copies back to the device due. The host blocks stay held until they are released."""
         for host_block, block in zip(held, blocks, strict=True):
-            assert self._is_held[host_block], "a host block that nobody holds is read"
+            assert self._is_held[host_block], "a host block that is not held is read"
             self._back[host_block] = block
 
     def cancel_swap_in(self, held: Iterable[int]) -> None:
@@ -154,12 +154,9 @@ class Swapping:
 
     def stats(self) -> SwapStats:
         return SwapStats(
-            self._num_swapped,
-            self._num_recomputed,
-            self._space.num_blocks,
-            self._space.num_used,
+            self._num_swapped, self._num_recomputed, self._space.num_blocks, self._space.num_used,
             self._seconds_per_block,
-        )
+        )  # fmt: skip
 
     def _is_worth_it(self, num_blocks: int, num_tokens: int) -> bool:
         if num_blocks > self._space.num_free:
