@@ -1,44 +1,55 @@
-"""An adapter's card, as tables for people."""
+"""An adapter's card: as tables for people, and compared with what --wait waits for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from rich.table import Table
 
-from lora_serve.commands.output import bytes_text, plain, time_text
+from lora_serve.commands.output import Columns, bytes_text, facts_table, plain, table_of, time_text, yes_or_no
+from lora_serve.commands.verb import Condition, Document, Given
 
 # Fields of the first table that are shown under another name; all others keep the server's name.
 _SHOWN = {"id", "object", "tenant", "pinned", "created", "version", "route", "aliases", "digest", "bytes", "state",
           "tiers", "targets", "kinds", "metadata", "versions", "warnings", "shared_with",
           "defaults", "replicas"}  # fmt: skip
-_LIST = ("id", "version", "rank", "size", "state", "tiers", "hits", "misses", "pinned")
-_RIGHT = ("rank", "size", "hits", "misses")
+NUMBERS = ("rank", "size", "hits", "misses")
 
 
-def list_table(cards: list[dict[str, Any]]) -> Table:
-    table = _table(*_LIST)
-    for card in cards:
-        cells = [card["id"], route_text(card), card["rank"], bytes_text(card["bytes"]), card["state"]]
-        cells += [", ".join(card["tiers"]), card["hits"], card["misses"], "yes" if card["pinned"] else ""]
-        table.add_row(*map(plain, cells))
-    return table
+def route_text(card: dict[str, Any]) -> str:
+    """3, or 3 (4: 10 %) while a canary takes a share."""
+    canary = (card.get("route") or {}).get("canary")
+    text = str(card["version"])
+    return f"{text} ({canary['version']}: {canary['percent']:g} %)" if canary else text
 
 
-def card_table(card: dict[str, Any]) -> Iterator[Table]:
+LIST_COLUMNS: Columns = {
+    "id": itemgetter("id"),
+    "version": route_text,
+    "rank": itemgetter("rank"),
+    "size": lambda card: bytes_text(card["bytes"]),
+    "state": itemgetter("state"),
+    "tiers": lambda card: ", ".join(card["tiers"]),
+    "hits": itemgetter("hits"),
+    "misses": itemgetter("misses"),
+    "pinned": lambda card: "yes" if card["pinned"] else "",
+}
+_VERSION_COLUMNS: Columns = {
+    "version": itemgetter("version"),
+    "created": lambda version: time_text(version["created"]),
+    **{name: LIST_COLUMNS[name] for name in ("rank", "size", "state", "tiers")},
+    "source": itemgetter("source"),
+    "digest": itemgetter("digest"),
+}
+
+
+def card_tables(card: Document, given: Given) -> tuple[Table, Table]:
     """The adapter's facts, then a line per version."""
-    facts = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in _facts(card):
-        facts.add_row(plain(name), plain(value))
-    yield facts
-    versions = _table("version", "created", "rank", "size", "state", "tiers", "source", "digest")
-    for version in card["versions"]:
-        cells = [version["version"], time_text(version["created"]), version["rank"], bytes_text(version["bytes"])]
-        cells += [version["state"], ", ".join(version["tiers"]), version["source"], version["digest"]]
-        versions.add_row(*map(plain, cells))
-    yield versions
+    versions = table_of(card["versions"], _VERSION_COLUMNS, NUMBERS, overflow="fold")
+    return facts_table(_facts(card)), versions
 
 
 def metadata_text(card: dict[str, Any]) -> str:
@@ -51,13 +62,6 @@ def defaults_text(card: dict[str, Any]) -> str:
     """The defaults in force, a line each."""
     lines = [f"  {plain(name)}: {json.dumps(value)}" for name, value in (card.get("defaults") or {}).items()]
     return "\n".join(["defaults of requests:" if lines else "defaults of requests: none", *lines])
-
-
-def route_text(card: dict[str, Any]) -> str:
-    """3, or 3 (4: 10 %) while a canary takes a share."""
-    canary = (card.get("route") or {}).get("canary")
-    text = str(card["version"])
-    return f"{text} ({canary['version']}: {canary['percent']:g} %)" if canary else text
 
 
 def _facts(card: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -76,7 +80,7 @@ def _facts(card: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "tiers", ", ".join(card["tiers"])
     if (replicas := card.get("replicas")) is not None:
         yield "replicas", ", ".join(f"{place['replica']} ({_held(place)})" for place in replicas) or "-"
-    yield "pinned", "yes" if card["pinned"] else "no"
+    yield "pinned", yes_or_no(card["pinned"])
     yield "created", time_text(card["created"])
     yield "targets", ", ".join(card["targets"])
     yield "kinds", ", ".join(card["kinds"]) or "plain LoRA"
@@ -108,12 +112,45 @@ def _value(value: Any, name: str = "") -> str:
     if isinstance(value, list):
         return ", ".join(map(_value, value))
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return yes_or_no(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in _RIGHT else "left", overflow="fold")
-    return table
+def shows(expected: Document, given: Given) -> Condition:
+    """A check that a card routes the id as `expected` does and has all of its versions, by digest."""
+
+    def missing(card: Document | None) -> str:
+        if card is None:
+            return "it does not know the adapter"
+        if unknown := _versions(expected) - _versions(card):
+            return f"it has no version {', '.join(str(version) for version, _ in sorted(unknown))} of this content"
+        if _route(card) != _route(expected):
+            return f"it serves {_route_text(card)} instead of {_route_text(expected)}"
+        return ""
+
+    return missing
+
+
+def is_gone(version: int | None) -> Condition:
+    """A check that there is no card any more, or one without `version`."""
+
+    def missing(card: Document | None) -> str:
+        if card is None or (version is not None and all(number != version for number, _ in _versions(card))):
+            return ""
+        return "it still has it"
+
+    return missing
+
+
+def _versions(card: Document) -> set[tuple[int, str]]:
+    return {(version["version"], version["digest"]) for version in card.get("versions", [])}
+
+
+def _route(card: Document) -> tuple[Any, ...]:
+    canary = (card.get("route") or {}).get("canary") or {}
+    return card.get("version"), card.get("digest"), canary.get("version"), canary.get("percent")
+
+
+def _route_text(card: Document) -> str:
+    version, _, other, share = _route(card)
+    return f"version {version}" + (f" with {share} % to version {other}" if other is not None else "")

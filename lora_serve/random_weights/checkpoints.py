@@ -1,9 +1,10 @@
-"""Writes a model's folder: weights shard by shard, and a tokenizer in which the word `t7` is token 7."""
+"""Writes checkpoints: a model's folder, shard by shard, with a tokenizer in which `t7` is token 7; adapters."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,8 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
-from lora_serve.random_weights.placing import into_place
-from lora_serve.random_weights.shapes import SHAPES, Shape
+from lora_serve.random_weights.shapes import LORA_TARGETS, RANKS, SHAPES, Shape
 
 SHARD_BYTES = 2**30  # a shard, and one slab of its largest tensor in float32, is all that is in memory
 SLAB = 2**24  # elements drawn at once
@@ -124,3 +124,66 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
     wrapper = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)  # type: ignore[no-untyped-call]
     wrapper.chat_template = CHAT_TEMPLATE
     wrapper.save_pretrained(folder)
+
+
+B_STD = 0.05  # a fresh adapter's B is zero; this one changes the logits, which stay finite
+
+
+def make_adapters(
+    cache: Path, shape: str, count: int, seed: int, ranks: Sequence[int] = RANKS, tenant: str = "bench"
+) -> dict[str, Path]:
+    """Makes bfloat16 adapters once; returns adapter id (`tenant/a0007`) -> folder. Ranks take turns; alpha is the
+    rank.
+    """
+    model = make_model(cache, shape, seed)
+    root = model_root(cache, shape, seed) / f"rank{'-'.join(map(str, ranks))}"
+    folders = {f"{tenant}/a{index:04d}": root / f"a{index:04d}" for index in range(count)}
+    missing = [(index, folder) for index, folder in enumerate(folders.values()) if not folder.exists()]
+    sizes = linear_sizes(model) if missing else {}
+    for index, folder in missing:
+        rank, own_seed = ranks[index % len(ranks)], seed * 1_000_003 + index + 1
+        into_place(folder, lambda target, rank=rank, own=own_seed: write_adapter(target, sizes, rank, own))  # type: ignore[misc]
+    return folders
+
+
+def write_adapter(folder: Path, sizes: dict[str, tuple[int, int]], rank: int, seed: int) -> None:
+    """Writes one adapter. `sizes`: module path -> (out_features, in_features). A is `[rank, in]`, B `[out, rank]`."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for path, (num_out, num_in) in sizes.items():
+        a = torch.randn(rank, num_in, generator=generator) / num_in**0.5
+        b = torch.randn(num_out, rank, generator=generator) * B_STD
+        tensors[f"base_model.model.{path}.lora_A.weight"] = a.to(torch.bfloat16)
+        tensors[f"base_model.model.{path}.lora_B.weight"] = b.to(torch.bfloat16)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(_config(rank), indent=2) + "\n")
+
+
+def _config(rank: int) -> dict[str, object]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "bench-base",
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "target_modules": list(LORA_TARGETS),
+    }
+
+
+def linear_sizes(model: Path) -> dict[str, tuple[int, int]]:
+    """Module path -> (out_features, in_features) of the layers that adapters of `write_adapter` change."""
+    linears = ((name, part) for name, part in empty_network(model).named_modules() if isinstance(part, nn.Linear))
+    return {name: (part.out_features, part.in_features) for name, part in linears if name.endswith(LORA_TARGETS)}
+
+
+def into_place(folder: Path, write: Callable[[Path], None]) -> None:
+    """Writes a temporary folder and renames it, so that an interrupted run leaves no incomplete checkpoint."""
+    beside = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    write(beside)
+    beside.rename(folder)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from pathlib import Path
 
 PROGRAM = "lora-serve fleet"
-# Subcommand: its arguments, what it does. Each is a module of this folder with `run(arguments) -> exit code`.
-SUBCOMMANDS = {
+SUBCOMMANDS = {  # name: its arguments, what it does
     "status": ("[--url URL]", "ask a running server: the replicas, their load and their state"),
     "stop": ("--ray-address A [--fleet-name N]", "remove a fleet's engines from a Ray cluster that was joined"),
 }
@@ -18,8 +16,9 @@ def run(arguments: list[str]) -> int:
     """Serves, or runs a subcommand; returns the exit code. Raises ConfigError."""
     match arguments:
         case [name, *rest] if name in SUBCOMMANDS:
-            code: int = importlib.import_module(f"{__name__}.{name}").run(rest)
-            return code
+            from lora_serve.commands import fleet_members
+
+            return fleet_members.show(rest) if name == "status" else fleet_members.stop(rest)
         case ["-h" | "--help" | "help", *_]:
             print(_help())  # noqa: T201
             return 0

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import io
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
@@ -70,8 +70,7 @@ def files_of(path: Path) -> dict[str, Path]:
     """Name in the form -> file: a folder's files, or one archive. Raises ConfigError."""
     if path.is_file():
         # The server looks at an archive's first bytes; the ending only says that it is one.
-        is_named = path.name.endswith(ARCHIVE_ENDINGS)
-        return {"adapter.tar" if not is_named else "adapter" + _ending(path.name): path}
+        return {"adapter" + next(filter(path.name.endswith, ARCHIVE_ENDINGS), ".tar"): path}
     if not path.is_dir():
         raise ConfigError(f"PATH: {path} is neither a folder nor an archive")
     if missing := [name for name in REQUIRED if not (path / name).is_file()]:
@@ -90,37 +89,28 @@ async def send_files(
 
     There is no limit to the whole time; the upload is given up when nothing has moved for the client's timeout.
     """
-    return await client.patiently(lambda: _send_once(client, path, files, texts, output))
+    return await client.patiently(lambda: _send(client, path, files, texts, output))
 
 
-async def _send_once(
-    client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output
-) -> Reply:
+async def _send(client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output) -> Reply:
     try:
-        async with IdleTimeout(client.timeout) as timeout:
-            return await _send(client, path, files, texts, output, timeout)
+        async with IdleTimeout(client.timeout) as timeout, AsyncExitStack() as stack:
+            opened = {name: stack.enter_context(_open(file, lambda _: timeout.renew())) for name, file in files.items()}
+            form = _form(opened.items(), texts)
+            headers = {CONTENT_DIGEST: await _digest(form)}
+            progress = stack.enter_context(output.progress())
+            total = sum(file.stat().st_size for file in files.values())
+            task = progress.add_task(plain(path.rpartition("/")[2]), total=total)
+
+            def on_read(num_bytes: int) -> None:
+                progress.advance(task, num_bytes)
+                timeout.renew()
+
+            for file in opened.values():
+                file.on_read = on_read
+            return await client.call("PUT", path, form=form, headers=headers)
     except TimeoutError as error:
         raise client.no_answer() from error
-
-
-async def _send(
-    client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output, timeout: IdleTimeout
-) -> Reply:
-    with ExitStack() as stack:
-        opened = {name: stack.enter_context(_open(file, lambda _: timeout.renew())) for name, file in files.items()}
-        form = _form(opened.items(), texts)
-        headers = {CONTENT_DIGEST: await _digest(form)}
-        progress = stack.enter_context(output.progress())
-        total = sum(file.stat().st_size for file in files.values())
-        task = progress.add_task(plain(path.rpartition("/")[2]), total=total)
-
-        def on_read(num_bytes: int) -> None:
-            progress.advance(task, num_bytes)
-            timeout.renew()
-
-        for file in opened.values():
-            file.on_read = on_read
-        return await client.call("PUT", path, form=form, headers=headers)
 
 
 async def _digest(form: aiohttp.MultipartWriter) -> str:
@@ -157,7 +147,3 @@ def _form(files: Iterable[tuple[str, CountedFile]], texts: dict[str, str]) -> ai
         part = form.append(file, {"Content-Type": "application/octet-stream"})
         part.set_content_disposition("form-data", name="files", filename=name)
     return form
-
-
-def _ending(name: str) -> str:
-    return next(ending for ending in ARCHIVE_ENDINGS if name.endswith(ending))
