@@ -34,8 +34,8 @@ from lora_serve.engine_host.hosts import engine_host_module
 from lora_serve.engine_host.supervisor import Restarts, load_patiently
 from lora_serve.logs import configure_logging
 from lora_serve.logs.handler import LogHandler
-from lora_serve.logs.redaction import redaction_for
-from lora_serve.logs.streams import divert_streams
+from lora_serve.logs.pipeline import redaction_for
+from lora_serve.logs.writer import divert_streams
 from lora_serve.server.sockets.client_faults import on_loop_error
 from lora_serve.server.sockets.listener import bound_socket, check_exposure, warn_of_exposure
 from lora_serve.server.sockets.tls import ServerTls

@@ -92,6 +92,7 @@ async def run(
             await asyncio.to_thread(services.registrations.close)
             await asyncio.to_thread(services.grammars.close)
             await asyncio.to_thread(services.templates.close)
+            await asyncio.to_thread(services.large_bodies.close)
 
 
 @asynccontextmanager

@@ -226,6 +226,7 @@ async def opened_services(
     made.registrations.close()
     made.grammars.close()
     made.templates.close()
+    made.large_bodies.close()
 
 
 @pytest.fixture
