@@ -130,8 +130,8 @@ VLLM_NAMES = (
 
 
 def _group(settings: type, name: str) -> str:
-    """The first line of the docstring of the class that declares the setting."""
-    owner = next(kind for kind in reversed(settings.__mro__) if name in vars(kind).get("__annotations__", {}))
+    """The first line of the docstring of the group that the setting stands in."""
+    owner = next(group for group in settings.__bases__ if hasattr(group, name) or name == "model")
     return (owner.__doc__ or "").splitlines()[0]
 
 

@@ -132,15 +132,10 @@ def adapter_config(profile: Profile, **changes: Any) -> AdapterConfig:
     """The tiers' limits; the stores of weights do not matter here."""
     return AdapterConfig(
         store=Path(),
-        roots=(),
-        redis_url=None,
         max_loras=profile.max_loras,
         max_lora_rank=profile.adapter_rank,
-        device_bytes=None,
-        host_bytes=profile.host_bytes,
-        max_cpu_loras=None,
-        max_upload_bytes=0,
-        load_threads=profile.load_threads,
+        adapter_host_memory=profile.host_bytes,
+        adapter_load_threads=profile.load_threads,
         **changes,
     )
 
@@ -180,7 +175,7 @@ class Fleet:
         num_gateways: int = 1,
     ) -> None:
         self.timeline = Timeline()
-        self.recorder = Recorder(num_replicas, num_warm, dict(config.tenant_weights))
+        self.recorder = Recorder(num_replicas, num_warm, dict(config.tenant_weight))
         self.replicas = [Replica(index, profile, config, self.timeline, self._emit) for index in range(num_replicas)]
         self.num_sent = [0] * num_replicas  # requests per replica
         self._by_name = {replica.name: replica for replica in self.replicas}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lora_serve.core.config import BatchLimits, EngineConfig, QueueLimits
+from lora_serve.core.config import EngineConfig
 from lora_serve.simulate.figures import Fairness, Outcome, fairness_of
 from lora_serve.simulate.fleet import Fleet
 from lora_serve.simulate.profiles import Profile
@@ -150,15 +150,17 @@ class Scenario:
         profile = self.profile
         return EngineConfig(
             speculate="off",  # the tokens of a simulation are no text: guesses of them would say nothing
-            batch=BatchLimits(profile.max_num_seqs, profile.max_num_batched_tokens, self.batch_wait),
-            queue=QueueLimits(self.max_queue),
-            kv_cache_memory=None,
+            max_num_seqs=profile.max_num_seqs,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
+            batch_wait_ms=1000 * self.batch_wait,
+            prompt_stretch=0,
+            max_queue=self.max_queue,
             block_size=profile.block_size,
             enable_prefix_caching=self.enable_prefix_caching,
             policy=policy,
             seed=self.workload.seed,
-            max_wait=self.max_wait,
-            tenant_weights=self.tenant_weights,
+            max_wait_ms=1000 * self.max_wait,
+            tenant_weight=self.tenant_weights,
         )
 
     def arrivals(self, rows: Sequence[TraceRow]) -> list[Arrival]:

@@ -44,7 +44,7 @@ async def engine() -> MockEngineClient:
 
 def keeper(engine: MockEngineClient, catalog: Catalog, store: Path, **limits: int) -> WarmSetKeeper:
     fields: dict[str, Any] = {"max_loras": 4, "host_bytes": 1000, **limits}
-    config = AdapterConfig(store=store, max_lora_rank=8, max_upload_bytes=1000, **fields)
+    config = AdapterConfig(store=store, max_lora_rank=8, max_upload_size=1000, **fields)
     return WarmSetKeeper(engine, catalog, config)
 
 

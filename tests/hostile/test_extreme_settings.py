@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from lora_serve.adapters.sources.table import build_sources
+from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import flag_name
 from lora_serve.core.settings import Settings, resolve_settings
@@ -73,7 +74,7 @@ def refusal(name: str, flags: dict[str, Any]) -> str | None:
             getattr(settings, f"{part}_slice")()
         redaction_for(settings)
         if name in OF_SOURCES:
-            build_sources(settings.adapter_slice())
+            build_sources(settings.part(AdapterConfig))
         if (tls := settings.tls_slice()) is not None:
             ServerTls(tls)
     except ConfigError as error:

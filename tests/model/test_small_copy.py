@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig
 
+from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model import base_model, small_copy
@@ -81,7 +82,7 @@ def test_served_architecture_in_full_size_has_a_small_copy_that_passes(
 ) -> None:
     AutoConfig.for_model(architecture).save_pretrained(tmp_path)
     with caplog.at_level(logging.WARNING, "lora_serve"):
-        check_small_copy(Settings(model=str(tmp_path)).model_slice())
+        check_small_copy(Settings(model=str(tmp_path)).part(ModelConfig))
     assert caplog.records == []
 
 
@@ -103,7 +104,7 @@ def test_small_copy_keeps_a_layer_of_each_kind_and_the_proportions_of_rope() -> 
 def test_random_numbers_of_the_process_go_on_as_they_were(tmp_path: Path) -> None:
     tiny_config("llama").save_pretrained(tmp_path)
     torch.manual_seed(3)
-    check_small_copy(Settings(model=str(tmp_path)).model_slice())
+    check_small_copy(Settings(model=str(tmp_path)).part(ModelConfig))
     found = torch.rand(3)
     torch.manual_seed(3)
     assert torch.equal(found, torch.rand(3))

@@ -12,7 +12,7 @@ from lora_serve.commands.flags import CommandParser
 from lora_serve.commands.output import Output
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.core.settings import describe
+from lora_serve.core.settings import Settings, describe
 
 SUMMARY = "Removes a fleet's engines from a Ray cluster. Servers that still run have none then, until one starts again."
 EXIT_CODES = """exit codes:
@@ -47,12 +47,10 @@ def _parser() -> CommandParser:
 def _config(flags: argparse.Namespace) -> FleetConfig:
     from pydantic import ValidationError
 
-    from lora_serve.core.setting_groups.fleet import FleetSettings
-
     if flags.ray_address == "none":
         raise ConfigError("--ray-address none: such a fleet ends with its server")
     try:
-        FleetSettings(ray_address=flags.ray_address, fleet_name=flags.fleet_name)
+        Settings(model="any", engine="ray", ray_address=flags.ray_address, fleet_name=flags.fleet_name)
     except ValidationError as error:
         raise ConfigError(describe(error, {})) from None
     nothing = {"min_replicas": 1, "max_replicas": 1, "num_gpus": 0.0, "num_cpus": 0.0, "wait": 0.0}

@@ -18,6 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ForeignSiteError, Unit
+from lora_serve.core.setting_groups.http import BrowserSettings
 from lora_serve.core.web_origin import Host, Origin, parse_host, parse_name, parse_origin
 from lora_serve.server.route import ROUTES
 from lora_serve.tenancy.authentication.authenticator import is_loopback
@@ -38,10 +39,10 @@ class BrowserGuard:
     """The guard of one application."""
 
     def __init__(self, config: ServerConfig, *, asks_for_key: bool) -> None:
-        self._rules = config.browsers
+        self._rules: BrowserSettings = config
         self._asks_for_key = asks_for_key
         self._is_local = is_loopback(config.host)
-        self._names = {"localhost", *config.browsers.hosts}
+        self._names = {"localhost", *config.hosts}
         if own := parse_name(config.host):
             self._names.add(own)
 

@@ -29,7 +29,7 @@ from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from aiohttp.web_request import BaseRequest
 
-from lora_serve.core.config import ConnectionLimits
+from lora_serve.core.setting_groups.http import ConnectionLimits
 from lora_serve.server.answers.errors import WireError
 from lora_serve.server.background.tasks import running
 from lora_serve.server.context import secure

@@ -106,7 +106,7 @@ async def test_the_batcher_is_tuned_and_its_limits_come_back_under_the_same_name
     }  # fmt: skip
     status, answer = await put(admin, body)
     assert status == 200
-    assert house.engine.commands == [Tune(4, 32, 0.0025, 3, 0.25, 0.0405)]
+    assert house.engine.commands == [Tune(4, 32, 2.5, 3, 250.0, 40.5)]
     assert {name: answer["batcher"][name] for name in body} == body
     assert answer["batcher"]["in_force"] == {
         "max_num_seqs": 4, "max_num_batched_tokens": 32, "batch_wait_ms": 2.5,
@@ -128,7 +128,7 @@ async def test_targets_are_turned_off_by_null_or_0_and_kept_if_left_out(
 async def test_null_leaves_a_limit_that_cannot_be_off_as_it_is(admin: aiohttp.ClientSession, house: Any) -> None:
     status, answer = await put(admin, {"max_num_seqs": None, "batch_wait_ms": 3})
     assert (status, answer["batcher"]["max_num_seqs"], answer["batcher"]["batch_wait_ms"]) == (200, 8, 3)
-    assert house.engine.commands == [Tune(batch_wait=0.003)]
+    assert house.engine.commands == [Tune(batch_wait_ms=3.0)]
 
 
 async def test_tiers_and_batcher_are_changed_by_one_call(admin: aiohttp.ClientSession, house: Any) -> None:
