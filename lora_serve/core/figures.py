@@ -50,6 +50,7 @@ def added_by_place(one: Iterable[int], other: Iterable[int]) -> tuple[int, ...]:
 
 
 COUNTS = object()  # from the engine's start on: a counter, which must not fall when the engine is lost
+HELD = object()  # may be unknown, but is 0 when the engine is lost
 Count = Annotated[int, COUNTS]
 Seconds = Annotated[float, COUNTS]  # summed
 Names = Annotated[tuple[str, ...], Merge(united)]
@@ -93,14 +94,16 @@ def counters_of(figures: S) -> S:
     return replace(
         figures,
         **{
-            field.name: counters_of(getattr(figures, field.name)) if COUNTS in marks[field.name] else _nothing(field)
+            field.name: counters_of(getattr(figures, field.name))
+            if COUNTS in marks[field.name]
+            else _nothing(field, marks[field.name])
             for field in fields(figures)
         },
     )
 
 
-def _nothing(field: Field[Any]) -> Any:
+def _nothing(field: Field[Any], marks: tuple[Any, ...]) -> Any:
     """The value that changes nothing that it is added to."""
     if field.default_factory is not MISSING:
         return field.default_factory()
-    return 0 if field.default is MISSING else field.default
+    return 0 if field.default is MISSING or HELD in marks else field.default

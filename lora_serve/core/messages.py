@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -102,11 +102,12 @@ class Tune(Message, frozen=True):
     latency_target_ms: float | None = None
     inter_token_target_ms: float | None = None
 
+    MAY_BE_OFF: ClassVar = ("preferred_batch_size", "latency_target_ms", "inter_token_target_ms")
+
     def applied_to(self, limits: BatchLimits) -> BatchLimits:
         """The limits after the change. Raises InvalidRequestError for limits that contradict one another."""
         changes = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
-        may_be_off = ("preferred_batch_size", "latency_target_ms", "inter_token_target_ms")
-        new = replace(limits, **changes | {name: None for name in may_be_off if changes.get(name) == 0})
+        new = replace(limits, **changes | {name: None for name in self.MAY_BE_OFF if changes.get(name) == 0})
         if new.max_num_batched_tokens < new.max_num_seqs:
             raise InvalidRequestError(
                 f"`max_num_batched_tokens` ({new.max_num_batched_tokens}) must be at least `max_num_seqs` "

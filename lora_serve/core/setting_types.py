@@ -18,11 +18,7 @@ _TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30
 _FEW = 4096
 _MODULE_FIELDS = {"name", "path", "base_model_name", "is_3d_lora_weight"}
 MAX_COUNT = 2**31 - 1  # of what is counted only, and takes no memory by itself
-MAX_ROWS = 4096  # of one step
-MAX_STEP_TOKENS = 2**20
-MAX_SLOTS = 16_384
 MAX_REGISTRATIONS = 16  # at once
-MIN_TARGET_MS, MAX_TARGET_MS = 0.001, 1000.0 * YEAR
 
 
 def parse_list(value: Any) -> Any:

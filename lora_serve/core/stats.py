@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from lora_serve.core.figures import (
     COUNTS,
+    HELD,
     Count,
     Merge,
     MergeOwners,
@@ -112,7 +113,7 @@ class TierStats:
         int, MetricName("lora_serve_adapter_budget_bytes", "Bytes that the tier may hold; 0: no limit.")
     ]
     # Resident now; None: not known here.
-    num_items: Annotated[int | None, MetricName("lora_serve_adapter_count", "Adapters in the tier.")] = None
+    num_items: Annotated[int | None, HELD, MetricName("lora_serve_adapter_count", "Adapters in the tier.")] = None
     # They add up to `evictions`.
     eviction_reasons: Annotated[Mapping[EvictionReason, int], COUNTS] = field(default_factory=dict)
 

@@ -14,7 +14,6 @@ from lora_serve.core.setting_texts import check_redis_prefix
 from lora_serve.core.setting_types import (
     MAX_COUNT,
     MAX_REGISTRATIONS,
-    MAX_SLOTS,
     YEAR,
     Bytes,
     Modules,
@@ -46,7 +45,7 @@ def _check_lora_modules(value: tuple[str, ...]) -> tuple[str, ...]:
 class AdapterTierSettings:
     """The tiers: how many adapters, and how many bytes of them, each holds."""
 
-    max_loras: int = setting(16, "adapters resident on the device at most (slots)", ge=1, le=MAX_SLOTS)
+    max_loras: int = setting(16, "adapters resident on the device at most (slots)", ge=1, le=16_384)
     max_lora_rank: int = setting(512, "largest rank that may be registered", ge=1, le=1024)
     max_cpu_loras: int | None = setting(
         None, "adapters kept in host memory at most; default: by bytes only", ge=1, le=MAX_COUNT

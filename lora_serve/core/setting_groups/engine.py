@@ -8,10 +8,6 @@ from typing import Literal
 from lora_serve.core.extensions import AttentionName, EngineHostName, LoraKernelName, PolicyName
 from lora_serve.core.setting_types import (
     MAX_COUNT,
-    MAX_ROWS,
-    MAX_STEP_TOKENS,
-    MAX_TARGET_MS,
-    MIN_TARGET_MS,
     YEAR,
     Bytes,
     Count,
@@ -21,32 +17,35 @@ from lora_serve.core.setting_types import (
     setting,
 )
 
+_MAX_ROWS = 4096  # of one step
+MIN_TARGET_MS, _MAX_TARGET_MS = 0.001, 1000.0 * YEAR
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLimits:
     """Limits of a batch's start and size, which may be changed while the server runs."""
 
-    max_num_seqs: Count = setting(64, "rows in one step at most", ge=1, le=MAX_ROWS)
+    max_num_seqs: Count = setting(64, "rows in one step at most", ge=1, le=_MAX_ROWS)
     max_num_batched_tokens: Count = setting(
-        512, "tokens in one step at most; longer prompts run in chunks", ge=16, le=MAX_STEP_TOKENS
+        512, "tokens in one step at most; longer prompts run in chunks", ge=16, le=2**20
     )
     batch_wait_ms: float = setting(
         0.0, "milliseconds that the first waiting request waits for others; 0: none", ge=0, le=60_000
     )
     preferred_batch_size: int | None = setting(
-        None, "waiting requests that start a batch before --batch-wait-ms is over", ge=1, le=MAX_ROWS
+        None, "waiting requests that start a batch before --batch-wait-ms is over", ge=1, le=_MAX_ROWS
     )
     latency_target_ms: float | None = setting(
         None,
         "milliseconds that the p95 of time to first token may be: batches are sized for it; default: any",
         ge=MIN_TARGET_MS,
-        le=MAX_TARGET_MS,
+        le=_MAX_TARGET_MS,
     )
     inter_token_target_ms: float | None = setting(
         None,
         "milliseconds that the p95 of inter-token time may be: batches are sized for it; default: any",
         ge=MIN_TARGET_MS,
-        le=MAX_TARGET_MS,
+        le=_MAX_TARGET_MS,
     )
     prompt_stretch: float = setting(
         2.0, "times as long as without prompts that a step with decode rows may be, about; 0: any", ge=0, le=1_000_000

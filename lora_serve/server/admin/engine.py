@@ -19,8 +19,6 @@ from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import LimitFields
 from lora_serve.server.services import SERVICES, Services
 
-_MAY_BE_OFF = ("preferred_batch_size", "latency_target_ms", "inter_token_target_ms")
-
 
 async def get_engine(request: web.Request) -> web.StreamResponse:
     """Show the engine's state.
@@ -45,7 +43,7 @@ async def put_engine(request: web.Request) -> web.StreamResponse:
     body = await read_json(request, keep_null=True)
     if "speculate" in body:
         raise InvalidRequestError("`speculate` cannot be changed while the server runs.", param="speculate")
-    off = {name: 0 for name in _MAY_BE_OFF if name in body and body[name] is None}
+    off = {name: 0 for name in Tune.MAY_BE_OFF if name in body and body[name] is None}
     fields = check_fields(LimitFields, body | off)
     resize, tune = Resize(**_named(Resize, fields)), Tune(**_named(Tune, fields))
     if (resize, tune) == (Resize(), Tune()):
