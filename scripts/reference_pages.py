@@ -7,6 +7,7 @@ The text that http.md begins with is docs/reference/http.txt.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -131,7 +132,9 @@ VLLM_NAMES = (
 
 def _group(settings: type, name: str) -> str:
     """The first line of the docstring of the group that the setting stands in."""
-    owner = next(group for group in settings.__bases__ if hasattr(group, name) or name == "model")
+    owner = next(
+        group for group in settings.__bases__ if any(name in inspect.get_annotations(k) for k in group.__mro__)
+    )
     return (owner.__doc__ or "").splitlines()[0]
 
 
