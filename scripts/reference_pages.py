@@ -132,10 +132,8 @@ VLLM_NAMES = (
 
 def _group(settings: type, name: str) -> str:
     """The first line of the docstring of the group that the setting stands in."""
-    owner = next(
-        group for group in settings.__bases__ if any(name in inspect.get_annotations(k) for k in group.__mro__)
-    )
-    return (owner.__doc__ or "").splitlines()[0]
+    owners = (group for group in settings.__bases__ for kind in group.__mro__ if name in inspect.get_annotations(kind))
+    return (next(owners).__doc__ or "").splitlines()[0]
 
 
 def _unit(name: str, field: Any) -> str:

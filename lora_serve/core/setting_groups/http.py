@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from lora_serve.core.setting_texts import check_key
 from lora_serve.core.setting_types import YEAR, Bytes, Origins, Texts, setting
 from lora_serve.core.tenant import Role
 from lora_serve.core.web_origin import Origin, parse_name, parse_origin
@@ -17,12 +18,6 @@ from lora_serve.core.web_origin import Origin, parse_name, parse_origin
 def _check_admin_key(value: str) -> str:
     if value != value.strip():
         raise ValueError("expected a key that neither begins nor ends with a space")
-    return value
-
-
-def _check_api_keys(value: tuple[str, ...]) -> tuple[str, ...]:
-    if any(not text.isascii() or " " in text for text in value):
-        raise ValueError("expected ASCII characters without a space")
     return value
 
 
@@ -48,7 +43,7 @@ class KeySettings:
     admin_key: Annotated[str, Field(min_length=8, max_length=512), AfterValidator(_check_admin_key)] | None = setting(
         None, "bearer key of the admin API; default: made at first start, kept in the store", repr=False
     )
-    api_key: Annotated[Texts, AfterValidator(_check_api_keys)] = setting(
+    api_key: Annotated[Texts, AfterValidator(lambda keys: tuple(map(check_key, keys)))] = setting(
         (),
         "bearer key with which any client may use all models and adapters, as vLLM's; keys of tenants are "
         "taken beside it; repeatable",

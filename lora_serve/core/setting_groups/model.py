@@ -56,7 +56,7 @@ class AddressSettings(ModelSource):
 
     @cached_property
     def other_names(self) -> frozenset[str]:
-        """What else means the base model: names that were given, else the folder's path, which clients of vLLM send."""
+        """Names that mean the base model too: those given, else the folder's path, which clients of vLLM send."""
         if self.served_model_name:
             return frozenset(self.served_model_name[1:]) - {self.base_name}
         if not is_there(Path(self.model).is_dir):

@@ -5,25 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
+from lora_serve.core.setting_texts import is_web_url
 from lora_serve.core.setting_types import YEAR, setting
 
 
 def _check_endpoint(value: str | None) -> str | None:
-    if value is not None and not _is_web_url(value):
+    if value is not None and not is_web_url(value):
         raise ValueError("expected a URL such as http://localhost:4318/v1/traces")
     return value
-
-
-def _is_web_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in text
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, kw_only=True)

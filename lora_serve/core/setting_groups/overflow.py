@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from lora_serve.core.model_map import Pairs, parse_model_map
+from lora_serve.core.setting_texts import check_key, is_web_url
 from lora_serve.core.setting_types import Texts, setting
 
 MAX_NEIGHBOURS = 16
@@ -35,7 +36,7 @@ class OverflowConfig:
         "pair NAME=NAME of a model here and at the neighbours (`*` stands for any text), or a JSON or YAML "
         "file of them; only what is named leaves; default: all models, under their own names; repeatable",
     )
-    overflow_api_key: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_check_key)] | None = setting(
+    overflow_api_key: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(check_key)] | None = setting(
         None, "bearer key that the neighbours of --overflow are shown", repr=False
     )
     overflow_timeout_ms: float = setting(
@@ -76,21 +77,11 @@ def _check_neighbours(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-def _check_key(value: str) -> str:
-    if not value.isascii() or " " in value:
-        raise ValueError("expected ASCII characters without a space")
-    return value
-
-
 def neighbour_in(text: str) -> tuple[str, str]:
     """Name and URL in `URL` or `NAME=URL`; the name of a bare URL is its host and port. Raises ValueError."""
     name, equals, url = text.partition("=") if "=" in text.partition("://")[0] else ("", "", text)
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url or not text.isascii() or " " in text or parts.query or parts.fragment:
+    parts = urlsplit(url) if is_web_url(url) else None
+    if parts is None or not text.isascii() or " " in text or parts.query or parts.fragment:
         shown = text.rpartition("@")[2].partition("?")[0].partition("#")[0]  # a key may be in the rest
         raise ValueError(f"expected a URL such as http://10.0.0.7:8000, or NAME=URL, without a query: {shown!r:.200}")
     if "@" in parts.netloc:
