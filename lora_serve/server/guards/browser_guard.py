@@ -18,7 +18,6 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ForeignSiteError, Unit
-from lora_serve.core.setting_groups.http import BrowserSettings
 from lora_serve.core.web_origin import Host, Origin, parse_host, parse_name, parse_origin
 from lora_serve.server.route import ROUTES
 from lora_serve.tenancy.authentication.authenticator import is_loopback
@@ -39,7 +38,7 @@ class BrowserGuard:
     """The guard of one application."""
 
     def __init__(self, config: ServerConfig, *, asks_for_key: bool) -> None:
-        self._rules: BrowserSettings = config
+        self._rules = config
         self._asks_for_key = asks_for_key
         self._is_local = is_loopback(config.host)
         self._names = {"localhost", *config.hosts}
