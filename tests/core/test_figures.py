@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.client.wire import frame_of, from_engine
-from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.figures import added, counters_of
 from lora_serve.core.messages import Reply
+from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.stats import (
     EMPTY,
     AdapterCounters,
