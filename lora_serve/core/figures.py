@@ -13,8 +13,7 @@ from functools import cache
 from itertools import zip_longest
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-S = TypeVar("S", bound=Any)  # figures, or the value of one
-K = TypeVar("K")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class MergeOwners:
     owners: Callable[[Any, Any, str], object]
 
 
-def united(one: Iterable[S], other: Iterable[S]) -> tuple[S, ...]:
+def united(one: Iterable[T], other: Iterable[T]) -> tuple[T, ...]:
     """All of both, each once."""
     return tuple(dict.fromkeys((*one, *other)))
 
@@ -63,8 +62,8 @@ def marks_of(kind: type) -> dict[str, tuple[Any, ...]]:
     return {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(kind)}
 
 
-def added(one: S, other: S) -> S:
-    """Two figures as one."""
+def added(one: Any, other: Any) -> Any:
+    """Figures of two engines, or a value of both, as those of one."""
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, Mapping):
@@ -84,7 +83,7 @@ def _merged(one: Any, other: Any, name: str, marks: tuple[Any, ...]) -> Any:
     return added(first, second)
 
 
-def counters_of(figures: S) -> S:
+def counters_of(figures: Any) -> Any:
     """The figures that count from the engine's start on, without what it holds and does now."""
     if isinstance(figures, Mapping):
         return {key: counters_of(value) for key, value in figures.items()}

@@ -311,7 +311,8 @@ def merged(replicas: Sequence[ReplicaStats], lost: EngineStats = EMPTY, num_lost
     `lost`: the counters (`counters_of`) of replicas that are no more, so that no counter ever falls.
     """
     known = [_named(replica.stats, replica.replica) for replica in replicas if replica.stats is not None]
-    return replace(reduce(added, [*known, lost], EMPTY), replicas=tuple(replicas), num_replicas_lost=num_lost)
+    whole: EngineStats = reduce(added, [*known, lost], EMPTY)
+    return replace(whole, replicas=tuple(replicas), num_replicas_lost=num_lost)
 
 
 def _named(stats: EngineStats, replica: str) -> EngineStats:

@@ -281,8 +281,8 @@ def _device(stats: EngineStats, name: str) -> int:
 def _named(figures: object, names: Iterable[str], labels: Mapping[str, str] = _UNLABELLED) -> Iterator[Metric]:
     """Figures under the names that their class declares."""
     for name in names:
-        family, *words = _declared(type(figures), name)
-        yield _one(family, *words, getattr(figures, name), labels)
+        family, metric, text = _declared(type(figures), name)
+        yield _one(family, metric, text, getattr(figures, name), labels)
 
 
 def _declared(kind: type, name: str) -> tuple[_Family, str, str]:

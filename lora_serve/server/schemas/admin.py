@@ -85,13 +85,16 @@ def _bounded(name: str) -> Any:
     return Annotated[float if name.endswith("_ms") else int, Field(**bounds)] | None
 
 
+_LIMITS: dict[str, Any] = {
+    name: (_bounded(name), None) for name in (*Resize.__struct_fields__, *Tune.__struct_fields__)
+}
 LimitFields = create_model(
     "LimitFields",
     __base__=Fields,
     __module__=__name__,
     __doc__="PUT /admin/engine; what is left out stays as it is. Names and bounds are the flags'; "
     "0, or null: no target",
-    **{name: (_bounded(name), None) for name in (*Resize.__struct_fields__, *Tune.__struct_fields__)},
+    **_LIMITS,
 )
 
 
