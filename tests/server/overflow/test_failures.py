@@ -152,7 +152,10 @@ async def test_whole_answer_that_breaks_is_computed_here(
     assert (answered.status, body["usage"]["completion_tokens"], "X-Served-By" in answered.headers) == (200, 5, False)
 
 
-@pytest.mark.parametrize(("drips", "limits"), [(False, {"gap": 0.05}), (True, {"gap": 5.0, "whole": 0.3})])
+@pytest.mark.parametrize(
+    ("drips", "limits"),
+    [(False, {"overflow_gap_ms": 50}), (True, {"overflow_gap_ms": 5000, "overflow_answer_ms": 300})],
+)
 async def test_silence_in_the_middle_and_drops_without_end_end_the_stream(
     busy: Busy, actor: Actor, openai: AsyncOpenAI, services: Services, drips: bool, limits: dict[str, float]
 ) -> None:

@@ -42,7 +42,7 @@ def pace(engine: MockEngineClient, rows: int) -> None:
 
 @pytest.fixture
 def overflow_config(overflow_config: OverflowConfig) -> OverflowConfig:
-    return replace(overflow_config, after=STEP / 2)
+    return replace(overflow_config, overflow_after_ms=500 * STEP)
 
 
 async def first_tokens(http: aiohttp.ClientSession, rate: float, seconds: float) -> list[float]:
