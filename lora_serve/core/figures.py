@@ -68,9 +68,13 @@ def added(one: Any, other: Any) -> Any:
         return other if one is None else one
     if isinstance(one, Mapping):
         return {**one, **{key: added(one[key], value) if key in one else value for key, value in other.items()}}
-    if not is_dataclass(one):
+    if not _are_figures(one):
         return one + other
     return replace(one, **{name: _merged(one, other, name, marks) for name, marks in marks_of(type(one)).items()})
+
+
+def _are_figures(value: Any) -> bool:
+    return is_dataclass(value)
 
 
 def _merged(one: Any, other: Any, name: str, marks: tuple[Any, ...]) -> Any:
@@ -87,7 +91,7 @@ def counters_of(figures: Any) -> Any:
     """The figures that count from the engine's start on, without what it holds and does now."""
     if isinstance(figures, Mapping):
         return {key: counters_of(value) for key, value in figures.items()}
-    if not is_dataclass(figures):
+    if not _are_figures(figures):
         return figures
     marks = marks_of(type(figures))
     return replace(

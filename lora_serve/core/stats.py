@@ -83,9 +83,9 @@ def _of_last_load(one: AdapterCounters, other: AdapterCounters, name: str) -> An
 
 @dataclass(frozen=True, slots=True)
 class AdapterCounters:
-    """Per adapter digest, since start. Of several engines the last load and eviction are those of the last one that had
-    one, as no times are kept.
-    """
+    """Per adapter digest, since start."""
+
+    # Of several engines the last load and eviction are those of the last one that had one, as no times are kept.
 
     hits: int = 0  # requests that found it on the device
     misses: int = 0  # requests that had to wait for it

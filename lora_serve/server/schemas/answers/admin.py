@@ -49,7 +49,7 @@ class EngineRestart(Answer):
 
 
 class QueueCard(Answer):
-    """Fields of `core/setting_groups/engine.py: QueueLimits`, and what waits now."""
+    """Fields of `core/config.py: QueueLimits`, and what waits now."""
 
     num_requests: int
     num_tokens: int
