@@ -11,6 +11,7 @@ import sys
 
 from lora_serve import __version__
 from lora_serve.core.errors import ConfigError, did_you_mean, start_error
+from lora_serve.core.flags import flag_name
 from lora_serve.logs import drop_import_noise
 
 # Command: its arguments, what it does. Each is a module of lora_serve/commands with `run(arguments) -> exit code`.
@@ -61,9 +62,10 @@ def _run(arguments: list[str]) -> int:
             code: int = module.run(rest)
             return code
         case [command, *_]:
-            raise ConfigError(
-                f"{command!r} is no command; there are {', '.join(COMMANDS)}{did_you_mean(command, COMMANDS)}"
-            )
+            names = importlib.import_module("lora_serve.core.settings").Settings.model_fields
+            known = [*COMMANDS, *(f"serve {flag_name(name)}" for name in names)]
+            near = did_you_mean(f"serve {command}" if command.startswith("-") else command, known)
+            raise ConfigError(f"{command!r} is no command; there are {', '.join(COMMANDS)}{near}")
     raise AssertionError("a list is empty or has a first element")
 
 

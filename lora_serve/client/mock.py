@@ -192,7 +192,7 @@ class MockEngineClient:
             slots=slots,
             host_digests=tuple(ref.digest for ref in held),
             loading_digests=(),
-            adapters={ref.digest: AdapterCounters(hits=1, misses=1, loads=1) for ref in held},
+            adapters={ref.digest: AdapterCounters({ref.name: 1}, {ref.name: 1}, loads=1) for ref in held},
             batcher=BatcherStats(
                 self.limits, self.limits.max_num_seqs, self.limits.max_num_batched_tokens, self.limits.batch_wait
             ),

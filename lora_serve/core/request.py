@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field, replace
 
 from lora_serve.core.adapter import AdapterRef, AddedToken
+from lora_serve.core.tenant import WARM_UP
 
 
 class OnCold(enum.StrEnum):
@@ -140,6 +141,11 @@ class InferenceRequest:
         if self.max_cold_wait is None:
             return None if self.on_cold is OnCold.WAIT else 0.0
         return self.max_cold_wait
+
+    @property
+    def is_warm_up(self) -> bool:
+        """True for a request that nobody sent: it is work of the engine, and no traffic."""
+        return self.tenant.startswith(WARM_UP)
 
     @property
     def scope(self) -> str:

@@ -87,8 +87,8 @@ class AdapterCounters:
 
     # Of several engines the last load and eviction are those of the last one that had one, as no times are kept.
 
-    hits: int = 0  # requests that found it on the device
-    misses: int = 0  # requests that had to wait for it
+    hits: Mapping[str, int] = field(default_factory=dict)  # requests that found it on the device, by the id they named
+    misses: Mapping[str, int] = field(default_factory=dict)  # likewise, that had to wait for it
     loads: int = 0
     evictions: int = 0  # from the device
     load_seconds: Annotated[float, MergeOwners(_of_last_load)] = 0.0  # of the last load, fetch to slot

@@ -94,14 +94,17 @@ class Engine:
             return False, events
         self._start_masks(batch)
         seconds_moved = self._move(batch.moves)
+        is_warm_up = all(sequence.request.is_warm_up for sequence in self.scheduler.running)
         outputs = self._run(batch)
         now = self._clock()
-        ran = self.scheduler.by_row() if self.recorder.is_on else None
+        ran = self.scheduler.by_row() if self.recorder.is_on and not is_warm_up else None
         events += self.scheduler.update(outputs, batch, now)
         if ran is not None:
             self.recorder.step(self._num_steps + 1, batch, ran, events, start, now)
         self._load_slots()  # a command may have waited for a row that ended
-        self._record(batch, now - start - seconds_moved)
+        self.scheduler.observe(batch.load, now - start - seconds_moved)
+        if not is_warm_up:
+            self._record(batch, now - start - seconds_moved)
         return True, events
 
     def load_finished(self, message: LoadFinished[Any]) -> list[Event]:
@@ -333,7 +336,6 @@ class Engine:
 
     def _record(self, batch: Batch, seconds: float) -> None:
         self._recent.append(BatchInfo(len(batch.rows), batch.num_tokens, batch.num_adapters, seconds))
-        self.scheduler.observe(batch.load, seconds)
         self._num_steps += 1
         self._steps_by_tokens[bisect_left(STEP_TOKENS, batch.num_tokens)] += 1
         self._num_step_tokens += batch.num_tokens

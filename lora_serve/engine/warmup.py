@@ -15,6 +15,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams, SamplingParams, Task, TokenGrammar
+from lora_serve.core.tenant import WARM_UP
 
 _NEW_TOKENS = 2  # the prompt's own, and one of a step that decodes
 _ROW_TOKENS = 2  # of prompts that only fill rows: the shortest that do not decode at once
@@ -172,7 +173,7 @@ def _rows(
                 prompt_token_ids=tuple((row + position) % spec.vocab_size for position in range(shape.num_tokens)),
                 sampling=replace(params[row % len(params)], ignore_eos=True),
                 adapters=(AdapterUse(adapter),) if shape.has_adapter and row % 2 == 0 else (),
-                tenant=f"warm-up: {shape}",  # a stage must not find the blocks of an earlier one: it would run less
+                tenant=f"{WARM_UP}{shape}",  # a stage must not find the blocks of an earlier one: it would run less
                 pooling=pooling,
             )
             for row in range(shape.num_rows)

@@ -163,6 +163,15 @@ async def test_after_stop_waiting_callers_and_new_ones_are_refused() -> None:
         await client.stats()
 
 
+async def test_nothing_is_sent_to_a_thread_that_has_told_its_end_and_is_not_gone_yet(
+    client: ThreadEngineClient,
+) -> None:
+    """Nobody would answer: a registration that came in that moment held up the end of the server for two minutes."""
+    client._lose()
+    with pytest.raises(NotReadyError):
+        await client.stats()
+
+
 async def test_probe_is_answered_with_what_the_runner_saw(client: ThreadEngineClient) -> None:
     found = await client.adapters(SmokeTest(adapter("a"), (1, 2, 3)))
     assert found is not None

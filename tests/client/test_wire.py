@@ -246,7 +246,7 @@ def stats_of_an_engine() -> EngineStats:
     for name in "ab":
         world.add(name, [1, 2, 3], adapter(name))
     world.run()
-    counters = AdapterCounters(1, 2, 3, 4, 0.5, {EvictionReason.ADMIN: 4}, EvictionReason.ADMIN)
+    counters = AdapterCounters({"c": 1}, {"c": 1, "d": 1}, 3, 4, 0.5, {EvictionReason.ADMIN: 4}, EvictionReason.ADMIN)
     stats = world.engine.stats()
     return replace(stats, adapters={**stats.adapters, "sha256:c": counters})
 

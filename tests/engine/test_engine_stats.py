@@ -35,6 +35,23 @@ def test_seconds_of_steps_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stats.step_seconds == pytest.approx(2.0)
 
 
+def test_warm_up_is_in_no_figure_of_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.engine.recorder.watched(world.engine._clock())
+    world.add("w0", [1, 2, 3], tenant="warm-up: 1 x 3 tokens, base")
+    world.run()
+    before = world.engine.stats()
+    assert (before.num_steps, before.num_step_tokens, sum(before.steps_by_tokens), before.step_seconds) == (0, 0, 0, 0)
+    assert (before.num_prefix_queries, before.num_prefix_hits, before.recent_batches) == (0, 0, ())
+    assert world.engine.recorder.steps(0) == ()
+    world.add("w1", [1, 2, 3], tenant="warm-up: text")
+    world.add("r", [1, 2], tenant="warm-up", max_tokens=5)
+    world.run()
+    stats = world.engine.stats()
+    assert stats.num_steps == len(stats.recent_batches) == len(world.engine.recorder.steps(0)) == 5
+    assert stats.num_prefix_queries == 2
+
+
 def test_loads_that_hang_are_counted_and_others_are_not() -> None:
     world = World(auto_load=False)
     for name, error in (("a", LoadHangsError("the store hangs", 1)), ("b", None)):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from lora_serve.core.setting_texts import check_key
+from lora_serve.core.setting_texts import check_key, check_root_path
 from lora_serve.core.setting_types import YEAR, Bytes, Origins, Texts, setting
 from lora_serve.core.tenant import Role
 from lora_serve.core.web_origin import Origin, parse_name, parse_origin
@@ -111,10 +111,9 @@ class BrowserSettings:
     """The console, web pages that may use the server, and the names it goes by."""
 
     ui: bool | None = setting(None, "the console, a page for browsers at /ui; default: only on loopback")
-    root_path: Annotated[str, AfterValidator(lambda path: path.rstrip("/"))] = setting(
+    root_path: Annotated[str, AfterValidator(lambda path: check_root_path(path).rstrip("/"))] = setting(
         "",
         "prefix (/llm) of the paths that a proxy leaves in place; requests without it are served too",
-        pattern=r"^(/[A-Za-z0-9._~-]+)*/?$",
     )
     allowed_hosts: Annotated[Texts, AfterValidator(_check_hosts)] = setting(
         (), "names without a port under which a server that asks for no key may be called, beside its own; repeatable"

@@ -6,13 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from lora_serve.adapters.tier_counts import TierCounts
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.stats import AdapterCounters, EvictionReason, LoadTimes
+
+_MAX_NAMES = 1024  # ids of one content, of which most are no more: their figures begin anew
 
 
 @dataclass(slots=True)
 class _AdapterCounts:
-    hits: int = 0
-    misses: int = 0
+    hits: Counter[str] = field(default_factory=Counter)
+    misses: Counter[str] = field(default_factory=Counter)
     loads: int = 0
     load_seconds: float = 0.0  # of its last load
     last_load: LoadTimes | None = None
@@ -21,8 +24,8 @@ class _AdapterCounts:
 
     def frozen(self) -> AdapterCounters:
         return AdapterCounters(
-            self.hits,
-            self.misses,
+            dict(self.hits),
+            dict(self.misses),
             self.loads,
             self.evictions.total(),
             self.load_seconds,
@@ -42,15 +45,17 @@ class CacheCounters:
         self._frozen: dict[str, AdapterCounters] = {}
         self._changed: set[str] = set()  # digests whose figures are newer than the frozen ones
 
-    def wanted(self, digest: str, *, on_device: bool, on_host: bool) -> None:
+    def wanted(self, adapter: AdapterRef, *, on_device: bool, on_host: bool) -> None:
         """Counts a request's first look at its adapter in both tiers."""
-        own = self._of(digest)
+        own = self._of(adapter.digest)
+        counts = own.hits if on_device else own.misses
+        if len(counts) >= _MAX_NAMES:
+            counts.clear()
+        counts[adapter.name] += 1
         if on_device:
             self.device.hits += 1
-            own.hits += 1
             return
         self.device.misses += 1
-        own.misses += 1
         if on_host:
             self.host.hits += 1
         else:

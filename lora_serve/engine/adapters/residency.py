@@ -71,7 +71,7 @@ class AdapterResidency(Generic[V]):
         """Counts one more request that needs the adapter, as a hit or a miss of each tier."""
         self._wanted[adapter.digest] += 1
         self._counters_of(adapter.digest).wanted(
-            adapter.digest, on_device=adapter.digest in self.slots, on_host=adapter.digest in self.host
+            adapter, on_device=adapter.digest in self.slots, on_host=adapter.digest in self.host
         )
 
     def protect(self, adapters: Sequence[AdapterRef]) -> None:

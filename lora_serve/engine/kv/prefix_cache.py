@@ -107,8 +107,9 @@ class PrefixCache:
         sequence.num_computed = sequence.num_published = len(found) * self._blocks.block_size
         if sequence.first_scheduled is None:
             sequence.num_cached = sequence.num_computed
-            self.num_queries += len(sequence.token_ids)
-            self.num_hits += sequence.num_cached
+            if not sequence.request.is_warm_up:
+                self.num_queries += len(sequence.token_ids)
+                self.num_hits += sequence.num_cached
 
     def publish(self, sequence: Sequence) -> None:
         """Makes the blocks that a sequence has filled, or that came back from host memory, readable by others."""
