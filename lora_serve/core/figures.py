@@ -70,7 +70,8 @@ def added(one: Any, other: Any) -> Any:
         return {**one, **{key: added(one[key], value) if key in one else value for key, value in other.items()}}
     if not _are_figures(one):
         return one + other
-    return replace(one, **{name: _merged(one, other, name, marks) for name, marks in marks_of(type(one)).items()})
+    kind: type = type(one)
+    return replace(one, **{name: _merged(one, other, name, marks) for name, marks in marks_of(kind).items()})
 
 
 def _are_figures(value: Any) -> bool:
@@ -93,7 +94,8 @@ def counters_of(figures: Any) -> Any:
         return {key: counters_of(value) for key, value in figures.items()}
     if not _are_figures(figures):
         return figures
-    marks = marks_of(type(figures))
+    kind: type = type(figures)
+    marks = marks_of(kind)
     return replace(
         figures,
         **{
