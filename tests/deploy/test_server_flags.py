@@ -50,8 +50,11 @@ def test_values_of_settings_arrive_as_they_were_given(
     assert found.adapter_tenant_floor == 0.25
     assert found.adapter_host_memory == 4 * 2**30
     overflow = found.part(OverflowConfig)
-    assert (overflow.neighbours, overflow.api_key) == ((("gpu", "http://10.0.0.7:8000"),), "a-key-of-the-neighbour")
-    assert overflow.model_map == (("acme/*", "*"), ("base", "big"))
+    assert (overflow.neighbours, overflow.overflow_api_key) == (
+        (("gpu", "http://10.0.0.7:8000"),),
+        "a-key-of-the-neighbour",
+    )
+    assert overflow.overflow_model_map == (("acme/*", "*"), ("base", "big"))
 
 
 def test_more_flags_win_over_settings_and_tls_is_on(

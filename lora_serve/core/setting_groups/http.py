@@ -111,7 +111,7 @@ class BrowserSettings:
     """The console, web pages that may use the server, and the names it goes by."""
 
     ui: bool | None = setting(None, "the console, a page for browsers at /ui; default: only on loopback")
-    root_path: Annotated[str, AfterValidator(lambda path: check_root_path(path).rstrip("/"))] = setting(
+    root_path: Annotated[str, AfterValidator(check_root_path)] = setting(
         "",
         "prefix (/llm) of the paths that a proxy leaves in place; requests without it are served too",
     )
