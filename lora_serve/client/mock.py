@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from lora_serve.client.mock_view import MockView
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
-from lora_serve.core.live import Look, looked_at
+from lora_serve.core.live import EngineView, name_replica
 from lora_serve.core.messages import (
     AdapterCommand,
     Event,
@@ -153,14 +153,14 @@ class MockEngineClient:
 
     async def watch(
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
-    ) -> list[Look]:
+    ) -> list[EngineView]:
         """See `EngineClient.watch`; of a fleet the first replica does all that is to be seen. Raises NotReadyError."""
         if not self.running:
             raise NotReadyError("The engine is stopped.")
         name = self.replicas[0] if self.replicas else ""
         rows = [(row.request, row.produced, row.waiting) for row in self._rows.values()]
         look = self._view.look(seen.get(name, 0), rows, self._resident.values(), self._pinned, self.max_loras)
-        return [looked_at(look, name)]
+        return [name_replica(look, name)]
 
     def replica_of(self, digest: str) -> str:
         """The replica that holds the adapter, unless it is pinned."""

@@ -149,7 +149,7 @@ class InferenceRequest:
 
     @property
     def scope(self) -> str:
-        """The owner of what is kept of earlier requests: KV blocks, grammars, habits of guesses."""
+        """The owner of what is kept of earlier requests: KV blocks, grammars, n-grams of answers."""
         return self.cache_scope or self.tenant
 
     @property

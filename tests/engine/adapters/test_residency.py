@@ -189,7 +189,7 @@ def test_command_that_wants_it_in_a_slot_is_answered_once_it_was_copied(monkeypa
     load, told = world.runner.load_slot, list[int]()
 
     def load_slot(slot: SlotRef, value: str) -> None:
-        told.append(len(world.engine._replies))
+        told.append(len(world.engine.commands._replies))
         if len(told) == 1:
             raise DeviceMemoryError("no room")
         load(slot, value)
