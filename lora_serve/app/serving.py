@@ -99,7 +99,7 @@ async def run(
 async def listening(services: Services, listener: socket.socket, tls: ServerTls | None) -> AsyncIterator[None]:
     """Serves HTTP for as long as the block lasts."""
     app = build_app(services)
-    runner = HttpRunner(app, shutdown_timeout=5.0, root_path=services.config.root_path)
+    runner = HttpRunner(app, shutdown_timeout=5.0, root_path=services.config.root_path.rstrip("/"))
     await runner.setup()
     try:
         context = tls.context if tls else None

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
-from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, contained
 from lora_serve.core.messages import (
     Convert,
@@ -29,6 +28,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.setting_types import MAX_REGISTRATIONS
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop, Mail
 from lora_serve.engine_host.channel import run_fatally

@@ -174,8 +174,8 @@ async def _staged(services: Services, progress: Progress) -> AsyncIterator[Uploa
         folder, aside = services.registry.new_folder(), services.registry.new_folder()
     except OSError as error:
         raise AdapterUnavailableError(UNWRITABLE) from error
-    timeout = services.config.connections.body_timeout
-    upload = Upload(folder, aside / "archive", services.adapter_config.max_upload_bytes, timeout, progress)
+    timeout = services.config.body_timeout
+    upload = Upload(folder, aside / "archive", services.adapter_config.max_upload_size, timeout, progress)
     try:
         yield upload
     except ConnectionError:

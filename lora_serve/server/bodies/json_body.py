@@ -18,13 +18,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from lora_serve.adapters.http_content import CONTENT_DIGEST, Decoder, ExpectedDigests, decoder_for
-from lora_serve.core.config import RequestLimits
 from lora_serve.core.errors import (
     InvalidRequestError,
     PayloadTooLargeError,
     SlowRequestError,
     UnsupportedMediaError,
 )
+from lora_serve.core.setting_groups.http import RequestLimits
 from lora_serve.server.bodies.json_parsing import fields_of, parse_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.large_bodies import MAX_SMALL, is_light
@@ -182,10 +182,10 @@ async def _receive(request: web.Request, room: ExitStack) -> bytes:
     """All of the body, decoded. Raises what `read_json` raises."""
     config = request.app[SERVICES].config
     try:
-        async with asyncio.timeout(config.connections.body_timeout):
-            return await _read_bytes(request, config.max_body_bytes, room)
+        async with asyncio.timeout(config.body_timeout):
+            return await _read_bytes(request, config.max_body_size, room)
     except TimeoutError:
-        message = f"The request body did not arrive within {config.connections.body_timeout:g} s (--body-timeout)."
+        message = f"The request body did not arrive within {config.body_timeout:g} s (--body-timeout)."
         raise SlowRequestError(message) from None
     except (web.RequestPayloadError, ValueError) as error:
         raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
@@ -231,7 +231,7 @@ def _check_headers(request: web.Request) -> None:
     if not may_say_nothing and kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaError("The request body must be JSON: send `Content-Type: application/json`.")
     decoder_of(request)
-    max_bytes = request.app[SERVICES].config.max_body_bytes
+    max_bytes = request.app[SERVICES].config.max_body_size
     if (request.content_length or 0) > max_bytes:
         raise _too_large(max_bytes)
 
