@@ -147,7 +147,7 @@ def refusal(url: str, status: int, body: Any, headers: Mapping[str, str]) -> Com
     """The error for the answer of 400 and above of the server at `url`; `body` is its JSON, None if it sent none."""
     first, *rest = _lines(status, body)
     lines = [f"{url}: {first}", *rest]
-    if status in (401, 403):
+    if status == 401 or (status == 403 and "needs a key" in first):
         lines.append(KEY_HINT)
     if wait := headers.get("Retry-After"):
         lines.append(f"try again in {wait[:20]} s (Retry-After)")

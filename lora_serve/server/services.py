@@ -120,7 +120,7 @@ class Services:
 
     async def check_store(self, makes_room: bool) -> None:
         """See `StoreMonitor.check`: called before a change."""
-        if self.store_monitor is not None and self.store_problem is not None:
+        if self.store_monitor is not None and (makes_room or self.store_problem is not None):
             await asyncio.to_thread(self.store_monitor.check, makes_room)
 
     @property

@@ -22,6 +22,7 @@ def test_deletion_is_done_on_a_full_disk_and_noted_afterwards(world: World, tmp_
     try:
         with running(settings_of(world, disk.place / "store", auth="off")) as house:
             with disk.full():
+                assert as_admin(house, "DELETE", "/admin/adapters/globex/b").status == 200  # no write has failed yet
                 settle(lambda: house.services.store_monitor.look() is False)  # type: ignore[union-attr]
                 refused = as_admin(house, "POST", "/admin/tenants", {"name": "new"})
                 assert refused.status == 503

@@ -108,6 +108,8 @@ class Expected:
         if version is None or len(adapter.versions) == 1:
             del self.adapters[name]
             self.shares = {key: share for key, share in self.shares.items() if key[0] != name}
+        elif version == adapter.route and not adapter.history:
+            return 409  # nobody has chosen what the id means then
         else:
             adapter.lose(version)
         self.aliases = {alias: target for alias, target in self.aliases.items() if self.meaning_of(target) is not None}

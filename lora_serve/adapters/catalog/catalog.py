@@ -187,7 +187,7 @@ class Catalog:
         """Remove one version, or all, durably. Returns the digests that no version names any more, leased by `drain`.
 
         Aliases that would lead nowhere are removed too. `held_digests`: the blobs of a name that is held. Raises
-        AdapterNotFoundError.
+        AdapterNotFoundError, ConflictError.
         """
 
         def edit(state: CatalogState) -> tuple[Changes, tuple[str, ...]]:
@@ -199,6 +199,7 @@ class Catalog:
                 gone = [v for v in entry.versions if version in (None, v.version)]
                 if not gone:
                     raise AdapterNotFoundError(f"{name}@{version}")
+                edits.check_removal(entry, gone)
                 left, digests = edits.without(entry, gone), tuple(v.digest for v in gone)
                 changes = {ADAPTER + name: None} if left is None else saved(left)
             others = [e for e in (*state.snapshot.entries.values(), left) if e is not None and e is not entry]

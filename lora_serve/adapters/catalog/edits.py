@@ -104,6 +104,16 @@ def described(entry: CatalogEntry, metadata: Mapping[str, Any]) -> CatalogEntry:
     return replace(entry, metadata=dict(metadata))
 
 
+def check_removal(entry: CatalogEntry, gone: Sequence[VersionEntry]) -> None:
+    """Raises ConflictError if the default version is to go and the route does not say which of the others comes back:
+    a version that nobody chose must not begin to answer.
+    """
+    left = {version.version for version in entry.versions if version not in gone}
+    if left and entry.route.version not in left and left.isdisjoint(entry.route.history):
+        served = f"`{entry.name}` means version {entry.route.version}, and none of its others was served before"
+        raise ConflictError(f"{served}: choose the one that it is to mean (PUT .../route) before this one is deleted.")
+
+
 def without(entry: CatalogEntry, gone: Sequence[VersionEntry]) -> CatalogEntry | None:
     """The entry without some versions; None if none is left.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import sqlite3
 import tempfile
 import threading
@@ -58,12 +59,20 @@ class StoreMonitor:
 
     def check(self, makes_room: bool = False) -> None:
         """Raises StoreUnwritableError if the store cannot be written, after another test. A change that `makes_room` is
-        let through: the reserve is given up for its records.
+        let through, also in the first moments of a full disk: the reserve is given up for its records.
         """
+        if makes_room and self._is_short() and self._gave_up_reserve():
+            return
         if self._problem is not None and not self.look():
             if makes_room and self._gave_up_reserve():
                 return
             raise StoreUnwritableError(f"No changes are taken at present: {self._problem}.", retry_after=MAX_PAUSE)
+
+    def _is_short(self) -> bool:
+        """True if a record might not fit any more, whether or not a write has failed yet."""
+        with suppress(OSError):
+            return shutil.disk_usage(self._store).free < RESERVE_BYTES
+        return False
 
     def _gave_up_reserve(self) -> bool:
         """True if there is room now for what makes more; a server that started on a full disk opens its databases."""

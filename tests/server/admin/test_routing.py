@@ -178,3 +178,18 @@ async def test_deleting_the_default_version_brings_the_one_before_back(
     async with admin.delete(f"/admin/adapters/{three}?version=1") as answer:
         assert answer.status == 200
     assert await version_for(http, three) == 3
+
+
+async def test_default_version_stays_while_none_of_the_others_was_ever_served(
+    admin: aiohttp.ClientSession, http: aiohttp.ClientSession, house: Any
+) -> None:
+    await house.register("acme/a", seed=1)
+    await house.register("acme/a", seed=2, activate=False)
+    async with admin.delete("/admin/adapters/acme/a?version=1") as answer:
+        assert answer.status == 409
+        assert "none of its others was served" in (await answer.json())["error"]["message"]
+    assert await version_for(http, "acme/a") == 1
+    await send(admin, "PUT", "/admin/adapters/acme/a/route", {"version": 2})
+    async with admin.delete("/admin/adapters/acme/a?version=1") as answer:
+        assert answer.status == 200
+    assert await version_for(http, "acme/a") == 2
