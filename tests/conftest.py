@@ -13,9 +13,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests import engine_choice
+from tests import engine_choice, tiers
 from tests.engine_choice import engine_host, ray_cluster
-from tests.tiers import is_default, is_search
 
 __all__ = ["engine_host", "ray_cluster"]
 
@@ -36,6 +35,7 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     engine_choice.add_options(parser)
+    tiers.add_options(parser)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -46,16 +46,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background; children would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until all is collected: little of that is garbage, and looking for it takes a fifth of the time
-    settings.load_profile("default" if is_default(config) else "nightly")
+    settings.load_profile("default" if tiers.is_default(config) else "nightly")
+    tiers.choose(config)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    words: str = config.option.words_of_parts
+    return words
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Searches are in both tiers."""
     engine_choice.select(config, items)
-    if not is_default(config):
-        for item in filter(is_search, items):
-            item.add_marker(pytest.mark.nightly)
+    tiers.mark(config, items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:

@@ -1,12 +1,19 @@
 """The two tiers of the suite: what the default one takes, and what only `pytest -m nightly` does (docs/testing.md).
 
 A test marked `nightly` runs in the nightly tier alone. A search (a property test of Hypothesis, or one marked `search`)
-runs in both, and is longer at night.
+runs in both, and is longer at night. A part (PARTS) runs by night, and by day when anything that it rests on changed
+since the commit that `--since` finds; without that option, or where git cannot tell, whatever changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ast
+import functools
+import os
+import subprocess
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -14,6 +21,7 @@ from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, settings
 
 T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[1]
 
 # The machine may be busy, and the fixtures used with @given hold no state between examples.
 _STEADY = settings(
@@ -53,3 +61,139 @@ def by_tier(default: T, nightly: T) -> T:
 def num_examples() -> int:
     """How many examples a search of the tier tries, unless a test says otherwise."""
     return int(settings().max_examples)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests, and what they rest on beside the modules that they import: beginnings of paths of the repository."""
+
+    name: str
+    tests: tuple[str, ...]
+    rests_on: tuple[str, ...]
+
+    def is_changed_by(self, files: Collection[str]) -> bool:
+        """True if one of the files is of the part, of what it rests on, or of what every part rests on."""
+        beginnings, imported = (*self.tests, *self.rests_on, *ALL_REST_ON), self.imported()
+        return any(file.startswith(beginnings) or file in imported for file in files)
+
+    @functools.cache  # noqa: B019  of a few parts
+    def imported(self) -> set[str]:
+        """The files that are imported by the part's own, and by those outside the package that it rests on."""
+        places = (place for place in (*self.tests, *self.rests_on) if not place.startswith("lora_serve/"))
+        found = (path for place in places for path in ROOT.glob(f"{place}*"))
+        files = (file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path]))
+        return {name for file in files if file.suffix == ".py" for name in _imported_by(file)}
+
+
+def _imported_by(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = node.module.replace(".", "/")
+            for name in (module, *(f"{module}/{alias.name}" for alias in node.names)):
+                yield from (f"{name}.py", f"{name}/__init__.py")
+
+
+PARTS = (
+    Part("console", ("tests/console/",),
+         ("lora_serve/console/", "lora_serve/server/console/", "lora_serve/core/live", "lora_serve/commands/demo")),
+    Part("fleet", ("tests/fleet/", "tests/engine_host/fleet/"),
+         ("lora_serve/engine_host/", "lora_serve/client/", "tests/client/", "tests/engine_host/",
+          "tests/ray_cluster.py")),
+    Part("deploy", ("tests/deploy/",),
+         ("deploy/", "docker/", "docs/deploy", "lora_serve/core/setting", "lora_serve/server/telemetry/")),
+    Part("benchmarks", ("tests/benchmarks/", "tests/commands/bench/", "tests/simulate/"),
+         ("benchmarks/", "lora_serve/commands/bench/", "lora_serve/simulate/", "docs/explanation/performance",
+          "docs/explanation/simulation")),
+    Part("docs", ("tests/docs/",),
+         ("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml", ".github/", ".ci/", "scripts/",
+          "lora_serve/core/setting", "lora_serve/server/schemas/", "lora_serve/server/routes.py")),
+    Part("demo", ("tests/demo/", "tests/commands/test_demo"),
+         ("lora_serve/demo_data/", "lora_serve/commands/demo", "scripts/demo", "scripts/train")),
+    Part("kernels", ("tests/model/native/", "tests/model/triton_programs/"),
+         ("lora_serve/model/native/", "lora_serve/model/triton_programs/", "lora_serve/model/lora/",
+          "lora_serve/model/attention/", "lora_serve/model/step/", "tests/model/")),
+)  # fmt: skip
+# The suite's own frame, what is installed, and what servers of every part are started with.
+ALL_REST_ON = ("pyproject.toml", "constraints.txt", "scripts/install", "scripts/test", "tests/conftest.py",
+               "tests/tiers.py", "tests/engine_choice.py", "tests/oracle.py", "tests/e2e/conftest.py",
+               "lora_serve/commands/server_process.py", "lora_serve/app/launch.py")  # fmt: skip
+
+
+def add_options(parser: pytest.Parser) -> None:
+    words = "leave out the parts that rest on nothing that changed since that commit; auto: one that fits"
+    parser.getgroup("lora_serve").addoption("--since", metavar="COMMIT", help=words)
+
+
+def choose(config: pytest.Config) -> None:
+    """Notes which parts are left out; a worker has it from the process that started it, with the options."""
+    if not hasattr(config.option, "left_out"):
+        found = changes(config.option.since) if config.option.since else None
+        config.option.left_out = found.untouched() if found else []
+        config.option.words_of_parts = found.report() if found else ""
+
+
+def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """By night searches and all parts run in the nightly tier, too; by day parts that are left out run there alone."""
+    by_night = not is_default(config)
+    for item in items:
+        part = part_of(item.path)
+        if (by_night and (part or is_search(item))) or (part and part.name in config.option.left_out):
+            item.add_marker(pytest.mark.nightly)
+
+
+def part_of(path: Path) -> Part | None:
+    """The part that a file of tests belongs to."""
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+    return next((part for part in PARTS if name.startswith(part.tests)), None)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The files that changed since a commit; None: nobody can tell. `words`: since when, or why nobody can."""
+
+    files: frozenset[str] | None
+    words: str
+
+    def untouched(self) -> list[str]:
+        """The names of the parts that need not run by day."""
+        return [] if self.files is None else [part.name for part in PARTS if not part.is_changed_by(self.files)]
+
+    def report(self) -> str:
+        """What is left out, and why, for the head of the output."""
+        if self.files is None:
+            return f"every part runs: {self.words}"
+        left = ", ".join(self.untouched()) or "no part"
+        return f"{len(self.files)} files changed since {self.words}; left to the night: {left}"
+
+
+def changes(since: str, root: Path = ROOT) -> Changes:
+    """What changed since a commit; `none`: everything; `auto`: $TESTS_SINCE, else what no other clone of main has yet, or
+    where the branch left main, or HEAD's first parent.
+
+    What is not committed has changed, too. A commit that this clone does not have (a shallow one, an upstream that was
+    rewritten) leaves the question open.
+    """
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(root), *arguments]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    def commit(name: str) -> str | None:
+        return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+
+    words = os.environ.get("TESTS_SINCE", "") if since == "auto" else since
+    if words == "none":
+        return Changes(None, "as was asked for")
+    if not words:
+        head, main = commit("HEAD"), commit("origin/main") or commit("main")
+        words = git("merge-base", "HEAD", main) if main else None
+        words = "HEAD^" if words in (None, head) else words
+    base = commit(words)
+    changed = base and git("diff", "--name-only", "--no-renames", base)
+    new = git("ls-files", "--others", "--exclude-standard", "--full-name")
+    if base is None or changed is None or new is None:
+        return Changes(None, f"git knows no commit {words!r} here")
+    return Changes(frozenset(f"{changed}\n{new}".split("\n")) - {""}, f"{words} ({base[:8]})")
