@@ -167,8 +167,8 @@ class Changes:
 
 
 def changes(since: str, root: Path = ROOT) -> Changes:
-    """What changed since a commit; `none`: everything; `auto`: $TESTS_SINCE, else what no other clone of main has yet, or
-    where the branch left main, or HEAD's first parent.
+    """What changed since a commit; `none`: everything; `auto`: $TESTS_SINCE, else what upstream has not yet, or since
+    the branch left main, or since HEAD's first parent.
 
     What is not committed has changed, too. A commit that this clone does not have (a shallow one, an upstream that was
     rewritten) leaves the question open.
