@@ -29,7 +29,7 @@ _STEADY = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )
-settings.register_profile("default", _STEADY, max_examples=40, derandomize=True, database=None)
+settings.register_profile("default", _STEADY, max_examples=25, derandomize=True, database=None)
 settings.register_profile("nightly", _STEADY, max_examples=400)
 
 
@@ -109,6 +109,7 @@ PARTS = (
           "lora_serve/core/setting", "lora_serve/server/schemas/", "lora_serve/server/routes.py")),
     Part("demo", ("tests/demo/", "tests/commands/test_demo"),
          ("lora_serve/demo_data/", "lora_serve/commands/demo", "scripts/demo", "scripts/train")),
+    Part("wheel", ("tests/test_wheel.py",), ("setup.py", "lora_serve/model/native/", "lora_serve/__init__.py")),
     Part("kernels", ("tests/model/native/", "tests/model/triton_programs/"),
          ("lora_serve/model/native/", "lora_serve/model/triton_programs/", "lora_serve/model/lora/",
           "lora_serve/model/attention/", "lora_serve/model/step/", "tests/model/")),
