@@ -75,7 +75,7 @@ def pytest_collection_finish() -> None:
 def quick_followers() -> Iterator[None]:
     """Catalogs of tests are closed as soon as their followers have waited for news: not for a whole second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(follower, "_LONGEST_WAIT", 0.1)
+        patch.setattr(follower, "_LONGEST_WAIT", 0.03)
         yield
 
 

@@ -100,14 +100,16 @@ def test_where_git_cannot_tell_every_part_runs(repository: Repository, tmp_path:
 @pytest.mark.parametrize("part", PARTS, ids=NAMES)
 def test_part_is_left_out_unless_something_that_it_rests_on_changed(part: Part) -> None:
     assert part.name in Changes(frozenset({"lora_serve/engine/scheduling/scheduler.py"}), "").untouched()
-    for place in (*part.tests, *part.rests_on, *ALL_REST_ON):
+    for place in (*(test.partition("::")[0] for test in part.tests), *part.rests_on, *ALL_REST_ON):
         assert part.name not in Changes(frozenset({f"{place}x.py", "LICENSE"}), "").untouched()
 
 
 @pytest.mark.parametrize("part", PARTS, ids=NAMES)
 def test_everything_that_a_part_names_is_there(part: Part) -> None:
     for place in (*part.tests, *part.rests_on, *ALL_REST_ON):
-        assert (ROOT / place).is_dir() if place.endswith("/") else list(ROOT.glob(f"{place}*")), place
+        file, _, test = place.partition("::")
+        assert (ROOT / file).is_dir() if file.endswith("/") else list(ROOT.glob(f"{file}*")), place
+        assert not test or f"def {test}" in (ROOT / file).read_text()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_part_rests_on_the_modules_that_it_imports(name: str, file: str) -> None
     assert name not in Changes(frozenset({file}), "").untouched()
 
 
-def collected(*paths: str) -> list[Any]:
+def collected(*nodeids: str) -> list[Any]:
     class Item(SimpleNamespace):
         def get_closest_marker(self, _: str) -> None:
             return None
@@ -132,13 +134,15 @@ def collected(*paths: str) -> list[Any]:
         def add_marker(self, marker: Any) -> None:
             self.marks.append(marker.name)
 
-    return [Item(path=ROOT / path, marks=[]) for path in paths]
+    return [Item(nodeid=nodeid, marks=[]) for nodeid in nodeids]
 
 
 @pytest.mark.parametrize("left_out", [[], ["console"]])
 @pytest.mark.parametrize("tier", [BY_DAY, BY_NIGHT, ""])
 def test_every_test_is_in_the_tier_of_the_day_or_of_the_night(tier: str, left_out: list[str]) -> None:
-    items = collected("tests/console/test_shell.py", "tests/fleet/test_smoke.py", "tests/engine/test_engine.py")
+    items = collected(
+        "tests/console/test_shell.py::a", "tests/fleet/test_smoke.py::b", "tests/engine/test_engine.py::c"
+    )
     config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=tier, left_out=left_out))
     mark(config, items)
     nightly = [bool(item.marks) for item in items]
@@ -151,7 +155,8 @@ def test_workers_leave_out_what_the_process_that_started_them_does() -> None:
     assert option.left_out == ["console"]
 
 
-def test_files_of_parts_are_known() -> None:
-    assert part_of(ROOT / "tests/console/live/test_hub.py") is CONSOLE
-    assert part_of(ROOT / "tests/engine/test_engine.py") is None
-    assert part_of(Path("/elsewhere/tests/console/test_hub.py")) is None
+def test_tests_of_parts_are_known() -> None:
+    assert part_of("tests/console/live/test_hub.py::test_viewers_are_bounded") is CONSOLE
+    assert part_of("tests/e2e/test_speculation.py::test_a_gpu_s_programs_give_the_same_tokens") is PARTS[-1]
+    assert part_of("tests/e2e/test_speculation.py::test_answers_are_those_without_guesses[a]") is None
+    assert part_of("tests/engine/test_engine.py::test_consoles") is None

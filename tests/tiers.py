@@ -65,7 +65,9 @@ def num_examples() -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """Tests, and what they rest on beside the modules that they import: beginnings of paths of the repository."""
+    """Tests, by the beginnings of their ids, and what they rest on beside the modules that they import: beginnings of
+    paths of the repository.
+    """
 
     name: str
     tests: tuple[str, ...]
@@ -73,14 +75,15 @@ class Part:
 
     def is_changed_by(self, files: Collection[str]) -> bool:
         """True if one of the files is of the part, of what it rests on, or of what every part rests on."""
-        beginnings, imported = (*self.tests, *self.rests_on, *ALL_REST_ON), self.imported()
+        own = (test.partition("::")[0] for test in self.tests)
+        beginnings, imported = (*own, *self.rests_on, *ALL_REST_ON), self.imported()
         return any(file.startswith(beginnings) or file in imported for file in files)
 
     @functools.cache  # noqa: B019  of a few parts
     def imported(self) -> set[str]:
         """The files that are imported by the part's own, and by those outside the package that it rests on."""
         places = (place for place in (*self.tests, *self.rests_on) if not place.startswith("lora_serve/"))
-        found = (path for place in places for path in ROOT.glob(f"{place}*"))
+        found = (path for place in places for path in ROOT.glob(place.partition("::")[0] + "*"))
         files = (file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path]))
         return {name for file in files if file.suffix == ".py" for name in _imported_by(file)}
 
@@ -110,9 +113,9 @@ PARTS = (
     Part("demo", ("tests/demo/", "tests/commands/test_demo"),
          ("lora_serve/demo_data/", "lora_serve/commands/demo", "scripts/demo", "scripts/train")),
     Part("wheel", ("tests/test_wheel.py",), ("setup.py", "lora_serve/model/native/", "lora_serve/__init__.py")),
-    Part("kernels", ("tests/model/native/", "tests/model/triton_programs/"),
-         ("lora_serve/model/native/", "lora_serve/model/triton_programs/", "lora_serve/model/lora/",
-          "lora_serve/model/attention/", "lora_serve/model/step/", "tests/model/")),
+    Part("kernels", ("tests/model/native/", "tests/model/triton_programs/", "tests/model/fusion/test_levels.py",
+                     "tests/model/system/test_team_waits.py", "tests/e2e/test_speculation.py::test_a_gpu"),
+         ("lora_serve/model/", "lora_serve/engine/speculation/", "tests/model/")),
 )  # fmt: skip
 # The suite's own frame, what is installed, and what servers of every part are started with.
 ALL_REST_ON = ("pyproject.toml", "constraints.txt", "scripts/install", "scripts/test", "tests/conftest.py",
@@ -137,15 +140,14 @@ def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """By night searches and all parts run in the nightly tier, too; by day parts that are left out run there alone."""
     by_night = not is_default(config)
     for item in items:
-        part = part_of(item.path)
+        part = part_of(item.nodeid)
         if (by_night and (part or is_search(item))) or (part and part.name in config.option.left_out):
             item.add_marker(pytest.mark.nightly)
 
 
-def part_of(path: Path) -> Part | None:
-    """The part that a file of tests belongs to."""
-    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
-    return next((part for part in PARTS if name.startswith(part.tests)), None)
+def part_of(nodeid: str) -> Part | None:
+    """The part that a test belongs to."""
+    return next((part for part in PARTS if nodeid.startswith(part.tests)), None)
 
 
 @dataclass(frozen=True)
