@@ -21,7 +21,9 @@ __all__ = ["engine_host", "ray_cluster"]
 pytest.register_assert_rewrite("tests.canary.watch", "tests.faults.injecting", "tests.hostile.sending")
 
 from lora_serve.adapters.catalog import follower  # noqa: E402
+from lora_serve.commands import server_process  # noqa: E402
 from tests.redis_server import RedisServer  # noqa: E402
+from tests.zygote import FORKING  # noqa: E402
 
 # Triton reads it when it is first imported: its programs run in its interpreter, on tensors of the CPU.
 # tests/gpu compile them instead (scripts/gpu_check).
@@ -76,6 +78,15 @@ def quick_followers() -> Iterator[None]:
     """Catalogs of tests are closed as soon as their followers have waited for news: not for a whole second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(follower, "_LONGEST_WAIT", 0.03)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_servers(pytestconfig: pytest.Config) -> Iterator[None]:
+    """By day servers are forked where that is the same; with `--engine` all are started as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        if tiers.is_default(pytestconfig) and not pytestconfig.getoption("engine"):
+            patch.setattr(server_process, "subprocess", FORKING)
         yield
 
 
