@@ -1,4 +1,4 @@
-"""A process that has imported what a server with its engine on a thread imports, and forks one for each that is asked for.
+"""A process that has imported what a server with its engine on a thread imports, and forks such servers.
 
 A start of a server is 2 s of imports and little else. By day a test's `ServerProcess` whose engine is on a thread is
 forked here (one zygote for each worker), unless its environment is another than that in which the imports were made. By
@@ -105,9 +105,9 @@ def zygote() -> Zygote:
 def popen(arguments: Sequence[str], **options: Any) -> Any:
     """A Popen, or a forked server if that is the same."""
     engine = arguments[arguments.index("--engine") + 1] if "--engine" in arguments else ""
-    if list(arguments[: len(SERVE)]) == SERVE and engine == "thread":
-        if zygote().environment == _of_imports(options["env"]):
-            return ForkedServer(arguments[len(SERVE) - 1 :], options["stdout"], options["env"])
+    is_plain = list(arguments[: len(SERVE)]) == SERVE and engine == "thread"
+    if is_plain and zygote().environment == _of_imports(options["env"]):
+        return ForkedServer(arguments[len(SERVE) - 1 :], options["stdout"], options["env"])
     return subprocess.Popen(arguments, **options)
 
 
@@ -155,10 +155,11 @@ def _import() -> None:
     from lora_serve.model.loading.transformers_import import import_transformers
 
     import_transformers("none", str(ROOT / "lora_serve" / "demo_data" / "model"))
+    from transformers.models.llama import modeling_llama  # noqa: F401
+
     import lora_serve.app.launch
     import lora_serve.app.serving
     import lora_serve.engine_host.hosts.thread  # noqa: F401
-    from transformers.models.llama import modeling_llama  # noqa: F401
 
 
 def _reap(children: dict[int, socket.socket]) -> None:
