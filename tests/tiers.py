@@ -81,19 +81,25 @@ class Part:
 
     @functools.cache  # noqa: B019  of a few parts
     def imported(self) -> set[str]:
-        """The files that are imported by the part's own, and by those outside the package that it rests on."""
+        """The files that its own import, and those of what it rests on outside the package, and theirs in turn."""
         places = (place for place in (*self.tests, *self.rests_on) if not place.startswith("lora_serve/"))
         found = (path for place in places for path in ROOT.glob(place.partition("::")[0] + "*"))
-        files = (file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path]))
-        return {name for file in files if file.suffix == ".py" for name in _imported_by(file)}
+        waiting = [file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path])]
+        names: set[str] = set()
+        while waiting:
+            file = waiting.pop()
+            new = set(_imported_by(file)) - names
+            names |= new
+            waiting += [ROOT / name for name in new if not name.startswith("lora_serve/")]
+        return names
 
 
 def _imported_by(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(ast.parse(file.read_text())) if file.suffix == ".py" else ():
         if isinstance(node, ast.ImportFrom) and node.module:
             module = node.module.replace(".", "/")
             for name in (module, *(f"{module}/{alias.name}" for alias in node.names)):
-                yield from (f"{name}.py", f"{name}/__init__.py")
+                yield from (path for path in (f"{name}.py", f"{name}/__init__.py") if (ROOT / path).is_file())
 
 
 PARTS = (
@@ -117,6 +123,11 @@ PARTS = (
     Part("kernels", ("tests/model/native/", "tests/model/triton_programs/", "tests/model/fusion/test_levels.py",
                      "tests/model/system/test_team_waits.py", "tests/e2e/test_speculation.py::test_a_gpu"),
          ("lora_serve/model/", "lora_serve/engine/speculation/", "tests/model/")),
+    Part("model", ("tests/model/", "tests/contracts/test_attention.py", "tests/contracts/test_lora_kernel.py"),
+         ("lora_serve/model/", "lora_serve/adapters/", "lora_serve/core/", "lora_serve/engine/", "lora_serve/text/",
+          "lora_serve/engine_host/", "docs/reference/adapters.md", "docs/reference/models.md")),
+    Part("text", ("tests/text/", "tests/contracts/test_reasoning.py", "tests/contracts/test_tool_calls.py"),
+         ("lora_serve/text/", "lora_serve/core/", "lora_serve/engine/constraints/")),
 )  # fmt: skip
 # The suite's own frame, what is installed, and what servers of every part are started with.
 ALL_REST_ON = ("pyproject.toml", "constraints.txt", "scripts/install", "scripts/test", "tests/conftest.py",
