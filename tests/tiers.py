@@ -211,4 +211,5 @@ def changes(since: str, root: Path = ROOT) -> Changes:
     new = git("ls-files", "--others", "--exclude-standard", "--full-name")
     if base is None or changed is None or new is None:
         return Changes(None, f"git knows no commit {words!r} here")
-    return Changes(frozenset(f"{changed}\n{new}".split("\n")) - {""}, f"{words} ({base[:8]})")
+    name = base[:8] if base == words else f"{words} ({base[:8]})"
+    return Changes(frozenset(f"{changed}\n{new}".split("\n")) - {""}, name)
