@@ -1,8 +1,6 @@
 """Measures the house: lines and files, files per fact, the roads of two calls, and where the tests' time goes.
 
-    python scripts/meters.py [--tests JUNIT_XML ...] [--write FILE]
-
-Prints JSON.
+    python scripts/meters.py [--tests JUNIT_XML ...] [--note TEXT] [--write FILE]
 
 Sizes: lines and files of the package's folders, with and without `__init__.py`.
 
@@ -282,6 +280,7 @@ def main() -> None:
     """Prints the figures as JSON; with `--write` a file keeps them."""
     parser = argparse.ArgumentParser(description="Meters of the house.")
     parser.add_argument("--tests", nargs="+", type=Path, default=[], metavar="JUNIT_XML")
+    parser.add_argument("--note", default="", help="of the tests' run: beside what, of which commit")
     parser.add_argument("--write", type=Path, metavar="FILE")
     options = parser.parse_args()
     profile = Profile()
@@ -289,7 +288,7 @@ def main() -> None:
     fields, roads = asyncio.run(served(profile))
     found = {"command": "python scripts/meters.py", "sizes": sizes(), "facts": facts(fields), "roads": roads}
     if options.tests:
-        found["tests"] = tests(options.tests)
+        found["tests"] = {"note": options.note, **tests(options.tests)}
     text = json.dumps(found, indent=1)
     print(text)
     if options.write is not None:

@@ -27,7 +27,7 @@ REPORT = """<testsuites><testsuite>
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     report = tmp_path_factory.mktemp("meters") / "report.xml"
     report.write_text(REPORT)
-    command = [sys.executable, ROOT / "scripts" / "meters.py", "--tests", report]
+    command = [sys.executable, ROOT / "scripts" / "meters.py", "--tests", report, "--note", "made up"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr[-4000:]
     figures: dict[str, Any] = json.loads(done.stdout)
@@ -74,6 +74,7 @@ def test_files_per_fact_are_those_that_name_it(found: dict[str, Any], kind: str,
 
 def test_seconds_and_tests_per_file_are_those_of_the_report(found: dict[str, Any]) -> None:
     assert found["tests"] == {
+        "note": "made up",
         "seconds": 4.8,
         "tests": 3,
         "files": {
