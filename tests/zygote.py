@@ -56,9 +56,11 @@ class ForkedServer:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            told = select.poll()
+            told.register(self._status, select.POLLIN)
+            if not told.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(f"server {self.pid}", timeout or 0.0)
-            self.returncode = int(self._status.recv(16))
+            self.returncode = int(self._status.recv(16, socket.MSG_PEEK))  # left there for other threads that wait
         return self.returncode
 
     def send_signal(self, number: int) -> None:
