@@ -120,6 +120,8 @@ def test_everything_that_a_part_names_is_there(part: Part) -> None:
         ("kernels", "lora_serve/model/frozen_linear.py"),
         ("fleet", "tests/e2e/streams.py"),
         ("model", "tests/old_experts.py"),  # by tests/oracle.py
+        ("adapters", "lora_serve/tenancy/directory/directory.py"),  # by lora_serve/commands/
+        ("tenancy", "lora_serve/engine/__init__.py"),  # by lora_serve/adapters/
     ],
 )
 def test_part_rests_on_the_modules_that_it_imports(name: str, file: str) -> None:
@@ -141,9 +143,7 @@ def collected(*nodeids: str) -> list[Any]:
 @pytest.mark.parametrize("left_out", [[], ["console"]])
 @pytest.mark.parametrize("tier", [BY_DAY, BY_NIGHT, ""])
 def test_every_test_is_in_the_tier_of_the_day_or_of_the_night(tier: str, left_out: list[str]) -> None:
-    items = collected(
-        "tests/console/test_shell.py::a", "tests/fleet/test_smoke.py::b", "tests/engine/test_engine.py::c"
-    )
+    items = collected("tests/console/test_shell.py::a", "tests/fleet/test_smoke.py::b", "tests/server/test_chat.py::c")
     config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=tier, left_out=left_out))
     mark(config, items)
     nightly = [bool(item.marks) for item in items]
@@ -162,4 +162,4 @@ def test_tests_of_parts_are_known() -> None:
     assert kernels is part_of("tests/model/native/test_layers.py::test_gate_is_torchs[silu-8]") is not None
     assert part_of("tests/model/test_grammars.py::test_a") not in (kernels, None)
     assert part_of("tests/e2e/test_speculation.py::test_answers_are_those_without_guesses[a]") is None
-    assert part_of("tests/engine/test_engine.py::test_consoles") is None
+    assert part_of("tests/server/console/test_engine.py::test_consoles") is None

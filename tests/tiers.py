@@ -11,7 +11,7 @@ import ast
 import functools
 import os
 import subprocess
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -65,13 +65,16 @@ def num_examples() -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """Tests, by the beginnings of their ids, and what they rest on beside the modules that they import: beginnings of
-    paths of the repository.
+    """Tests, by the beginnings of their ids, and what they rest on beside what they import: beginnings of paths.
+
+    `in_process`: they run nothing but what they import, so what that imports in turn counts, too. Others start servers,
+    which are made of everything: they run by day for the sake of what is named and what they import themselves.
     """
 
     name: str
     tests: tuple[str, ...]
     rests_on: tuple[str, ...]
+    in_process: bool = False
 
     def is_changed_by(self, files: Collection[str]) -> bool:
         """True if one of the files is of the part, of what it rests on, or of what every part rests on."""
@@ -81,25 +84,33 @@ class Part:
 
     @functools.cache  # noqa: B019  of a few parts
     def imported(self) -> set[str]:
-        """The files that its own import, and those of what it rests on outside the package, and theirs in turn."""
+        """The files that its own import, and those of what it rests on outside the package, and theirs in turn; those
+        of the package only if it runs in process.
+        """
         places = (place for place in (*self.tests, *self.rests_on) if not place.startswith("lora_serve/"))
         found = (path for place in places for path in ROOT.glob(place.partition("::")[0] + "*"))
         waiting = [file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path])]
         names: set[str] = set()
         while waiting:
             file = waiting.pop()
-            new = set(_imported_by(file)) - names
+            new = _imported_by(file) - names
             names |= new
-            waiting += [ROOT / name for name in new if not name.startswith("lora_serve/")]
+            waiting += [ROOT / name for name in new if self.in_process or not name.startswith("lora_serve/")]
         return names
 
 
-def _imported_by(file: Path) -> Iterator[str]:
+@functools.cache
+def _imported_by(file: Path) -> set[str]:
+    """The repository's files that are run when a file is imported, but for what these import."""
+    found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())) if file.suffix == ".py" else ():
+        named = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom) and node.module:
-            module = node.module.replace(".", "/")
-            for name in (module, *(f"{module}/{alias.name}" for alias in node.names)):
-                yield from (path for path in (f"{name}.py", f"{name}/__init__.py") if (ROOT / path).is_file())
+            named = [f"{node.module}.{name}" for name in named]
+        for words in (name.split(".") for name in named):
+            places = ("/".join(words[:end]) for end in range(1, len(words) + 1))
+            found.update(path for place in places for path in (f"{place}.py", f"{place}/__init__.py"))
+    return {path for path in found if (ROOT / path).is_file()}
 
 
 PARTS = (
@@ -125,9 +136,16 @@ PARTS = (
          ("lora_serve/model/", "lora_serve/engine/speculation/", "tests/model/")),
     Part("model", ("tests/model/", "tests/contracts/test_attention.py", "tests/contracts/test_lora_kernel.py"),
          ("lora_serve/model/", "lora_serve/adapters/", "lora_serve/core/", "lora_serve/engine/", "lora_serve/text/",
-          "lora_serve/engine_host/", "docs/reference/adapters.md", "docs/reference/models.md")),
+          "lora_serve/engine_host/", "docs/reference/adapters.md", "docs/reference/models.md"), in_process=True),
     Part("text", ("tests/text/", "tests/contracts/test_reasoning.py", "tests/contracts/test_tool_calls.py"),
-         ("lora_serve/text/", "lora_serve/core/", "lora_serve/engine/constraints/")),
+         ("lora_serve/text/", "lora_serve/core/", "lora_serve/engine/constraints/"), in_process=True),
+    Part("adapters", ("tests/adapters/", "tests/contracts/test_catalog.py", "tests/contracts/test_adapter"),
+         ("lora_serve/adapters/", "lora_serve/core/", "lora_serve/commands/registry/"), in_process=True),
+    Part("engine", ("tests/engine/", "tests/routing/", "tests/contracts/test_policy.py",
+                    "tests/contracts/test_router.py", "tests/contracts/test_eviction.py"),
+         ("lora_serve/engine/", "lora_serve/routing/", "lora_serve/adapters/", "lora_serve/core/"), in_process=True),
+    Part("tenancy", ("tests/tenancy/",), ("lora_serve/tenancy/", "lora_serve/adapters/", "lora_serve/core/"),
+         in_process=True),
 )  # fmt: skip
 # The suite's own frame, what is installed, and what servers of every part are started with.
 ALL_REST_ON = ("pyproject.toml", "constraints.txt", "scripts/install", "scripts/test", "tests/conftest.py",
