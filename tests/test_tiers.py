@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.test_mutations import MUTATIONS
 from tests.tiers import ALL_REST_ON, PARTS, ROOT, Changes, Part, changes, choose, mark, part_of
 
 NAMES = [part.name for part in PARTS]
@@ -127,6 +128,15 @@ def test_everything_that_a_part_names_is_there(part: Part) -> None:
 def test_part_rests_on_the_modules_that_it_imports(name: str, file: str) -> None:
     assert (ROOT / file).exists()
     assert name not in Changes(frozenset({file}), "").untouched()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "_"))
+def test_break_of_a_file_is_met_by_the_tests_that_must_see_it(mutation: Any) -> None:
+    """Those of scripts/mutations.py: a part with such a test runs by day once the file has changed."""
+    asked = tuple(f"tests/{name}" for name in mutation.tests.split())
+    parts = [part for part in PARTS if any(test.startswith(asked) or test in asked for test in part.tests)]
+    parts += [part for place in asked if (part := part_of(place)) is not None]
+    assert all(part.is_changed_by({f"lora_serve/{mutation.file}"}) for part in parts), [part.name for part in parts]
 
 
 def collected(*nodeids: str) -> list[Any]:
