@@ -152,6 +152,8 @@ def test_bare_on_and_off_in_yaml_are_words(model: str, tmp_path: Path) -> None:
         (["--model", "/does/not/exist"], ["--model", "/does/not/exist"]),
         (["--model", "./nowhere"], ["--model", "./nowhere"]),
         (["--model", ""], ["--model"]),
+        (["--root-path", "/llm/../x"], ["--root-path", "a path such as /llm", "/llm/../x"]),
+        (["--root-path", "llm"], ["--root-path", "a path such as /llm"]),
     ],
 )
 def test_wrong_setting_is_one_line_that_names_flag_value_and_what_is_allowed(
@@ -379,7 +381,7 @@ def test_help_names_the_unit_of_each_number(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("words", "near"),
     [(["adapter", "list"], "adapters"), (["adapters", "lst"], "list"), (["tenants", "creat", "a"], "create"),
-     (["registry", "backupp"], "backup"), (["serv"], "serve")],
+     (["registry", "backupp"], "backup"), (["serv"], "serve"), (["--modle", "x"], "serve --model")],
 )  # fmt: skip
 def test_unknown_command_is_told_with_the_nearest(
     words: list[str], near: str, capsys: pytest.CaptureFixture[str]

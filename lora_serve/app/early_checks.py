@@ -1,4 +1,4 @@
-"""Checks of a start that need no model: mistakes are told at once, before torch is imported."""
+"""Checks of a start that need no model: mistakes are reported at once, before torch is imported."""
 
 from __future__ import annotations
 

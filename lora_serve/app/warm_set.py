@@ -20,7 +20,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import Prefetch
-from lora_serve.core.stats import EngineStats
+from lora_serve.core.stats import AdapterCounters, EngineStats
 
 FILE_NAME = "hot.json"
 NOTE_SECONDS = 60.0  # between two looks at what is hot
@@ -43,8 +43,8 @@ class WarmSet:
         """The adapters that the engine holds now and the catalog still knows."""
 
         def num_uses(digest: str) -> int:
-            counters = stats.adapters.get(digest)
-            return 0 if counters is None else counters.hits + counters.misses
+            counters = stats.adapters.get(digest, AdapterCounters())
+            return sum((*counters.hits.values(), *counters.misses.values()))
 
         device = {slot.digest for slot in stats.slots} & known
         host = set(stats.host_digests) & known - device

@@ -194,7 +194,7 @@ async def _try_grammar(services: Services, stage: WarmupStage) -> None:
 
 
 async def load_pinned(services: Services) -> None:
-    """Loads the pinned adapters onto the device, after the engine was told the tenants' budgets."""
+    """Loads the pinned adapters onto the device, after the engine knows the tenants' budgets."""
     await services.client.adapters(budgets_of(services))
     for ref in pinned_refs(services.catalog.snapshot).values():
         await _pin(services.client, ref)

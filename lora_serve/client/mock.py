@@ -18,7 +18,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import BatchLimits, QueueLimits
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
 from lora_serve.core.fleet_stats import merged
-from lora_serve.core.live import Look, looked_at
+from lora_serve.core.live import EngineView, name_replica
 from lora_serve.core.messages import (
     AdapterCommand,
     Event,
@@ -153,14 +153,14 @@ class MockEngineClient:
 
     async def watch(
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
-    ) -> list[Look]:
+    ) -> list[EngineView]:
         """See `EngineClient.watch`; of a fleet the first replica does all that is to be seen. Raises NotReadyError."""
         if not self.running:
             raise NotReadyError("The engine is stopped.")
         name = self.replicas[0] if self.replicas else ""
         rows = [(row.request, row.produced, row.waiting) for row in self._rows.values()]
         look = self._view.look(seen.get(name, 0), rows, self._resident.values(), self._pinned, self.max_loras)
-        return [looked_at(look, name)]
+        return [name_replica(look, name)]
 
     def replica_of(self, digest: str) -> str:
         """The replica that holds the adapter, unless it is pinned."""
@@ -192,7 +192,7 @@ class MockEngineClient:
             slots=slots,
             host_digests=tuple(ref.digest for ref in held),
             loading_digests=(),
-            adapters={ref.digest: AdapterCounters(hits=1, misses=1, loads=1) for ref in held},
+            adapters={ref.digest: AdapterCounters({ref.name: 1}, {ref.name: 1}, loads=1) for ref in held},
             batcher=BatcherStats(
                 self.limits, self.limits.max_num_seqs, self.limits.max_num_batched_tokens, self.limits.batch_wait
             ),

@@ -124,6 +124,8 @@ def _adapters(one: AdapterCounters, other: AdapterCounters) -> AdapterCounters:
     return _summed(
         one,
         other,
+        hits=_by_key(add, one.hits, other.hits),
+        misses=_by_key(add, one.misses, other.misses),
         load_seconds=last.load_seconds,
         eviction_reasons=_by_key(add, one.eviction_reasons, other.eviction_reasons),
         last_eviction=other.last_eviction or one.last_eviction,

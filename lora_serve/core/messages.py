@@ -17,7 +17,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.blob_messages import BlobFiles, BlobFolder, BlobMessage, Piece
 from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from lora_serve.core.message import Call, Message
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.replica_report import ReplicaReport
@@ -157,7 +157,7 @@ class GetStats(Call, frozen=True):
 
 
 class Watch(Call, frozen=True):
-    """Asks for a Look, made between two steps; for some seconds from then on the engine notes what it does."""
+    """Asks for an EngineView, made between two steps; for some seconds from then on the engine notes what it does."""
 
     since: int = 0  # `mark` of the last look that this caller got
     tenants: tuple[str, ...] = ()  # of whom the first requests that wait are shown, beside the first of all
@@ -218,7 +218,7 @@ class Greeting(Message, frozen=True):
     age: float  # seconds since its start
     version: str  # of this program
     settings: str  # a digest of what it was configured with
-    roots_key: bytes  # see `routing/prefix_roots.py`
+    roots_key: bytes  # see `routing/request.py`
     now: float = 0.0  # its time.monotonic(); another version, which is told by `version`, may not say it
 
 
@@ -328,7 +328,9 @@ class Converted(Message, frozen=True):
 
 # -- answers to calls, in both directions --------------------------------------------------------------------------
 
-ReplyValue = None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | Piece | EngineStats | Look
+ReplyValue = (
+    None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | Piece | EngineStats | EngineView
+)
 
 
 class Reply(Message, frozen=True):

@@ -19,6 +19,13 @@ def check_redis_prefix(value: str) -> str:
     return value
 
 
+def check_root_path(value: str) -> str:
+    """`value`, if it is the beginning of a path as clients send it. Raises ValueError."""
+    if not re.fullmatch(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)*/?", value):
+        raise ValueError("expected a path such as /llm, of letters, digits and `._~-`, in which no part is `.` or `..`")
+    return value
+
+
 def check_text(value: Any) -> Any:
     """A text, or texts, as they may stand in a log, a path and a key; others are left alone. Raises ValueError."""
     for item in value if isinstance(value, list | tuple) else (value,):

@@ -62,8 +62,8 @@ class LoadTimes:
 class AdapterCounters:
     """Per adapter digest, since start."""
 
-    hits: int = 0  # requests that found it on the device
-    misses: int = 0  # requests that had to wait for it
+    hits: Mapping[str, int] = field(default_factory=dict)  # requests that found it on the device, by the id they named
+    misses: Mapping[str, int] = field(default_factory=dict)  # likewise, that had to wait for it
     loads: int = 0
     evictions: int = 0  # from the device
     load_seconds: float = 0.0  # of the last load, fetch to slot

@@ -184,7 +184,10 @@ async def test_what_is_hot_is_noted_at_the_end(
 
 def test_the_most_asked_for_stands_first() -> None:
     slots = tuple(SlotInfo(index, 1, f"sha256:{name * 64}", name, 1, 0, False) for index, name in enumerate("abc", 1))
-    uses = {"a": AdapterCounters(hits=2), "b": AdapterCounters(hits=1, misses=3), "d": AdapterCounters(misses=1)}
+    uses = {
+        "a": AdapterCounters(hits={"a": 2}), "b": AdapterCounters(hits={"b": 1}, misses={"b": 1, "x": 2}),
+        "d": AdapterCounters(misses={"d": 1}),
+    }  # fmt: skip
     adapters = {f"sha256:{name * 64}": counters for name, counters in uses.items()}
     stats = EngineStats(0, 0, (), (), 4, 1, 1, 1, 0, slots, digests("abde"), (), adapters=adapters)
     assert WarmSet.of(stats, frozenset(digests("abcde"))) == WarmSet(digests("bac"), digests("de"))

@@ -76,13 +76,13 @@ async def test_many_at_once_get_their_own(client: ThreadEngineClient) -> None:
 
 
 async def test_leaving_the_loop_aborts(client: ThreadEngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = client._engine._runner.run
+    run = client._engine.execution.runner.run
 
     def run_slowly(batch: Batch) -> list[RowOutput]:
         time.sleep(0.01)
         return run(batch)
 
-    monkeypatch.setattr(client._engine._runner, "run", run_slowly)
+    monkeypatch.setattr(client._engine.execution.runner, "run", run_slowly)
     async with aclosing(client.infer(request("r", max_tokens=190))) as events:  # type: ignore[type-var]
         await anext(aiter(events))
         assert (await client.stats()).num_running == 1
@@ -163,6 +163,15 @@ async def test_after_stop_waiting_callers_and_new_ones_are_refused() -> None:
         await client.stats()
 
 
+async def test_nothing_is_sent_to_a_thread_that_has_told_its_end_and_is_not_gone_yet(
+    client: ThreadEngineClient,
+) -> None:
+    """Nobody would answer: a registration that came in that moment held up the end of the server for two minutes."""
+    client._lose()
+    with pytest.raises(NotReadyError):
+        await client.stats()
+
+
 async def test_probe_is_answered_with_what_the_runner_saw(client: ThreadEngineClient) -> None:
     found = await client.adapters(SmokeTest(adapter("a"), (1, 2, 3)))
     assert found is not None
@@ -183,14 +192,14 @@ async def test_a_full_queue_refuses_in_the_middle_of_a_step(
     client: ThreadEngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.gate = QueueGate(QueueLimits(1))
-    run, is_running, may_end = client._engine._runner.run, threading.Event(), threading.Event()
+    run, is_running, may_end = client._engine.execution.runner.run, threading.Event(), threading.Event()
 
     def run_when_told(batch: Batch) -> list[RowOutput]:
         is_running.set()
         may_end.wait(60)
         return run(batch)
 
-    monkeypatch.setattr(client._engine._runner, "run", run_when_told)
+    monkeypatch.setattr(client._engine.execution.runner, "run", run_when_told)
     first = asyncio.create_task(_tokens(client, request("r")))
     await asyncio.to_thread(is_running.wait, 60)
     with pytest.raises(QueueFullError):

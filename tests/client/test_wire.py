@@ -27,6 +27,7 @@ from lora_serve.core.blob_messages import (
     WritePiece,
 )
 from lora_serve.core.live import (
+    EngineView,
     LiveAdapter,
     LiveCount,
     LiveLimits,
@@ -38,7 +39,6 @@ from lora_serve.core.live import (
     LiveStep,
     LiveTargets,
     LiveTier,
-    Look,
 )
 from lora_serve.core.message import Call, Message
 from lora_serve.core.messages import (
@@ -142,7 +142,7 @@ COMMANDS = (
     SmokeTest(REF, (1, 2)), Tune(1, 2, 0.5, 0, 0.1, None), SetTenantBudgets((TenantBudget("acme", 1, None),)),
 )  # fmt: skip
 SETTINGS = Settings(model="m", store=Path("/s"), redis_url="redis://:password@h/0", tenant_weight=("a=2",))
-LOOK = Look(
+LOOK = EngineView(
     7,
     (LiveStep(3, 1.5, 2.5, True, (("r", "decode", 1, 1), ("s", "prefill", 9, 0))),),
     (LiveRequest("r", "acme", (LiveAdapter("acme/a", 3, "sha256:a", 0.5),), "running", 9, 9, 1, 0, 1.5, 2.5),),
@@ -246,7 +246,7 @@ def stats_of_an_engine() -> EngineStats:
     for name in "ab":
         world.add(name, [1, 2, 3], adapter(name))
     world.run()
-    counters = AdapterCounters(1, 2, 3, 4, 0.5, {EvictionReason.ADMIN: 4}, EvictionReason.ADMIN)
+    counters = AdapterCounters({"c": 1}, {"c": 1, "d": 1}, 3, 4, 0.5, {EvictionReason.ADMIN: 4}, EvictionReason.ADMIN)
     stats = world.engine.stats()
     return replace(stats, adapters={**stats.adapters, "sha256:c": counters})
 

@@ -21,7 +21,7 @@ from lora_serve.core.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from lora_serve.core.messages import (
     Evict,
     FinishEvent,
@@ -156,7 +156,7 @@ async def test_after_stop_everything_is_refused(client: EngineClient) -> None:
     assert client.gate.num_requests == 0
 
 
-async def look(client: EngineClient, **options: Any) -> Look:
+async def look(client: EngineClient, **options: Any) -> EngineView:
     """The only engine's."""
     (found,) = await client.watch({}, **options)
     return found

@@ -120,7 +120,9 @@ def test_every_count_is_the_sum_of_the_replicas(all_stats: list[EngineStats]) ->
         assert getattr(whole, name) == sum(getattr(stats, name) for stats in all_stats), name
     for digest in {digest for stats in all_stats for digest in stats.adapters}:
         of_each = [stats.adapters.get(digest, AdapterCounters()) for stats in all_stats]
-        assert whole.adapters[digest].hits == sum(counters.hits for counters in of_each)
+        for name in ("a", "b"):
+            total = sum(counters.hits.get(name, 0) for counters in of_each)
+            assert whole.adapters[digest].hits.get(name, 0) == total
         for reason in EvictionReason:
             total = sum(counters.eviction_reasons.get(reason, 0) for counters in of_each)
             assert whole.adapters[digest].eviction_reasons.get(reason, 0) == total
@@ -155,7 +157,7 @@ def test_no_counter_falls_when_a_replica_is_lost() -> None:
     dying = replace(
         counted, num_running=3, max_loras=4, tiers={"device": tier}, host_digests=("sha256:a",),
         memory=MemoryStats(limit=10, weights=5, num_out_of_memory=1), swap=SwapStats(4, 3, 20, 10, 0.5),
-        adapters={"sha256:a": AdapterCounters(1)},
+        adapters={"sha256:a": AdapterCounters({"a": 1})},
     )  # fmt: skip
     assert counters_of(dying) == counted
     other = replace(EMPTY, num_running=1, num_steps=1, max_loras=4)
@@ -188,10 +190,10 @@ def test_batcher_is_that_of_the_replica_with_the_latest_first_tokens() -> None:
 
 def test_an_adapters_last_load_is_one_that_took_place() -> None:
     times = LoadTimes("disk", fetch=0.5)
-    loaded = AdapterCounters(0, 1, 1, load_seconds=0.7, last_load=times)
-    engines = [replace(EMPTY, adapters={"sha256:a": one}) for one in (loaded, AdapterCounters(hits=4))]
+    loaded = AdapterCounters({}, {"a": 1}, 1, load_seconds=0.7, last_load=times)
+    engines = [replace(EMPTY, adapters={"sha256:a": one}) for one in (loaded, AdapterCounters(hits={"a": 4}))]
     counters = reduce(added, engines).adapters["sha256:a"]
-    assert (counters.load_seconds, counters.last_load, counters.hits) == (0.7, times, 4)
+    assert (counters.load_seconds, counters.last_load, counters.hits) == (0.7, times, {"a": 4})
 
 
 def test_guesses_of_an_adapter_on_two_replicas_are_one_line_with_its_name() -> None:

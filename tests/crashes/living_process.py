@@ -120,7 +120,7 @@ class WholeLife(Life):
             "keys": [_opens(keys, secret) for secret in self.secrets],
             "num_keys": sum(key.is_valid(0) for key in directory.keys.values()),
             "own_audit": [[line.act["action"], line.act["subject"], line.act["outcome"]] for line in journal.lines()],
-            "broken": journal.first_broken(),
+            "broken": next(journal.broken(), None),
             "num_lines": len(page.lines),
             "usage": _sums(usage.rows(0, EVER)),
             "all_usage": _sums(rows),

@@ -6,8 +6,7 @@ import pytest
 
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine.wait_forecast import WaitForecast
+from lora_serve.engine.queue_gate import QueueGate, WaitForecast
 
 
 def test_before_anybody_left_the_wait_so_far_is_known() -> None:

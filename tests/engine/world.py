@@ -187,7 +187,7 @@ class World:
                     self.order.append(event.request_id)
 
     def _take_replies(self) -> None:
-        for command, reply in self.engine.take_replies():
+        for command, reply in self.engine.commands.take_replies():
             self._replies[command.call_id].append(reply.error or reply.value)
 
     def error(self, request_id: str) -> LoraServeError:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lora_serve.core.config import BatchLimits
 from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.stats import BatcherStats, EngineStats, SlotInfo, TierStats
-from lora_serve.routing.replica_state import ReplicaState, Tier
+from lora_serve.routing.fleet_view import ReplicaState, Tier
 from tests.routing.fleets import report, request, requests, view_of
 
 

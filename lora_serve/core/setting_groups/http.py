@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from lora_serve.core.setting_texts import check_root_path
 from lora_serve.core.setting_types import YEAR, Bytes, Origins, SettingsGroup, Texts
 from lora_serve.core.web_origin import parse_name, parse_origin
 
@@ -84,9 +85,8 @@ class BrowserSettings(SettingsGroup):
     """The console, web pages that may use the server, and the names it goes by."""
 
     ui: bool | None = Field(None, description="the console, a page for browsers at /ui; default: only on loopback")
-    root_path: str = Field(
+    root_path: Annotated[str, AfterValidator(check_root_path)] = Field(
         "",
-        pattern=r"^(/[A-Za-z0-9._~-]+)*/?$",
         description="prefix (/llm) of the paths that a proxy leaves in place; requests without it are served too",
     )
     allowed_hosts: Texts = Field(

@@ -19,7 +19,7 @@ from lora_serve.core.errors import LoraServeError
 from lora_serve.core.model_map import ModelMap
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.wait_forecast import WaitForecast
+from lora_serve.engine.queue_gate import WaitForecast
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.background.tasks import running
 from lora_serve.server.context import CONTEXT

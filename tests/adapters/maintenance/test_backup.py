@@ -19,7 +19,7 @@ from lora_serve.adapters.maintenance import backup
 from lora_serve.adapters.maintenance.registries import open_registry
 from lora_serve.adapters.storage import open_storage
 from lora_serve.cli import main
-from lora_serve.commands.failure import ExitCode
+from lora_serve.commands.output import ExitCode
 from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import Role

@@ -17,7 +17,7 @@ from lora_serve.core.memory import ActivationModel, memory_load
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
-from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.step_cost import StepCost
 from lora_serve.model.kv_cache import KVCache, KVShape
 from lora_serve.model.memory.setup import DeviceFacts, Shares, largest_step, limit_of, share_out
 from lora_serve.model.system.device_memory import free_memory, is_out_of_memory, peak_bytes, peak_meter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -185,10 +185,28 @@ def test_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         UsageJournal(tmp_path)
 
 
-def test_file_without_the_number_of_its_last_batch_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("junk", ["'x'", "x'ff'", "CAST(x'ff' AS TEXT)", "-1", "9e999"])
+@pytest.mark.parametrize("column", ["bucket", "requests", "compute_seconds", "digest"])
+async def test_row_that_cannot_be_read_is_named_and_holds_up_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str, junk: str
+) -> None:
+    journal = UsageJournal(tmp_path)
+    journal.write(1, {(3600, replace(ACME, tenant=name)): UsageFigures(1) for name in ("a", "b")})
+    journal._database.execute(f"UPDATE usage SET {column} = {junk} WHERE tenant = 'a'")
+    journal.close()
+    journal = UsageJournal(tmp_path)
+    is_text = column == "digest" and junk != "x'ff'"
+    assert [key.tenant for _, key, _ in journal.rows(0, 2**40)] == (["a", "b"] if is_text else ["b"])
+    assert [key.tenant for _, key, _ in journal.unpublished()] == (["a", "b"] if is_text else ["b"])
+    assert ("rows that cannot be read are in no sum" in caplog.text) is not is_text
+    journal.close()
+
+
+@pytest.mark.parametrize("junk", [None, "x"])
+def test_file_whose_last_batch_has_no_number_is_damaged(tmp_path: Path, junk: str | None) -> None:
     """Whoever took another number would count a batch twice, or not at all."""
     journal = UsageJournal(tmp_path)
-    journal._database.execute("DELETE FROM last_batch")
+    journal._database.execute("UPDATE last_batch SET number = 'x'" if junk else "DELETE FROM last_batch")
     journal.close()
     with pytest.raises(DamagedFileError, match=r"usage\.sqlite3.*is damaged"):
         UsageJournal(tmp_path)
