@@ -92,13 +92,14 @@ async def run(
             await asyncio.to_thread(services.registrations.close)
             await asyncio.to_thread(services.grammars.close)
             await asyncio.to_thread(services.templates.close)
+            await asyncio.to_thread(services.large_bodies.close)
 
 
 @asynccontextmanager
 async def listening(services: Services, listener: socket.socket, tls: ServerTls | None) -> AsyncIterator[None]:
     """Serves HTTP for as long as the block lasts."""
     app = build_app(services)
-    runner = HttpRunner(app, shutdown_timeout=5.0, root_path=services.config.root_path)
+    runner = HttpRunner(app, shutdown_timeout=5.0, root_path=services.config.root_path.rstrip("/"))
     await runner.setup()
     try:
         context = tls.context if tls else None

@@ -156,7 +156,7 @@ class WarmSetKeeper:
 
     def _for_device(self, num_engines: int) -> list[AdapterRef]:
         pinned, refs = self._pinned(), self._unpinned(self._noted.device)
-        max_bytes = self._config.device_bytes
+        max_bytes = self._config.adapter_memory
         left = None if max_bytes is None else num_engines * (max_bytes - sum(ref.num_bytes for ref in pinned))
         return _fitting(refs, num_engines * (self._config.max_loras - len(pinned)), left)
 
@@ -167,7 +167,7 @@ class WarmSetKeeper:
         first, max_items = self._for_device(num_engines), self._config.max_cpu_loras
         refs = self._unpinned(self._noted.device) + self._known(self._noted.host)
         most = None if max_items is None else num_engines * max_items
-        return _fitting(refs, most, num_engines * self._config.host_bytes)[len(first) :]
+        return _fitting(refs, most, num_engines * self._config.adapter_host_memory)[len(first) :]
 
     def _pinned(self) -> list[AdapterRef]:
         return [entry.ref() for entry in self._catalog.snapshot.entries.values() if entry.pinned]

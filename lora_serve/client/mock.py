@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 
 from lora_serve.client.mock_view import MockView
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import BatchLimits, QueueLimits
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
-from lora_serve.core.fleet_stats import merged
 from lora_serve.core.live import EngineView, name_replica
 from lora_serve.core.messages import (
     AdapterCommand,
@@ -39,6 +37,7 @@ from lora_serve.core.messages import (
     Unpin,
 )
 from lora_serve.core.request import FinishReason, InferenceRequest
+from lora_serve.core.setting_groups.engine import BatchLimits, QueueLimits
 from lora_serve.core.stats import (
     AdapterCounters,
     BatcherStats,
@@ -46,6 +45,7 @@ from lora_serve.core.stats import (
     ReplicaState,
     ReplicaStats,
     SlotInfo,
+    merged,
 )
 from lora_serve.engine.queue_gate import QueueGate
 
@@ -86,7 +86,7 @@ class MockEngineClient:
     vocab_size: int
     script: Callable[[InferenceRequest], MockReply] = field(default=lambda request: MockReply())
     eos_token_ids: tuple[int, ...] = ()
-    gate: QueueGate = field(default_factory=lambda: QueueGate(QueueLimits(1024)))
+    gate: QueueGate = field(default_factory=lambda: QueueGate(QueueLimits()))
     is_there: bool = True
     dimension: int = 4  # of unscripted vectors
     requests: list[InferenceRequest] = field(default_factory=list)
@@ -95,7 +95,7 @@ class MockEngineClient:
     commands: list[AdapterCommand] = field(default_factory=list)
     command_error: LoraServeError | None = None  # raised by `adapters`
     max_loras: int = MAX_LORAS
-    limits: BatchLimits = field(default_factory=lambda: BatchLimits(8, 64))
+    limits: BatchLimits = field(default_factory=lambda: BatchLimits(max_num_seqs=8, max_num_batched_tokens=64))
     running: bool = False
     replicas: tuple[str, ...] = ()  # of the fleet that it plays: pinned adapters are on all of them, others on one
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import fields
 from pathlib import Path
 
 PROGRAM = "lora-serve fleet"
@@ -51,9 +52,12 @@ def _check_engine(arguments: list[str]) -> None:
 def _help() -> str:
     from lora_serve.core.flags import FlagParser
     from lora_serve.core.setting_groups.fleet import FleetSettings
+    from lora_serve.core.settings import Settings
 
     lines = [f"  {PROGRAM} {f'{name} {flags}':41} {summary}" for name, (flags, summary) in SUBCOMMANDS.items()]
-    flags = FlagParser(PROGRAM, "", FleetSettings.model_fields).format_help()
+    flags = FlagParser(
+        PROGRAM, "", {field.name: Settings.model_fields[field.name] for field in fields(FleetSettings)}
+    ).format_help()
     options = flags[flags.index("options:") :].replace("options:", "flags of the fleet:", 1)
     return "\n".join([_HEAD.strip(), "", *lines, "", options.strip(), "", _TAIL.strip()])
 

@@ -148,13 +148,12 @@ def _config(flags: argparse.Namespace) -> FleetConfig:
     from pydantic import ValidationError
 
     from lora_serve.core.config import FleetConfig
-    from lora_serve.core.setting_groups.fleet import FleetSettings
-    from lora_serve.core.settings import describe
+    from lora_serve.core.settings import Settings, describe
 
     if flags.ray_address == "none":
         raise ConfigError("--ray-address none: such a fleet ends with its server")
     try:
-        FleetSettings(ray_address=flags.ray_address, fleet_name=flags.fleet_name)
+        Settings(model="any", engine="ray", ray_address=flags.ray_address, fleet_name=flags.fleet_name)
     except ValidationError as error:
         raise ConfigError(describe(error, {})) from None
     nothing = {"min_replicas": 1, "max_replicas": 1, "num_gpus": 0.0, "num_cpus": 0.0, "wait": 0.0}

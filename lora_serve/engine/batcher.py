@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lora_serve.core.batch import StepLoad
-from lora_serve.core.config import BatchLimits
 from lora_serve.core.messages import Tune
+from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.stats import BatcherStats
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.step_cost import LatencyController, Running, StepCost, StepLimits
@@ -104,7 +104,7 @@ class Batcher:
 
     def step_limits(self, running: list[Sequence], num_waiting: int = 0) -> StepLimits:
         """The limits of the next step, in which all `running` requests have a row."""
-        is_sized = self.limits.itl_target is not None or self.limits.prompt_stretch is not None
+        is_sized = self.limits.itl_target is not None or self.limits.prompt_stretch > 0
         load = running_of(running, num_waiting) if is_sized else Running(len(running))
         return self.controller.step_limits(self.limits, load)
 

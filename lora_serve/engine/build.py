@@ -50,19 +50,19 @@ def build_engine(
     """
     memory = memory or MemoryPlan()
     blocks = BlockManager(num_blocks, engine_config.block_size)
-    eviction = (adapter_config.eviction, adapter_config.tenant_floor)
-    slot_bytes = memory.adapter_bytes if adapter_config.device_bytes is None else adapter_config.device_bytes
+    eviction = (adapter_config.adapter_eviction, adapter_config.adapter_tenant_floor)
+    slot_bytes = memory.adapter_bytes if adapter_config.adapter_memory is None else adapter_config.adapter_memory
     recorder = Recorder()
     residency = AdapterResidency[Any](
         SlotTable(adapter_config.max_loras, slot_bytes, *eviction),
-        HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras, *eviction), submit, clock, recorder,
+        HostCache(adapter_config.adapter_host_memory, adapter_config.max_cpu_loras, *eviction), submit, clock, recorder,
     )  # fmt: skip
     prefix_cache = PrefixCache(
         blocks, is_enabled=engine_config.enable_prefix_caching, shares_base=engine_config.share_base_prefixes
     )
     cost = StepCost()
     view = PolicyView(
-        engine_config.max_wait, engine_config.tenant_weights, cost, lambda adapter: adapter.digest in residency.slots,
+        engine_config.max_wait, engine_config.tenant_weight, cost, lambda adapter: adapter.digest in residency.slots,
         lambda adapter: residency.is_here(adapter.digest), lambda: residency.slots.num_slots, prefix_cache.num_known,
     )  # fmt: skip
     policy = create_policy(engine_config.policy, view)

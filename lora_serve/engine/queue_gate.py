@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import QueueFullError, TenantQueueFullError
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.setting_groups.engine import QueueLimits
 
 _MEMORY = 5.0  # seconds of waiting after which an observation weighs 1/e
 _UNKNOWN = 1.0  # seconds, while no request has left the queue yet
@@ -119,7 +119,7 @@ class QueueGate:
     def predicted_wait(self, requests: Sequence[InferenceRequest]) -> float:
         """The seconds until these requests would start, if they came now; infinity if they would be refused."""
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        if any(_excess(self._all, len(requests), num_tokens, self.limits.max_requests, self.limits.max_tokens)):
+        if any(_excess(self._all, len(requests), num_tokens, self.limits.max_queue, self.limits.max_queue_tokens)):
             return math.inf
         if self.forecast is None:
             return 0.0
@@ -144,7 +144,7 @@ class QueueGate:
             num_tokens = sum(len(request.prompt_token_ids) for request in fresh)
             self._check_all(len(fresh), num_tokens, now)
             limits = self.limits
-            own = (_account(fresh[0]), limits.max_tenant_requests, limits.max_tenant_tokens)
+            own = (_account(fresh[0]), limits.max_tenant_queue, limits.max_tenant_queue_tokens)
             for name, max_requests, max_tokens in (own, *((limit.name, limit.max_requests, None) for limit in lines)):
                 if (line := self._lines.get(name)) is not None:
                     excess = _excess(line, len(fresh), num_tokens, max_requests, max_tokens)
@@ -200,7 +200,7 @@ class QueueGate:
 
     def _check_all(self, num_requests: int, num_tokens: int, now: float) -> None:
         limits, line = self.limits, self._all
-        excess = _excess(line, num_requests, num_tokens, limits.max_requests, limits.max_tokens)
+        excess = _excess(line, num_requests, num_tokens, limits.max_queue, limits.max_queue_tokens)
         if any(excess):
             raise QueueFullError(
                 f"The queue is full ({line.num_requests} requests with {line.num_tokens} prompt tokens wait); try "

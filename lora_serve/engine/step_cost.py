@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from operator import add, mul
 
 from lora_serve.core.batch import StepLoad
-from lora_serve.core.config import BatchLimits
+from lora_serve.core.setting_groups.engine import BatchLimits
 
 Vector = list[float]
 # Seconds for one of each: what counts is their ratios. A guess costs as much as a prompt's token: less has to be seen.
@@ -303,7 +303,7 @@ class LatencyController:
 
     def _tokens_for_stretch(self, limits: BatchLimits, most: int, running: Running) -> int:
         """Prompts may lengthen a step to a multiple of its time with all rows decoding."""
-        if limits.prompt_stretch is None or not running.num_decoding:
+        if limits.prompt_stretch == 0 or not running.num_decoding:
             return most
         rows = min(limits.max_num_seqs, running.num_rows + running.num_waiting)
         budget = limits.prompt_stretch * self._seconds_with_rows(rows)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from lora_serve.core.config import BatchLimits, EngineConfig, QueueLimits
+from lora_serve.core.config import EngineConfig
 from lora_serve.core.messages import FinishEvent, PromptEvent, StepEvent
 from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.routing.fleet_view import FleetView
@@ -66,7 +66,7 @@ class Fleet:
         num_gateways: int = 1,
     ) -> None:
         self.timeline = Timeline()
-        self.recorder = RequestRecorder(num_replicas, num_warm, dict(config.tenant_weights))
+        self.recorder = RequestRecorder(num_replicas, num_warm, dict(config.tenant_weight))
         self.replicas = [Replica(index, profile, config, self.timeline, self._emit) for index in range(num_replicas)]
         self.num_sent = [0] * num_replicas  # requests per replica
         self._by_name = {replica.name: replica for replica in self.replicas}
@@ -270,15 +270,17 @@ class Scenario:
         profile = self.profile
         return EngineConfig(
             speculate="off",  # the tokens of a simulation are no text: guesses of them would say nothing
-            batch=BatchLimits(profile.max_num_seqs, profile.max_num_batched_tokens, self.batch_wait),
-            queue=QueueLimits(self.max_queue),
-            kv_cache_memory=None,
+            max_num_seqs=profile.max_num_seqs,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
+            batch_wait_ms=1000 * self.batch_wait,
+            prompt_stretch=0,
+            max_queue=self.max_queue,
             block_size=profile.block_size,
             enable_prefix_caching=self.enable_prefix_caching,
             policy=policy,
             seed=self.workload.seed,
-            max_wait=self.max_wait,
-            tenant_weights=self.tenant_weights,
+            max_wait_ms=1000 * self.max_wait,
+            tenant_weight=self.tenant_weights,
         )
 
     def arrivals(self, rows: Sequence[TraceRow]) -> list[Arrival]:

@@ -227,14 +227,9 @@ def adapter_config(profile: Profile, **changes: Any) -> AdapterConfig:
     """The tiers' limits; the stores of weights do not matter here."""
     return AdapterConfig(
         store=Path(),
-        roots=(),
-        redis_url=None,
         max_loras=profile.max_loras,
         max_lora_rank=profile.adapter_rank,
-        device_bytes=None,
-        host_bytes=profile.host_bytes,
-        max_cpu_loras=None,
-        max_upload_bytes=0,
-        load_threads=profile.load_threads,
+        adapter_host_memory=profile.host_bytes,
+        adapter_load_threads=profile.load_threads,
         **changes,
     )

@@ -11,7 +11,8 @@ from itertools import islice
 
 from lora_serve.adapters.catalog.opening import replica_name
 from lora_serve.adapters.stores.monitor import StoreMonitor
-from lora_serve.core.config import AccountingConfig, AdapterConfig
+from lora_serve.core.config import AdapterConfig
+from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.tenancy.audit.journal import AuditJournal
 from lora_serve.tenancy.audit.log import AuditLog
 from lora_serve.tenancy.quotas.counters import RateCounters, SharedCounters
@@ -74,6 +75,6 @@ def _opened(
 
     url, prefix = config.redis_url, config.redis_prefix
     counters: RateCounters = RedisCounters(url, prefix)
-    limiter = RateLimiter(SharedCounters(counters, accounting.counts_alone))
-    meter = Meter(usage, UsageExchange(url, prefix, replica, accounting.keep_days), accounting)
+    limiter = RateLimiter(SharedCounters(counters, accounting.quota_without_redis == "local"))
+    meter = Meter(usage, UsageExchange(url, prefix, replica, accounting.usage_keep_days), accounting)
     return Accounting(Quotas(limiter), meter, AuditLog(audit, AuditExchange(url, prefix, replica)))

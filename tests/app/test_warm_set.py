@@ -43,8 +43,8 @@ async def engine() -> MockEngineClient:
 
 
 def keeper(engine: MockEngineClient, catalog: Catalog, store: Path, **limits: int) -> WarmSetKeeper:
-    fields: dict[str, Any] = {"max_loras": 4, "host_bytes": 1000, **limits}
-    config = AdapterConfig(store=store, max_lora_rank=8, max_upload_bytes=1000, **fields)
+    fields: dict[str, Any] = {"max_loras": 4, "adapter_host_memory": 1000, **limits}
+    config = AdapterConfig(store=store, max_lora_rank=8, max_upload_size=1000, **fields)
     return WarmSetKeeper(engine, catalog, config)
 
 
@@ -116,8 +116,8 @@ async def test_deleted_adapters_are_left_out(tmp_path: Path, engine: MockEngineC
     ("limits", "device", "host"),
     [
         ({"max_loras": 1}, "a", "bcdef"),
-        ({"device_bytes": 2 * BYTES}, "ab", "cdef"),
-        ({"host_bytes": 4 * BYTES}, "abc", "d"),
+        ({"adapter_memory": 2 * BYTES}, "ab", "cdef"),
+        ({"adapter_host_memory": 4 * BYTES}, "abc", "d"),
         ({"max_cpu_loras": 2}, "abc", ""),
     ],
 )

@@ -24,6 +24,7 @@ POOLS = (
     "blobs",
     "staging",
     "registry",
+    "large-bodies",
     "long-reads",
     "grammar",
     "masks",
@@ -68,7 +69,7 @@ class Figures:
             holds=len(house.services.catalog.leases.expired(house.services.catalog.ledger.state)),
             tasks=tuple(sorted(house.on_loop(_tasks()).items())),
             threads=tuple(sorted(t.name for t in threading.enumerate() if not t.name.startswith(POOLS))),
-            descriptors=tuple(sorted((_descriptors() - pooled).items())),
+            descriptors=tuple(sorted((_descriptors() - pooled - Counter(socket=_num_parsers(house))).items())),
             redis_connections_beyond_limit=max(0, pooled.total() - MAX_REDIS_CONNECTIONS),
             temporary_files=tuple(sorted(path.name for path in (house.store / "tmp").iterdir())),
             base_digest=base_digest(house) if house.has_engine else "",
@@ -99,6 +100,12 @@ def settled(house: House, before: Figures) -> dict[str, tuple[Any, Any]]:
     while (left := before.differences(Figures.of(house))) and time.monotonic() < deadline:
         wait.wait(0.02)
     return left
+
+
+def _num_parsers(house: House) -> int:
+    """Processes for large bodies: two at most are started, and stay."""
+    pool = vars(house.services.large_bodies).get("_workers")
+    return 0 if pool is None else len(pool._idle)
 
 
 def _apart(was: Any, now: Any) -> tuple[Any, Any]:

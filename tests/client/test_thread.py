@@ -16,7 +16,6 @@ from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, RowOutput
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     CapacityError,
@@ -27,6 +26,7 @@ from lora_serve.core.errors import (
 )
 from lora_serve.core.messages import Evict, FinishEvent, Pin, PromptEvent, SmokeTest, TokenEvent, Unpin
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
 from tests.engine.fake_runner import next_token
@@ -43,7 +43,7 @@ async def client() -> Any:
         mailbox.put(LoadFinished(ref.digest, None if error else ref.digest, error, 0.0))
 
     world.residency._submit = submit
-    client = ThreadEngineClient(world.engine, mailbox, QueueGate(QueueLimits(1024)))
+    client = ThreadEngineClient(world.engine, mailbox, QueueGate(QueueLimits()))
     await client.start()
     yield client
     await client.stop()
@@ -151,7 +151,7 @@ async def test_a_bug_in_taking_a_message_is_answered_and_the_loop_goes_on(
 
 async def test_after_stop_waiting_callers_and_new_ones_are_refused() -> None:
     world = World()
-    client = ThreadEngineClient(world.engine, queue.SimpleQueue(), QueueGate(QueueLimits(1024)))
+    client = ThreadEngineClient(world.engine, queue.SimpleQueue(), QueueGate(QueueLimits()))
     world.residency._submit = lambda ref: None
     await client.start()
     waiting = asyncio.create_task(anext(aiter(client.infer(request("r", adapter("a"))))))  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ async def test_probe_of_an_adapter_that_cannot_be_had_is_an_error(client: Thread
 async def test_a_full_queue_refuses_in_the_middle_of_a_step(
     client: ThreadEngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.gate = QueueGate(QueueLimits(1))
+    client.gate = QueueGate(QueueLimits(max_queue=1))
     run, is_running, may_end = client._engine.execution.runner.run, threading.Event(), threading.Event()
 
     def run_when_told(batch: Batch) -> list[RowOutput]:

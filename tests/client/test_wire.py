@@ -165,7 +165,7 @@ LOOK = EngineView(
 
 
 TO_ENGINE: tuple[ToEngine, ...] = (
-    configure_of(SETTINGS), Submit(REQUEST), Abort("r"), GetStats(1), Ping(2), ForgetStaged(), WarmUpDone(), Stop(),
+    configure_of(SETTINGS), Submit(REQUEST), Abort("r"), GetStats(1), Ping(2), ForgetStaged("d"), WarmUpDone(), Stop(),
     Convert(3, Path("/f"), "sha256:a", None, 1.5), Validate(4, Path("/f"), "sha256:a", 8, True, 2.0),
     Convert(5, None, "sha256:a", None, 1.5), Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25, Path("/t"))), Reply(2),
     Reply(3, BlobFiles({"a": 2**40}, "sha256:a", "redis", 0.5, 0.25)), Reply(4, Piece(b"\x00\xff")),

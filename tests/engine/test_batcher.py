@@ -9,7 +9,6 @@ import pytest
 
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.batch import Batch
-from lora_serve.core.config import BatchLimits
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Tune
 from lora_serve.core.request import InferenceRequest
@@ -17,7 +16,7 @@ from lora_serve.engine.batcher import Batcher, padded_length
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.step_cost import StepCost, StepLimits
 from tests.engine.timed_world import Arrival, TimedWorld
-from tests.engine.world import adapter
+from tests.engine.world import adapter, batch_limits
 
 STEP = 0.001
 
@@ -168,7 +167,7 @@ def test_window_that_ended_without_room_is_slept_through_and_the_next_one_is_not
 
 
 def test_each_bucket_has_its_own_window() -> None:
-    batcher = Batcher(BatchLimits(8, 512, batch_wait=0.050), StepCost(), padded_length)
+    batcher = Batcher(batch_limits(8, 512, batch_wait=0.050), StepCost(), padded_length)
     both = waiting(1, 0.0, num_prompt=10) + waiting(1, 0.030, num_prompt=100)
     limits = StepLimits(8, 512)
     assert batcher.open_buckets(both, limits, 0, 512, 0.049) == frozenset()
@@ -177,14 +176,14 @@ def test_each_bucket_has_its_own_window() -> None:
 
 
 def test_padding_counts_when_a_bucket_is_full() -> None:
-    batcher = Batcher(BatchLimits(8, 512, batch_wait=0.050), StepCost(), padded_length)
+    batcher = Batcher(batch_limits(8, 512, batch_wait=0.050), StepCost(), padded_length)
     limits = StepLimits(8, 512)
     assert batcher.open_buckets(waiting(3, num_prompt=65), limits, 0, 512, 0.0) == frozenset()
     assert batcher.open_buckets(waiting(4, num_prompt=65), limits, 0, 512, 0.0) == {128}
 
 
 def test_buckets_without_a_window_are_all_open() -> None:
-    batcher = Batcher(BatchLimits(8, 512), StepCost(), padded_length)
+    batcher = Batcher(batch_limits(8, 512), StepCost(), padded_length)
     both = waiting(1, num_prompt=10) + waiting(1, num_prompt=100)
     assert batcher.open_buckets(both, StepLimits(8, 512), 0, 512, 0.0) == {16, 128}
 
@@ -193,7 +192,7 @@ def test_buckets_without_a_window_are_all_open() -> None:
 
 
 def test_thousand_waiting_cost_less_than_a_millisecond() -> None:
-    batcher = Batcher(BatchLimits(64, 512, batch_wait=10.0), StepCost())
+    batcher = Batcher(batch_limits(64, 512, batch_wait=10.0), StepCost())
     many = waiting(1000, arrival=0.0)
     limits = StepLimits(64, 512)
     fastest = min(_seconds(lambda: batcher.open_buckets(many, limits, 0, 512, 1.0)) for _ in range(5))
@@ -219,27 +218,27 @@ def test_window_is_tuned_while_somebody_waits_in_it() -> None:
     house.arrive("a")
     assert house.timed_step() is None
     house.now = 1.0
-    house.scheduler.batcher.tune(Tune(batch_wait=0.5))
+    house.scheduler.batcher.tune(Tune(batch_wait_ms=500.0))
     assert num_rows(house.timed_step()) == 1
 
 
 def test_tokens_below_rows_are_refused_and_nothing_changes() -> None:
-    batcher = Batcher(BatchLimits(8, 64), StepCost())
+    batcher = Batcher(batch_limits(8, 64), StepCost())
     with pytest.raises(InvalidRequestError) as refusal:
-        batcher.tune(Tune(max_num_seqs=65, batch_wait=1.0))
+        batcher.tune(Tune(max_num_seqs=65, batch_wait_ms=1000.0))
     assert refusal.value.param == "max_num_seqs"
-    assert batcher.limits == BatchLimits(8, 64)
+    assert batcher.limits == batch_limits(8, 64)
     with pytest.raises(InvalidRequestError) as refusal:
         batcher.tune(Tune(max_num_batched_tokens=7))
     assert refusal.value.param == "max_num_batched_tokens"
 
 
 def test_zero_turns_off_what_may_be_off() -> None:
-    batcher = Batcher(BatchLimits(8, 64, 0.1, 4, 1.0, 0.05), StepCost())
-    batcher.tune(Tune(preferred_batch_size=0, ttft_target=0.0, itl_target=0.0))
-    assert batcher.limits == BatchLimits(8, 64, 0.1)
-    batcher.tune(Tune(batch_wait=0.0))
-    assert batcher.limits == BatchLimits(8, 64)
+    batcher = Batcher(batch_limits(8, 64, 0.1, 4, 1.0, 0.05), StepCost())
+    batcher.tune(Tune(preferred_batch_size=0, latency_target_ms=0.0, inter_token_target_ms=0.0))
+    assert batcher.limits == batch_limits(8, 64, 0.1)
+    batcher.tune(Tune(batch_wait_ms=0.0))
+    assert batcher.limits == batch_limits(8, 64)
 
 
 def _loaded(digest: str) -> Any:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from lora_serve.core.batch import StepLoad
-from lora_serve.core.config import BatchLimits
 from lora_serve.core.messages import Tune
+from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.engine.batcher import reason_of
 from lora_serve.engine.step_cost import LatencyController, RecentTimes, Running, StepCost, StepLimits
 from tests.engine.timed_world import Arrival, FastOutputs, p95
+from tests.engine.world import batch_limits
 from tests.tiers import by_tier
 
 PHASE = by_tier(25.0, 40.0)
@@ -164,7 +165,7 @@ def learned() -> StepCost:
 def many_histories() -> Iterator[LatencyController]:
     for seed in range(20):
         controller, generator = LatencyController(learned()), random.Random(seed)
-        limits = BatchLimits(32, 256, 0.1, None, 0.3, 0.03)
+        limits = batch_limits(32, 256, 0.1, None, 0.3, 0.03)
         for _ in range(200):
             controller.observe_token(generator.uniform(0, 0.1), limits)
             controller.observe_first_token(generator.uniform(0, 1), limits)
@@ -175,7 +176,7 @@ def many_histories() -> Iterator[LatencyController]:
 def test_limits_are_never_beyond_the_admins_and_never_starve() -> None:
     for controller in many_histories():
         for target in (1e-6, 0.01, 0.03, 10.0):
-            limits = BatchLimits(32, 256, 0.1, None, target, target)
+            limits = batch_limits(32, 256, 0.1, None, target, target)
             for rows in (0, 1, 31, 32):
                 found = controller.step_limits(limits, Running(rows, rows, 100 * rows))
                 assert 1 <= found.max_rows <= 32
@@ -184,25 +185,25 @@ def test_limits_are_never_beyond_the_admins_and_never_starve() -> None:
 
 
 def test_running_rows_keep_their_tokens_after_the_admin_lowered_the_limits() -> None:
-    found = LatencyController(learned()).step_limits(BatchLimits(2, 16, itl_target=1e-6), Running(20, 20, 2000))
+    found = LatencyController(learned()).step_limits(batch_limits(2, 16, itl_target=1e-6), Running(20, 20, 2000))
     assert found.max_tokens == 20
 
 
 def test_window_shuts_for_tokens_that_take_as_long_as_the_target() -> None:
-    controller, limits = LatencyController(learned()), BatchLimits(32, 4096, 1.0, None, 0.2)
+    controller, limits = LatencyController(learned()), batch_limits(32, 4096, 1.0, None, 0.2)
     assert controller.window(limits, 1, 10) > 0.05
     assert controller.window(limits, 8, 2000) == 0
 
 
 def test_prompts_run_at_full_size_while_nobody_waits_for_a_token() -> None:
-    controller, limits = LatencyController(learned()), BatchLimits(32, 1024, itl_target=0.03)
+    controller, limits = LatencyController(learned()), batch_limits(32, 1024, itl_target=0.03)
     assert controller.step_limits(limits, Running(8, 0, 100)).max_tokens == 1024
     assert controller.step_limits(limits, Running(8, 1, 100)).max_tokens < 128
 
 
 def test_one_step_in_fifty_is_larger_so_that_what_it_costs_is_known() -> None:
     cost = learned()
-    controller, limits = LatencyController(cost), BatchLimits(32, 1024, itl_target=0.03)
+    controller, limits = LatencyController(cost), batch_limits(32, 1024, itl_target=0.03)
     sizes = []
     for _ in range(100):
         sizes.append(controller.step_limits(limits, Running(8, 8, 800)).max_tokens)
@@ -220,13 +221,13 @@ def test_step_takes_the_most_tokens_whose_time_fits_beside_long_rows() -> None:
         read = 8192 + 4 + chunk + 2048
         return cost.seconds(StepLoad(num_tokens, 5, 2, read, 8192 + 4 + chunk * 2048 + chunk * (chunk + 1) // 2))
 
-    found = LatencyController(cost).step_limits(BatchLimits(32, 1024, itl_target=target), running).max_tokens
+    found = LatencyController(cost).step_limits(batch_limits(32, 1024, itl_target=target), running).max_tokens
     assert 20 < found < 1024
     assert seconds(found) <= 0.9 * target < seconds(found + 1)
 
 
 def test_fewer_rows_run_where_rows_have_had_long_texts() -> None:
-    limits, found = BatchLimits(32, 1024, itl_target=0.03), []
+    limits, found = batch_limits(32, 1024, itl_target=0.03), []
     for num_kv in (100, 20_000):
         controller = LatencyController(learned())
         for _ in range(50):
@@ -236,7 +237,7 @@ def test_fewer_rows_run_where_rows_have_had_long_texts() -> None:
 
 
 def test_window_shortens_at_once_after_a_long_calm() -> None:
-    controller, limits = LatencyController(learned()), BatchLimits(32, 4096, 1.0, None, 1.0)
+    controller, limits = LatencyController(learned()), batch_limits(32, 4096, 1.0, None, 1.0)
     for _ in range(1000):
         controller.observe_first_token(0.1, limits)
     for _ in range(6):
@@ -245,7 +246,7 @@ def test_window_shortens_at_once_after_a_long_calm() -> None:
 
 
 def test_late_token_of_a_step_that_was_interrupted_does_not_shrink_steps() -> None:
-    controller, limits = LatencyController(learned()), BatchLimits(32, 1024, itl_target=0.2)
+    controller, limits = LatencyController(learned()), batch_limits(32, 1024, itl_target=0.2)
     before = controller.step_limits(limits, Running(8, 8, 800))
     for _ in range(50):
         controller.observe_token(5.0, limits)
@@ -254,7 +255,7 @@ def test_late_token_of_a_step_that_was_interrupted_does_not_shrink_steps() -> No
 
 
 def test_steps_grow_again_while_tokens_are_in_time_in_steps_that_take_what_they_may() -> None:
-    controller, limits = LatencyController(learned()), BatchLimits(32, 1024, itl_target=0.05)
+    controller, limits = LatencyController(learned()), batch_limits(32, 1024, itl_target=0.05)
     before = controller.step_limits(limits, Running(8, 8, 800)).max_tokens
     for _ in range(20):
         controller.observe_token(0.045, limits)
@@ -264,7 +265,7 @@ def test_steps_grow_again_while_tokens_are_in_time_in_steps_that_take_what_they_
 
 def test_window_is_half_the_first_tokens_target_at_first() -> None:
     controller = LatencyController(learned())
-    assert controller.window(BatchLimits(32, 4096, 1.0, None, 0.4), 1, 10) == pytest.approx(0.2)
+    assert controller.window(batch_limits(32, 4096, 1.0, None, 0.4), 1, 10) == pytest.approx(0.2)
 
 
 # -- what is shown ---------------------------------------------------------------------------------------------
@@ -288,7 +289,7 @@ def test_snapshot_says_what_is_in_force_and_why() -> None:
     assert 0.02 < shown.itl_p95 < 0.05
     assert shown.cost["step"] > 1e-3
     assert "between tokens" in shown.reason
-    house.scheduler.batcher.tune(Tune(itl_target=0.0))
+    house.scheduler.batcher.tune(Tune(inter_token_target_ms=0.0))
     shown = house.engine.stats().batcher
     assert shown is not None
     assert shown.reason == "no target is set: the limits are in force as they are"
@@ -300,19 +301,19 @@ OPEN_STEPS = "full steps: between tokens 100 ms (p95), within the target of 1000
 @pytest.mark.parametrize(
     ("limits", "step", "window", "p95s", "reason"),
     [
-        (BatchLimits(8, 64, itl_target=0.05), StepLimits(8, 32), 0.0, (None, 0.061),
+        (batch_limits(8, 64, itl_target=0.05), StepLimits(8, 32), 0.0, (None, 0.061),
          "smaller steps: between tokens 61 ms (p95), above the target of 50 ms"),
-        (BatchLimits(8, 64, itl_target=0.05), StepLimits(8, 32), 0.0, (None, 0.049),
+        (batch_limits(8, 64, itl_target=0.05), StepLimits(8, 32), 0.0, (None, 0.049),
          "steps kept smaller: between tokens 49 ms (p95), within the target of 50 ms"),
-        (BatchLimits(8, 64, itl_target=0.05), StepLimits(8, 64), 0.0, (None, None),
+        (batch_limits(8, 64, itl_target=0.05), StepLimits(8, 64), 0.0, (None, None),
          "full steps: between tokens not measured yet, the target is 50 ms"),
-        (BatchLimits(8, 64, 0.1, ttft_target=0.05), StepLimits(8, 64), 0.02, (0.06, None),
+        (batch_limits(8, 64, 0.1, ttft_target=0.05), StepLimits(8, 64), 0.02, (0.06, None),
          "wait for a fuller batch shortened to 20 ms: first tokens 60 ms (p95), above the target of 50 ms"),
-        (BatchLimits(8, 64, 0.01, ttft_target=0.05, itl_target=1.0), StepLimits(8, 64), 0.01, (0.04, 0.1),
+        (batch_limits(8, 64, 0.01, ttft_target=0.05, itl_target=1.0), StepLimits(8, 64), 0.01, (0.04, 0.1),
          f"{OPEN_STEPS}; wait for a fuller batch up to 10 ms: first tokens 40 ms (p95), within the target of 50 ms"),
-        (BatchLimits(8, 64, ttft_target=0.05), StepLimits(8, 64), 0.0, (0.04, 0.1),
+        (batch_limits(8, 64, ttft_target=0.05), StepLimits(8, 64), 0.0, (0.04, 0.1),
          "no wait for a fuller batch: first tokens 40 ms (p95), within the target of 50 ms"),
-        (BatchLimits(8, 64, ttft_target=9.0), StepLimits(8, 64), 0.0, (92.112, None),
+        (batch_limits(8, 64, ttft_target=9.0), StepLimits(8, 64), 0.0, (92.112, None),
          "no wait for a fuller batch: first tokens 92.1 s (p95), above the target of 9000 ms"),
     ],
 )  # fmt: skip

@@ -220,7 +220,7 @@ def test_slots_and_blocks_are_those_of_the_figures(clock: VirtualClock) -> None:
 def test_settings_come_when_they_are_asked_for(clock: VirtualClock) -> None:
     world = World(clock=clock, max_num_seqs=8)
     assert look(world).settings is None
-    world.command(Tune(ttft_target=0.5))
+    world.command(Tune(latency_target_ms=500.0))
     settings = look(world, in_full=True).settings
     assert settings is not None
     assert (settings.targets.first_token_ms, settings.targets.inter_token_ms, settings.max_num_seqs) == (500.0, None, 8)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig
 
+from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model import base_model, small_copy
@@ -102,7 +103,7 @@ def test_no_copy_is_made_where_it_could_show_nothing(
     AutoConfig.for_model(architecture, **changes).save_pretrained(tmp_path)
     made: list[Any] = []
     monkeypatch.setattr(small_copy, "_check_once", lambda *arguments: made.append(arguments))
-    check_small_copy(Settings(model=str(tmp_path), max_model_len=length).model_slice())
+    check_small_copy(Settings(model=str(tmp_path), max_model_len=length).part(ModelConfig))
     assert bool(made) is is_made
 
 
@@ -124,7 +125,7 @@ def test_small_copy_keeps_a_layer_of_each_kind_and_the_proportions_of_rope() -> 
 def test_random_numbers_of_the_process_go_on_as_they_were(tmp_path: Path) -> None:
     AutoConfig.for_model("mistral", sliding_window=64).save_pretrained(tmp_path)
     torch.manual_seed(3)
-    check_small_copy(Settings(model=str(tmp_path)).model_slice())
+    check_small_copy(Settings(model=str(tmp_path)).part(ModelConfig))
     found = torch.rand(3)
     torch.manual_seed(3)
     assert torch.equal(found, torch.rand(3))

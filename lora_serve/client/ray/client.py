@@ -18,7 +18,6 @@ from lora_serve.client.ray.figures import FleetFigures
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.client.ray.transport import Transport
 from lora_serve.client.ray.watching import FleetWatch
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.core.live import EngineView
 from lora_serve.core.messages import (
@@ -41,6 +40,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate

@@ -231,8 +231,8 @@ class AdapterResidency(Generic[V]):
         nothing, if the pinned adapters would not fit.
         """
         num_slots = self.slots.num_slots if command.max_loras is None else command.max_loras
-        device_bytes = self.slots.max_bytes if command.device_bytes is None else command.device_bytes
-        host_bytes = self.host.max_bytes if command.host_bytes is None else command.host_bytes
+        device_bytes = self.slots.max_bytes if command.adapter_memory is None else command.adapter_memory
+        host_bytes = self.host.max_bytes if command.adapter_host_memory is None else command.adapter_host_memory
         host_items = self.host.max_items if command.max_cpu_loras is None else command.max_cpu_loras
         for slot in self.slots.resize(num_slots, device_bytes):
             self._drop(slot, EvictionReason.SHRUNK)

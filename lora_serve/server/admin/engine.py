@@ -13,12 +13,11 @@ from lora_serve.adapters.catalog.ledger import Ledger
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Resize, Tune
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.stats import BatcherStats, EngineStats
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import LimitFields
 from lora_serve.server.services import SERVICES, Services
-
-_MAY_BE_OFF = ("preferred_batch_size", "latency_target_ms", "inter_token_target_ms")
 
 
 async def get_engine(request: web.Request) -> web.StreamResponse:
@@ -44,17 +43,9 @@ async def put_engine(request: web.Request) -> web.StreamResponse:
     body = await read_json(request, keep_null=True)
     if "speculate" in body:
         raise InvalidRequestError("`speculate` cannot be changed while the server runs.", param="speculate")
-    off = {name: 0 for name in _MAY_BE_OFF if name in body and body[name] is None}
+    off = {name: 0 for name in Tune.MAY_BE_OFF if name in body and body[name] is None}
     fields = check_fields(LimitFields, body | off)
-    resize = Resize(fields.max_loras, fields.adapter_memory, fields.adapter_host_memory, fields.max_cpu_loras)
-    tune = Tune(
-        fields.max_num_seqs,
-        fields.max_num_batched_tokens,
-        _seconds(fields.batch_wait_ms),
-        fields.preferred_batch_size,
-        _seconds(fields.latency_target_ms),
-        _seconds(fields.inter_token_target_ms),
-    )
+    resize, tune = Resize(**_named(Resize, fields)), Tune(**_named(Tune, fields))
     if (resize, tune) == (Resize(), Tune()):
         raise InvalidRequestError(f"Give at least one of {', '.join(LimitFields.model_fields)}.")
     await services.background.complete(_change(services, resize, tune), "changing limits")
@@ -68,7 +59,7 @@ async def _change(services: Services, resize: Resize, tune: Tune) -> None:
     if resize != Resize():
         await services.client.adapters(resize)  # first, as the engine alone may refuse
         services.limits.change(resize)
-        services.registry.set_host_bytes(services.limits.of(services.adapter_config).host_bytes)
+        services.registry.set_host_bytes(services.adapter_limits.adapter_host_memory)
     if tune != Tune():
         await services.client.adapters(tune)
 
@@ -105,10 +96,6 @@ def batcher_card(stats: BatcherStats | None) -> dict[str, Any] | None:
     }
 
 
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
-
-
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
@@ -130,7 +117,7 @@ async def get_engine_health(request: web.Request) -> web.StreamResponse:
             "warm_up": [asdict(stage) for stage in history.stages],
             "num_restarts": services.metrics.num_engine_restarts,
             "restarts": [asdict(restart) for restart in reversed(history.restarts)],
-            "queue": {"num_requests": gate.num_requests, "num_tokens": gate.num_tokens, **asdict(gate.limits)},
+            "queue": {"num_requests": gate.num_requests, "num_tokens": gate.num_tokens, **_queue_limits(gate.limits)},
             "adapter_limits": limits_card(services.adapter_limits),
             "store_problem": services.store_problem,
             "redis": redis_card(services),
@@ -138,14 +125,19 @@ async def get_engine_health(request: web.Request) -> web.StreamResponse:
     )
 
 
+def _queue_limits(limits: QueueLimits) -> dict[str, int | None]:
+    values = (limits.max_queue, limits.max_queue_tokens, limits.max_tenant_queue, limits.max_tenant_queue_tokens)
+    return dict(zip(("max_requests", "max_tokens", "max_tenant_requests", "max_tenant_tokens"), values, strict=True))
+
+
 def limits_card(config: AdapterConfig) -> dict[str, int | None]:
     """The tiers' limits, under the names that PUT /admin/engine takes."""
-    return {
-        "max_loras": config.max_loras,
-        "adapter_memory": config.device_bytes,
-        "adapter_host_memory": config.host_bytes,
-        "max_cpu_loras": config.max_cpu_loras,
-    }
+    return _named(Resize, config)
+
+
+def _named(command: type[Resize | Tune], limits: object) -> dict[str, Any]:
+    """The values of a command's fields, which are settings."""
+    return {name: getattr(limits, name) for name in command.__struct_fields__}
 
 
 def redis_card(services: Services) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from lora_serve.server.background.tasks import LONG
 
 _GROUP = 8  # elements
 _SINGLE = frozenset((int, float, bool, type(None)))
+_HOLDERS = (dict, list, tuple)
 _SMALL = 2_000  # values, or a 32nd of their characters, that are written at once
 _TEXT_SLICE = 2**16  # characters
 PIECE = 2**18  # bytes that are sent at once
@@ -92,9 +93,9 @@ def _is_small(value: Any) -> bool:
     weight = 0
     while left:  # only what holds others is put there: a page of cards has a hundred thousand values
         item = left.pop()
-        if isinstance(item, Iterator):
-            return False
-        if not isinstance(item, dict | list | tuple):
+        if not isinstance(item, _HOLDERS):
+            if isinstance(item, Iterator):
+                return False
             continue
         if (weight := weight + 2 * len(item)) > _SMALL:
             return False

@@ -80,7 +80,7 @@ async def _for_others(request: web.Request, route: Route) -> web.StreamResponse:
     caller = _enter(request, route.access)
     if route.is_act:
         services = request.app[SERVICES]
-        await services.quotas.begin_act(caller, services.config.attempts.acts_of(caller.role))
+        await services.quotas.begin_act(caller, services.config.acts_of(caller.role))
         await services.check_store(route.is_deletion)  # one that takes no changes could not even keep the audit line
     return await route.handler(request)
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.config import AccountingConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError, DamagedFileError
+from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.tenancy.usage import metering
 from lora_serve.tenancy.usage.figures import FIGURES, UsageFigures, UsageKey, UsageRow
 from lora_serve.tenancy.usage.journal import FILE_NAME, UsageJournal
@@ -133,7 +133,7 @@ async def test_usage_that_cannot_be_written_is_kept_until_it_can(
 
 async def test_usage_is_kept_by_the_hour_and_for_so_many_days(journal: UsageJournal) -> None:
     clock = Clock()
-    meter = Meter(journal, None, AccountingConfig(bucket_seconds=3600, keep_days=2), clock, uptime=clock)
+    meter = Meter(journal, None, AccountingConfig(usage_bucket_seconds=3600, usage_keep_days=2), clock, uptime=clock)
     first = int(clock.now // 3600) * 3600
     meter.record(ACME, ONE)
     clock.now = first + 3600
@@ -149,7 +149,7 @@ async def test_usage_is_kept_by_the_hour_and_for_so_many_days(journal: UsageJour
 @pytest.mark.parametrize("jump", [4e9, 30 * 86_400.0, -1.7e9])
 async def test_clock_that_jumps_takes_no_usage_with_it(journal: UsageJournal, jump: float) -> None:
     clock, uptime = Clock(), Clock(5.0)
-    meter = Meter(journal, None, AccountingConfig(keep_days=2), clock, uptime)
+    meter = Meter(journal, None, AccountingConfig(usage_keep_days=2), clock, uptime)
     uptime.now += SETTLING
     meter.record(ACME, ONE)
     await meter.flush()
@@ -164,7 +164,7 @@ async def test_clock_that_is_set_after_the_start_takes_no_usage_with_it(journal:
     clock, uptime = Clock(), Clock(5.0)
     journal.write(1, {(int(clock.now), ACME): ONE})
     clock.now += wrong
-    meter = Meter(journal, None, AccountingConfig(keep_days=2), clock, uptime)
+    meter = Meter(journal, None, AccountingConfig(usage_keep_days=2), clock, uptime)
     await meter.flush()
     clock.now -= wrong
     uptime.now += SETTLING

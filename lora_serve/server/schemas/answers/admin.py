@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.stats import EngineStats, ReplicaState, SlotInfo, TierStats
 from lora_serve.server.schemas.answers.adapters import PlaceCard
 from lora_serve.server.schemas.answers.base import Answer, with_fields_of
@@ -49,12 +48,15 @@ class EngineRestart(Answer):
     seconds: float | None  # until the server was ready again
 
 
-@with_fields_of(QueueLimits)
 class QueueCard(Answer):
     """Fields of `core/config.py: QueueLimits`, and what waits now."""
 
     num_requests: int
     num_tokens: int
+    max_requests: int
+    max_tokens: int | None
+    max_tenant_requests: int | None
+    max_tenant_tokens: int | None
 
 
 class AdapterLimits(Answer):

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.client.wire import frame_of, from_engine
-from lora_serve.core.config import BatchLimits
-from lora_serve.core.fleet_stats import EMPTY, added, counters_of, merged
+from lora_serve.core.figures import added, counters_of
 from lora_serve.core.messages import Reply
+from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.stats import (
+    EMPTY,
     AdapterCounters,
     AdapterSpeculation,
     BatcherStats,
@@ -32,9 +33,10 @@ from lora_serve.core.stats import (
     SpeculationStats,
     SwapStats,
     TierStats,
+    merged,
 )
 
-LIMITS = BatchLimits(8, 64)
+LIMITS = BatchLimits(max_num_seqs=8, max_num_batched_tokens=64)
 TEXTS = st.sampled_from("abc")
 
 
