@@ -13,16 +13,17 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests import engine_choice
+from tests import engine_choice, tiers
 from tests.engine_choice import engine_host, ray_cluster
-from tests.tiers import is_default, is_search
 
 __all__ = ["engine_host", "ray_cluster"]
 
 pytest.register_assert_rewrite("tests.canary.watch", "tests.faults.injecting", "tests.hostile.sending")
 
 from lora_serve.adapters.catalog import follower  # noqa: E402
+from lora_serve.commands import server_process  # noqa: E402
 from tests.redis_server import RedisServer  # noqa: E402
+from tests.zygote import FORKING  # noqa: E402
 
 # Triton reads it when it is first imported: its programs run in its interpreter, on tensors of the CPU.
 # tests/gpu compile them instead (scripts/gpu_check).
@@ -36,6 +37,7 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     engine_choice.add_options(parser)
+    tiers.add_options(parser)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -46,16 +48,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background; children would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until all is collected: little of that is garbage, and looking for it takes a fifth of the time
-    settings.load_profile("default" if is_default(config) else "nightly")
+    settings.load_profile("default" if tiers.is_default(config) else "nightly")
+    tiers.choose(config)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    words: str = config.option.words_of_parts
+    return words
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Searches are in both tiers."""
     engine_choice.select(config, items)
-    if not is_default(config):
-        for item in filter(is_search, items):
-            item.add_marker(pytest.mark.nightly)
+    tiers.mark(config, items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -72,7 +77,16 @@ def pytest_collection_finish() -> None:
 def quick_followers() -> Iterator[None]:
     """Catalogs of tests are closed as soon as their followers have waited for news: not for a whole second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(follower, "_LONGEST_WAIT", 0.1)
+        patch.setattr(follower, "_LONGEST_WAIT", 0.03)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_servers(pytestconfig: pytest.Config) -> Iterator[None]:
+    """By day servers are forked where that is the same; with `--engine` all are started as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        if tiers.is_default(pytestconfig) and not pytestconfig.getoption("engine"):
+            patch.setattr(server_process, "subprocess", FORKING)
         yield
 
 

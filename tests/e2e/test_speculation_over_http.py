@@ -77,6 +77,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return found
 
 
+@pytest.mark.nightly  # two servers; by day without HTTP: test_speculation.py
 @pytest.mark.engines("process", nightly=["thread"])
 def test_tenants_get_the_same_answers(engine_host: EngineHost, wanted: list[Any], tmp_path: Path) -> None:
     found, figures = answers(engine_host, tmp_path, "--speculate", "4")

@@ -226,7 +226,7 @@ def model() -> Iterator[None]:
 @pytest.mark.timeout(900)
 def test_every_answer_comes_from_the_weights_that_its_name_means(tmp_path: Path) -> None:
     RegistryMachine.folder = tmp_path
-    run_state_machine_as_test(RegistryMachine, settings=_settings(by_tier(4, 100), 40))
+    run_state_machine_as_test(RegistryMachine, settings=_settings(by_tier(2, 100), 40))
 
 
 @pytest.mark.search
@@ -234,4 +234,4 @@ def test_every_answer_comes_from_the_weights_that_its_name_means(tmp_path: Path)
 def test_every_answer_of_either_replica_does(tmp_path: Path, redis_url: str) -> None:
     SharedRegistryMachine.folder = tmp_path
     SharedRegistryMachine.redis_url = redis_url
-    run_state_machine_as_test(SharedRegistryMachine, settings=_settings(by_tier(2, 50), 25))
+    run_state_machine_as_test(SharedRegistryMachine, settings=_settings(by_tier(1, 50), 25))

@@ -6,6 +6,7 @@ itself, so that every hop is checked here.
 
 from __future__ import annotations
 
+import functools
 import http.client
 import logging
 import socket
@@ -41,7 +42,11 @@ class ArchiveUrlSource:
         self._allowed = tuple(map(_prefix, prefixes))
         self._allow_inner = allow_inner
         self._timeouts = timeouts
-        self._tls = ssl.create_default_context()
+
+    @functools.cached_property
+    def _tls(self) -> ssl.SSLContext:
+        """Made when first needed: reading the system's certificates takes 20 ms of a start."""
+        return ssl.create_default_context()
 
     def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
         url = self._checked(source)

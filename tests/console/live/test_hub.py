@@ -394,8 +394,9 @@ async def test_tenants_together_leave_the_admin_its_places() -> None:
         with pytest.raises(CapacityError, match="48 live views are open"):
             async with hub.viewing("one-more", 1):
                 pass
-        for _ in range(MAX_VIEWERS - MAX_OF_TENANTS):
-            await next_frame(await stack.enter_async_context(hub.viewing(None, 1)))
+        admins = [hub.viewing(None, 1) for _ in range(MAX_VIEWERS - MAX_OF_TENANTS)]
+        viewers = [await stack.enter_async_context(admin) for admin in admins]
+        await asyncio.gather(*(next_frame(viewer) for viewer in viewers))
 
 
 async def test_viewers_are_bounded() -> None:
