@@ -52,7 +52,11 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     return Repository(tmp_path)
 
 
-def test_on_main_the_last_commit_and_what_is_not_committed_have_changed(repository: Repository) -> None:
+def test_on_main_what_came_after_the_last_release_and_what_is_not_committed_have_changed(
+    repository: Repository,
+) -> None:
+    assert changes("auto", repository.root).files is None  # nothing was ever released: every part runs
+    repository.git("tag", "v1", "HEAD^")
     assert changes("auto", repository.root).files == {"lora_serve/core/errors.py"}
     repository.write("docs/new.md")
     repository.write("lora_serve/core/errors.py")

@@ -139,7 +139,7 @@ PARTS = (
          ("lora_serve/model/", "lora_serve/adapters/", "lora_serve/core/", "lora_serve/engine/", "lora_serve/text/",
           "lora_serve/engine_host/", "docs/reference/adapters.md", "docs/reference/models.md"), in_process=True),
     Part("text", ("tests/text/", "tests/contracts/test_reasoning.py", "tests/contracts/test_tool_calls.py"),
-         ("lora_serve/text/", "lora_serve/core/", "lora_serve/engine/constraints/"), in_process=True),
+         ("lora_serve/text/", "lora_serve/core/", "lora_serve/engine/constraints"), in_process=True),
     Part("adapters", ("tests/adapters/", "tests/contracts/test_catalog.py", "tests/contracts/test_adapter"),
          ("lora_serve/adapters/", "lora_serve/core/", "lora_serve/commands/registry/"), in_process=True),
     Part("engine", ("tests/engine/", "tests/routing/", "tests/contracts/test_policy.py",
@@ -202,7 +202,7 @@ class Changes:
 
 def changes(since: str, root: Path = ROOT) -> Changes:
     """What changed since a commit; `none`: everything; `auto`: $TESTS_SINCE, else what upstream has not yet, or since
-    the branch left main, or since HEAD's first parent.
+    the branch left main, or since the last tag.
 
     What is not committed has changed, too. A commit that this clone does not have (a shallow one, an upstream that was
     rewritten) leaves the question open.
@@ -224,7 +224,10 @@ def changes(since: str, root: Path = ROOT) -> Changes:
     if not words:
         head, main = commit("HEAD"), commit("origin/main") or commit("main")
         words = git("merge-base", "HEAD", main) if main else None
-        words = "HEAD^" if words in (None, head) else words
+        if words in (None, head):  # one commit of many would tell of the least part: the last release does, if any
+            words = git("describe", "--tags", "--abbrev=0") or ""
+    if not words:
+        return Changes(None, "no commit says since when")
     base = commit(words)
     changed = base and git("diff", "--name-only", "--no-renames", base)
     new = git("ls-files", "--others", "--exclude-standard", "--full-name")
