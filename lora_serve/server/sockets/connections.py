@@ -11,7 +11,6 @@ the bytes and logs them with a traceback, so that any client could fill the log,
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import resource
@@ -31,6 +30,7 @@ from aiohttp.web_request import BaseRequest
 
 from lora_serve.core.config import ConnectionLimits
 from lora_serve.server.answers.errors import WireError
+from lora_serve.server.answers.json_answer import spaced
 from lora_serve.server.background.tasks import running
 from lora_serve.server.context import secure
 from lora_serve.server.sockets.client_faults import is_clients_fault, log_clients_fault
@@ -44,11 +44,11 @@ _NOTHING = Answering(is_complete=False, has_begun=False, may_be_asked=False)  # 
 _WITH_BLANKS = re.compile(rb"(?:\r?\n)*[A-Z]+(?:  +[^ \r\n]+ +| [^ \r\n]+  +)HTTP/")
 MAX_REFUSALS = 64  # in words over TLS, at once: each takes a handshake; well below RESERVED_DESCRIPTORS
 _log = logging.getLogger(__name__)
-_BODY = json.dumps(
+_BODY = spaced(
     WireError(
         503, "The server has as many connections as it may have; try again.", "server_error", code="overloaded"
     ).body()
-).encode()
+)
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
