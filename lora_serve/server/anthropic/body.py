@@ -106,7 +106,7 @@ class MessageBody(TranslatedBody):
         )
 
 
-def _delta(item: Item, kind: str, **part: str) -> wire.MessageEvent:
+def _delta(item: Item, kind: str, **part: Any) -> wire.MessageEvent:
     return wire.MessageEvent(type="content_block_delta", index=item.number, delta=wire.BlockDelta(type=kind, **part))
 
 

@@ -65,8 +65,8 @@ class ResponseBody(TranslatedBody):
         return self._response(self._status, output)
 
     def failed(self, error: WireError) -> wire.ResponseError:
-        facts = {"code": error.code, "message": error.message, "param": error.param}
-        return wire.ResponseError(**facts, sequence_number=self.num_events)
+        message, number = error.message, self.num_events
+        return wire.ResponseError(code=error.code, message=message, param=error.param, sequence_number=number)
 
     @property
     def _status(self) -> wire.Status:

@@ -4,6 +4,7 @@ vLLM's; of models and tokenizers. A field that may be UNSET is left out then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -226,8 +227,8 @@ class Tokens(Struct):
 
     count: int
     max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
+    tokens: Sequence[int]
+    token_strs: list[str | None] | None
 
 
 class Text(Struct):
