@@ -131,7 +131,7 @@ class AdapterPlaces(Struct):
 
 
 class ReplicaInShort(Struct):
-    """What a program that asks often needs of an engine."""
+    """The figures of an engine that a program asks for often."""
 
     id: str
     node: str
