@@ -23,6 +23,7 @@ from benchmarks.checkpoints import SHAPES, make_checkpoints
 from benchmarks.report import machine
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedEmbedding, SavedLinear, SavedTokens
 from lora_serve.core.batch import Batch, Row, RowAdapter, SampleInput, SlotRef
+from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
@@ -40,7 +41,7 @@ def main() -> None:
     model, _ = make_checkpoints(Path(".benchmarks"), options.shape, 0, 0)
     settings = Settings(model=str(model), dtype="float32", kv_cache_memory="300MiB", block_size=BLOCK_SIZE)
     kinds = list(adapters_of_each_kind(small_spec()))
-    parts = build_model(settings.model_slice(), settings.engine_slice(), NUM_ROWS + len(kinds))
+    parts = build_model(settings.part(ModelConfig), settings.part(EngineConfig), NUM_ROWS + len(kinds))
     slots = load_all(parts)
     cases = cases_of(slots, kinds)
     times = measure(parts, cases, options.steps)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lora_serve.random_weights import adapters
-from lora_serve.random_weights.model import make_model
+from lora_serve.random_weights import checkpoints
+from lora_serve.random_weights.checkpoints import make_model
 from lora_serve.random_weights.shapes import LORA_TARGETS, RANKS, SHAPES, VOCAB_SIZE
 
 __all__ = [
@@ -16,12 +16,12 @@ __all__ = [
 
 def make_checkpoints(cache: Path, shape: str, num_adapters: int, seed: int) -> tuple[Path, dict[str, Path]]:
     """The model's folder and adapter id -> folder, of ranks 8, 16, 32 in turn; made once per shape and seed."""
-    return make_model(cache, shape, seed), adapters.make_adapters(cache, shape, num_adapters, seed)
+    return make_model(cache, shape, seed), checkpoints.make_adapters(cache, shape, num_adapters, seed)
 
 
 def make_adapters(cache: Path, shape: str, count: int, seed: int, rank: int) -> dict[str, Path]:
     """Adapter id -> folder of `count` adapters of one rank."""
-    return adapters.make_adapters(cache, shape, count, seed, (rank,), tenant=f"rank{rank}")
+    return checkpoints.make_adapters(cache, shape, count, seed, (rank,), tenant=f"rank{rank}")
 
 
 def num_weight_bytes(folder: Path) -> int:

@@ -12,6 +12,7 @@ from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.settings import Settings
 from lora_serve.core.stats import LoadTimes
 from lora_serve.engine_host.adapter_source import AdapterSource
@@ -24,7 +25,7 @@ PHASES = ("fetch", "verify", "parse", "fold", "copy", "total", "processor")
 def load_split(model: Path, folder: Path) -> dict[str, dict[str, float]]:
     """Medians in ms; "processor": time that the loading thread itself computed."""
     settings = Settings(model=str(model))
-    parts = build_model(settings.model_slice(), settings.engine_slice(), settings.adapter_slice().max_loras)
+    parts = build_model(settings.part(ModelConfig), settings.part(EngineConfig), settings.part(AdapterConfig).max_loras)
     artifact = read_artifact(folder, parts.spec)
     ref = AdapterRef("default", "bench/cold", 1, artifact.digest, 0, 0)
     with tempfile.TemporaryDirectory() as scratch:

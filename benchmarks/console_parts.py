@@ -22,7 +22,7 @@ from aiohttp import web
 
 from benchmarks.report import machine, result_file
 from lora_serve.console.live.hub import Hub, Watched
-from lora_serve.core.live import LiveStep, LiveTier, Look
+from lora_serve.core.live import EngineView, LiveStep, LiveTier
 from lora_serve.core.messages import TokenEvent, Watch
 from lora_serve.engine.engine import Engine
 from tests.engine.world import World, adapter
@@ -89,13 +89,13 @@ def least(call: Callable[[], object], count: int) -> float:
 class Repeating:
     """Gives one look again and again, each time with the steps since."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: EngineView) -> None:
         self.look = look
         self.num_looks = 0
 
     async def watch(
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
-    ) -> list[Look]:
+    ) -> list[EngineView]:
         """See `EngineClient.watch`."""
         self.num_looks += 1
         return [self.look]
@@ -106,7 +106,7 @@ async def loop_pieces(engine: Engine) -> dict[str, float]:
     look = engine.look(Watch(1, 0, (), in_full=True))
     row = tuple((request.id, "decode", 1, 1) for request in look.requests)
     steps = tuple(LiveStep(number, time.time() + number / 200, 5.0, False, row) for number in range(STEPS))
-    source = Repeating(Look(1, steps, look.requests, slots=look.slots, queue=look.queue, settings=look.settings))
+    source = Repeating(EngineView(1, steps, look.requests, slots=look.slots, queue=look.queue, settings=look.settings))
 
     async def no_tiers() -> Mapping[str, LiveTier]:
         return {}

@@ -46,7 +46,7 @@ def planned(job: Job, output_tokens: int, at: float | None = None) -> PlannedReq
 def sample_of(record: RequestRecord, *, check: bool = True) -> Sample:
     """Raises ValueError for a failed request, and with `check` if the text does not tell as many ids as were asked for.
 
-    The text's words are `t<id>` (lora_serve/random_weights/model.py).
+    The text's words are `t<id>` (lora_serve/random_weights/checkpoints.py).
     """
     if record.error is not None:
         raise ValueError(f"{record.error}: {record.detail}")

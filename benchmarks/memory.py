@@ -21,6 +21,7 @@ from benchmarks.report import machine
 from lora_serve.adapters.checkpoint.weights.saved import dummy_adapter
 from lora_serve.commands.demo import DATA
 from lora_serve.core.batch import Batch, Row, RowAdapter, SampleInput, SlotRef
+from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.memory import memory_load
 from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/memory.json"))
     arguments = parser.parse_args()
     settings = Settings(model=str(arguments.model), device=arguments.device)
-    parts = build_model(settings.model_slice(), settings.engine_slice(), NUM_ADAPTERS)
+    parts = build_model(settings.part(ModelConfig), settings.part(EngineConfig), NUM_ADAPTERS)
     slots = load_adapters(parts)
     found = [
         measured(parts, name, shape, slots)

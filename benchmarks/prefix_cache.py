@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.report import machine
 from lora_serve.commands.demo import DATA
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.messages import PromptEvent
 from lora_serve.core.request import InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
@@ -34,13 +35,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/prefix-cache.json"))
     arguments = parser.parse_args()
     settings = Settings(model=str(arguments.model))
-    parts = build_model(settings.model_slice(), settings.engine_slice(), settings.adapter_slice().max_loras)
+    parts = build_model(settings.part(ModelConfig), settings.part(EngineConfig), settings.part(AdapterConfig).max_loras)
     engine = build_engine(
         parts.runner,
         parts.spec,
         parts.num_blocks,
-        settings.engine_slice(),
-        settings.adapter_slice(),
+        settings.part(EngineConfig),
+        settings.part(AdapterConfig),
         lambda adapter: None,
     )
     found = measure(engine, arguments.tokens, parts.spec.vocab_size)

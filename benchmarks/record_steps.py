@@ -32,6 +32,7 @@ from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.commands.demo import DATA
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import StepLoad
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
@@ -58,8 +59,8 @@ class RecordedEngine:
 
     def __init__(self, model: Path, folders: Sequence[Path], scratch: Path, flags: dict[str, Any]) -> None:
         self.settings = Settings(model=str(model), max_loras=MAX_ROWS, max_num_seqs=MAX_ROWS, **flags)
-        engine, adapters = self.settings.engine_slice(), self.settings.adapter_slice()
-        self.parts = build_model(self.settings.model_slice(), engine, MAX_ROWS)
+        engine, adapters = self.settings.part(EngineConfig), self.settings.part(AdapterConfig)
+        self.parts = build_model(self.settings.part(ModelConfig), engine, MAX_ROWS)
         self._loading: list[AdapterRef] = []
         self.engine = build_engine(
             self.parts.runner, self.parts.spec, self.parts.num_blocks, engine, adapters, self._loading.append
@@ -158,7 +159,7 @@ def _requests(
 
 
 def _profile(name: str, engine: RecordedEngine, steps: Sequence[tuple[StepLoad, float]]) -> dict[str, Any]:
-    facts, loads, batch = machine(), engine.recording.loads, engine.settings.engine_slice().batch
+    facts, loads, batch = machine(), engine.recording.loads, engine.settings.part(EngineConfig).batch
     learned = LearnedSteps(steps)
     errors = [abs(learned.seconds(load) / seconds - 1) for load, seconds in steps]
     off = round(100 * statistics.median(errors))
@@ -180,7 +181,7 @@ def _profile(name: str, engine: RecordedEngine, steps: Sequence[tuple[StepLoad, 
             "adapter_bytes": int(statistics.fmean(ref.num_bytes for ref in engine.refs)),
             "adapter_rank": max(ref.rank for ref in engine.refs),
             "max_loras": MAX_ROWS,
-            "host_bytes": engine.settings.adapter_slice().host_bytes,
+            "host_bytes": engine.settings.part(AdapterConfig).adapter_host_memory,
             "disk_bytes": 2**40,
             "load_threads": engine.settings.adapter_load_threads,
         },

@@ -27,6 +27,7 @@ from lora_serve.adapters.catalog.state import saved
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
@@ -141,7 +142,7 @@ def engine_of(loading: list[AdapterRef], num_on_host: int) -> Engine:
         adapter_host_memory=num_on_host * ADAPTER_BYTES,
     )
     spec = ModelSpec("none", "None", 1000, 512, (), 1, {}, 0, "float32", "cpu")
-    slices = settings.engine_slice(), settings.adapter_slice()
+    slices = settings.part(EngineConfig), settings.part(AdapterConfig)
     return build_engine(InstantRunner(), spec, 1024, *slices, loading.append)
 
 

@@ -1,9 +1,11 @@
 """Registrations over HTTP: how many a second, as a store fills, by eight clients of eight tenants or of one.
 
-    python -m benchmarks.registrations [--count N] [--clients N] [--store DIR] [--out FILE]
+    python -m benchmarks.registrations [--count N] [--clients N] [--store DIR] [--registered N] [--out FILE]
 
 Small siblings of one adapter, each other content, are uploaded as tars by a closed loop of clients. The store must lie
 on a disk: on a memory disk a flush costs nothing. Beside them `/health` is asked for, and at the end a page of 500.
+
+With --registered N: instead, starts on an empty store and on one of N adapters in turn, and pages of 500 of these.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Any
 import aiohttp
 
 from benchmarks.endurance.process import processor_seconds
-from benchmarks.reliability.site import ADMIN, Site
+from benchmarks.endurance.registered import _register, fill
+from benchmarks.reliability.site import ADMIN, Site, usage_of
 from benchmarks.report import RESULTS, machine, percentiles
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.commands.server_process import ServerProcess
@@ -31,6 +34,7 @@ from tests.canary.races import Field
 
 PAUSE = 0.02
 PAGES = 9
+PAGE_OF_500 = "/admin/adapters?limit=500"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,11 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--store", type=Path, help="an empty folder on a disk")
     parser.add_argument("--out", type=Path, default=RESULTS / "registrations.json")
+    parser.add_argument("--registered", type=int, default=0)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="lora_serve-registrations-", dir=options.store) as folder:
         site = Site(make_world(Path(folder) / "world"), Field({}, {}), Path(folder))
-        runs = {name: measure(site, name, options.count, options.clients, tenants)
-                for name, tenants in (("eight_tenants", 8), ("one_tenant", 1))}  # fmt: skip
+        if options.registered:
+            runs = {"starts": starts(site, options.registered)}
+        else:
+            runs = {name: measure(site, name, options.count, options.clients, tenants)
+                    for name, tenants in (("eight_tenants", 8), ("one_tenant", 1))}  # fmt: skip
     options.out.write_text(json.dumps({"machine": machine(), **runs}, indent=1) + "\n")
 
 
@@ -59,6 +67,31 @@ def measure(site: Site, name: str, count: int, clients: int, tenants: int) -> di
             found[title] = round(time.monotonic() - started, 2)
     print(f"{name}: {found}", flush=True)
     return found
+
+
+def starts(site: Site, count: int, times: int = 3) -> dict[str, Any]:
+    """Seconds, and of the processor, until ready, with and without `count` adapters; milliseconds of pages of these."""
+    with site.server("full") as process:
+        asyncio.run(_register(process, "first/one", site.world.adapters["acme/a"]))
+    fill(site.root / "full", count - 1)
+    found: dict[str, Any] = {"adapters": count}
+    for _ in range(times):
+        for store in ("empty", "full"):
+            started = time.monotonic()
+            with site.server(store) as process:
+                found.setdefault(f"{store}_s", []).append(round(time.monotonic() - started, 2))
+                found.setdefault(f"{store}_processor_s", []).append(round(processor_seconds(process), 2))
+                if store == "full":
+                    found |= asyncio.run(_pages(process))
+                    found["memory_mib"] = round(usage_of(process)["memory"])
+    print(found, flush=True)
+    return found
+
+
+async def _pages(process: ServerProcess) -> dict[str, Any]:
+    """Beside the sweep that follows a start."""
+    async with aiohttp.ClientSession(process.url, headers=ADMIN) as session:
+        return {"page_of_500_ms": percentiles([await _seconds(session, PAGE_OF_500) for _ in range(PAGES)])}
 
 
 async def _run(process: ServerProcess, like: Path, count: int, clients: int, tenants: int) -> dict[str, Any]:
@@ -85,7 +118,7 @@ async def _run(process: ServerProcess, like: Path, count: int, clients: int, ten
         quiet, started = len(latencies), time.monotonic()
         await asyncio.gather(*(upload() for _ in range(clients)))
         busy = len(latencies)
-        pages = [await _seconds(session, "/admin/adapters?limit=500") for _ in range(PAGES)]
+        pages = [await _seconds(session, PAGE_OF_500) for _ in range(PAGES)]
         watching.cancel()
     third = count // 3
     return {

@@ -23,10 +23,9 @@ from typing import Any
 from lora_serve.engine.policies import policy_names
 from lora_serve.routing.routers import router_names
 from lora_serve.simulate.figures import Fairness
+from lora_serve.simulate.fleet import Scenario, Summary, table
 from lora_serve.simulate.profiles import read_profile
-from lora_serve.simulate.scenario import Scenario, Summary, table
-from lora_serve.simulate.traces import TraceRow, read_trace
-from lora_serve.simulate.workload import FLOOD, OTHERS, URGENT, WorkloadConfig
+from lora_serve.simulate.workload import FLOOD, OTHERS, URGENT, TraceRow, WorkloadConfig, read_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "simulation.json"

@@ -29,11 +29,9 @@ from benchmarks.report import machine
 from benchmarks.workload import Job, Sample
 from lora_serve.commands.bench.sending import open_session
 from lora_serve.commands.server_process import ServerProcess
-from lora_serve.simulate.fleet import Fleet
+from lora_serve.simulate.fleet import Fleet, Scenario, percentiles
 from lora_serve.simulate.profiles import Profile, read_profile
-from lora_serve.simulate.scenario import Scenario, percentiles
-from lora_serve.simulate.traces import TraceRow, read_trace
-from lora_serve.simulate.workload import Arrival, WorkloadConfig
+from lora_serve.simulate.workload import Arrival, TraceRow, WorkloadConfig, read_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACE = ROOT / "benchmarks" / "traces" / "azure_code_2023_cut.csv"

@@ -11,6 +11,7 @@ import torch
 
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedLinear
 from lora_serve.core.batch import Batch, Row, RowAdapter, SampleInput, SlotRef
+from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
@@ -37,7 +38,7 @@ class StepModel:
         settings = Settings(
             model=str(model), dtype=dtype, kv_cache_memory=kv_bytes, block_size=BLOCK_SIZE, max_loras=num_slots, **flags
         )
-        self.parts: ModelParts = build_model(settings.model_slice(), settings.engine_slice(), num_slots)
+        self.parts: ModelParts = build_model(settings.part(ModelConfig), settings.part(EngineConfig), num_slots)
         self._num_loaded = 0
 
     @property

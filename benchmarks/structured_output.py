@@ -30,11 +30,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from benchmarks.alternating import CLOCK_HELP, CLOCKS, Clock, median_ratio, time_alternating
 from benchmarks.checkpoints import SHAPES, make_checkpoints
 from benchmarks.report import machine
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.messages import FinishEvent, TokenEvent
 from lora_serve.core.request import InferenceRequest, SamplingParams, TokenGrammar
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
-from lora_serve.engine.constraints.base import GrammarCompiled
+from lora_serve.engine.constraints import GrammarCompiled
 from lora_serve.model.build import build_model
 from lora_serve.text.grammars.matcher import GrammarConstraint, GrammarConstraints
 from lora_serve.text.grammars.vocabulary import Vocabularies
@@ -51,8 +52,8 @@ class GrammarEngine:
 
     def __init__(self, model: Path) -> None:
         settings = Settings(model=str(model), max_num_seqs=NUM_ROWS, max_loras=1, enable_prefix_caching=False)
-        slices = settings.engine_slice(), settings.adapter_slice()
-        parts = build_model(settings.model_slice(), slices[0], 1)
+        slices = settings.part(EngineConfig), settings.part(AdapterConfig)
+        parts = build_model(settings.part(ModelConfig), slices[0], 1)
         self._mail: queue.SimpleQueue[GrammarCompiled] = queue.SimpleQueue()
         vocabularies = Vocabularies(lambda: TextModel.load(str(model)), parts.spec.vocab_size, parts.spec.eos_token_ids)
         self.constraints = GrammarConstraints(vocabularies, slices[0].grammars, self._mail.put)

@@ -11,9 +11,11 @@ import sys
 
 from lora_serve import __version__
 from lora_serve.core.errors import ConfigError, did_you_mean, start_error
+from lora_serve.core.flags import flag_name
 from lora_serve.logs import drop_import_noise
 
-# Command: its arguments, what it does. Each is a module of lora_serve/commands with `run(arguments) -> exit code`.
+# Command: its arguments, what it does. Each is a module of lora_serve/commands with `run(arguments) -> exit code`, but
+# for those of `tenancy.py`, which has a function for each.
 COMMANDS = {
     "serve": ("PATH_OR_HUB_ID [flags]", "start the server"),
     "fleet": ("PATH_OR_HUB_ID [flags]", "start the server with engines on Ray; fleet status, fleet stop"),
@@ -28,6 +30,7 @@ COMMANDS = {
     "bench": ("[--url URL | --spawn] [flags]", "send a load to this or another server, time every token, report"),
     "simulate": ("--trace FILE [flags]", "compare scheduling policies and routers on a trace, without a model"),
 }
+_OF_TENANTS = ("tenants", "keys", "usage", "audit")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,13 +60,14 @@ def _run(arguments: list[str]) -> int:
             print(__version__)
             return 0
         case [command, *rest] if command in COMMANDS:
-            module = importlib.import_module(f"lora_serve.commands.{command}")
-            code: int = module.run(rest)
+            name, function = ("tenancy", f"run_{command}") if command in _OF_TENANTS else (command, "run")
+            code: int = getattr(importlib.import_module(f"lora_serve.commands.{name}"), function)(rest)
             return code
         case [command, *_]:
-            raise ConfigError(
-                f"{command!r} is no command; there are {', '.join(COMMANDS)}{did_you_mean(command, COMMANDS)}"
-            )
+            names = importlib.import_module("lora_serve.core.settings").Settings.model_fields
+            known = [*COMMANDS, *(f"serve {flag_name(name)}" for name in names)]
+            near = did_you_mean(f"serve {command}" if command.startswith("-") else command, known)
+            raise ConfigError(f"{command!r} is no command; there are {', '.join(COMMANDS)}{near}")
     raise AssertionError("a list is empty or has a first element")
 
 

@@ -7,6 +7,7 @@ The text that http.md begins with is docs/reference/http.txt.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -130,9 +131,9 @@ VLLM_NAMES = (
 
 
 def _group(settings: type, name: str) -> str:
-    """The first line of the docstring of the class that declares the setting."""
-    owner = next(kind for kind in reversed(settings.__mro__) if name in vars(kind).get("__annotations__", {}))
-    return (owner.__doc__ or "").splitlines()[0]
+    """The first line of the docstring of the group that the setting stands in."""
+    owners = (group for group in settings.__bases__ for kind in group.__mro__ if name in inspect.get_annotations(kind))
+    return (next(owners).__doc__ or "").splitlines()[0]
 
 
 def _unit(name: str, field: Any) -> str:

@@ -17,13 +17,14 @@ from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.adapters.registration.summary import traits_of
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import GrammarConfig
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidAdapterError, LoraServeError
 from lora_serve.core.messages import ErrorEvent, FinishEvent, PooledEvent, PromptEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, PoolingParams, SamplingParams
+from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
-from lora_serve.engine.constraints.base import GrammarCompiled
+from lora_serve.engine.constraints import GrammarCompiled
 from lora_serve.model.build import build_model
 from lora_serve.text.grammars.matcher import GrammarConstraints
 from lora_serve.text.grammars.vocabulary import Vocabularies
@@ -53,7 +54,9 @@ class LocalEngine:
     ) -> None:
         self.settings = Settings(model=str(model), **settings)
         self.parts = build_model(
-            self.settings.model_slice(), self.settings.engine_slice(), self.settings.adapter_slice().max_loras
+            self.settings.part(ModelConfig),
+            self.settings.part(EngineConfig),
+            self.settings.part(AdapterConfig).max_loras,
         )
         self._loading: list[AdapterRef] = []
         self._compiled: queue.SimpleQueue[GrammarCompiled] = queue.SimpleQueue()
@@ -66,8 +69,8 @@ class LocalEngine:
             self.parts.runner,
             self.parts.spec,
             self.parts.num_blocks,
-            self.settings.engine_slice(),
-            self.settings.adapter_slice(),
+            self.settings.part(EngineConfig),
+            self.settings.part(AdapterConfig),
             self._loading.append,
             memory=self.parts.memory,
             constraints=self.constraints,

@@ -18,6 +18,7 @@ import pytest
 from lora_serve import __version__
 from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.cli import main
+from lora_serve.core.config import EngineConfig, ServerConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings, load_settings
 
@@ -111,7 +112,7 @@ def test_prefix_caching_is_on_unless_flag_environment_or_file_say_no(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_enabled(*flags: str) -> bool:
-        return load_settings(["--model", model, *flags]).engine_slice().enable_prefix_caching
+        return load_settings(["--model", model, *flags]).part(EngineConfig).enable_prefix_caching
 
     file = tmp_path / "settings.yaml"
     file.write_text("enable-prefix-caching: false\n")
@@ -152,6 +153,8 @@ def test_bare_on_and_off_in_yaml_are_words(model: str, tmp_path: Path) -> None:
         (["--model", "/does/not/exist"], ["--model", "/does/not/exist"]),
         (["--model", "./nowhere"], ["--model", "./nowhere"]),
         (["--model", ""], ["--model"]),
+        (["--root-path", "/llm/../x"], ["--root-path", "a path such as /llm", "/llm/../x"]),
+        (["--root-path", "llm"], ["--root-path", "a path such as /llm"]),
     ],
 )
 def test_wrong_setting_is_one_line_that_names_flag_value_and_what_is_allowed(
@@ -323,8 +326,8 @@ def test_models_name_is_its_folders_own_not_its_path(model: str, monkeypatch: py
     assert load_settings(["--model", "../model"]).base_name == "model"
     assert load_settings(["--model", "org/name"]).base_name == "org/name"
     named = load_settings(["--model", model, "--served-model-name", "other"])
-    assert (named.base_name, named.server_slice().other_names) == ("other", frozenset())
-    assert load_settings(["--model", "org/name"]).server_slice().other_names == frozenset()
+    assert (named.base_name, named.part(ServerConfig).other_names) == ("other", frozenset())
+    assert load_settings(["--model", "org/name"]).part(ServerConfig).other_names == frozenset()
 
 
 def test_path_of_the_model_is_another_name_of_it(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,10 +336,10 @@ def test_path_of_the_model_is_another_name_of_it(model: str, monkeypatch: pytest
     relative = str(Path(model).relative_to(Path.cwd()))
     assert "/" in relative
     for given in (relative, f"{relative}/"):
-        names = load_settings([given]).server_slice().other_names
+        names = load_settings([given]).part(ServerConfig).other_names
         assert names == {relative, f"{relative}/", model, f"{model}/"}
     monkeypatch.chdir(Path(model).parent)
-    names = load_settings(["model"]).server_slice().other_names
+    names = load_settings(["model"]).part(ServerConfig).other_names
     assert names == {"model/", model, f"{model}/"}, "`model` itself is its name"
 
 
@@ -346,10 +349,10 @@ def test_model_goes_by_several_names(model: str, monkeypatch: pytest.MonkeyPatch
             monkeypatch.setenv(name, '["a", "b/c"]')
         settings = load_settings([model] if name else [model, "--served-model-name", "a", "b/c"])
         monkeypatch.delenv("LORA_SERVE_SERVED_MODEL_NAME", raising=False)
-        assert (settings.base_name, settings.server_slice().other_names) == ("a", {"b/c"})
+        assert (settings.base_name, settings.part(ServerConfig).other_names) == ("a", {"b/c"})
     file = tmp_path / "config.yaml"
     file.write_text(f"model: {model}\nserved-model-name: [a, b]\n")
-    assert load_settings(["--config", str(file)]).server_slice().other_names == {"b"}
+    assert load_settings(["--config", str(file)]).part(ServerConfig).other_names == {"b"}
     file.write_text(f"model: {model}\nserved-model-name: a\n")
     assert load_settings(["--config", str(file)]).base_name == "a"
 
@@ -379,7 +382,7 @@ def test_help_names_the_unit_of_each_number(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("words", "near"),
     [(["adapter", "list"], "adapters"), (["adapters", "lst"], "list"), (["tenants", "creat", "a"], "create"),
-     (["registry", "backupp"], "backup"), (["serv"], "serve")],
+     (["registry", "backupp"], "backup"), (["serv"], "serve"), (["--modle", "x"], "serve --model")],
 )  # fmt: skip
 def test_unknown_command_is_told_with_the_nearest(
     words: list[str], near: str, capsys: pytest.CaptureFixture[str]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
-from lora_serve.core.setting_groups.http import ConnectionSettings, RequestLimitSettings
+from lora_serve.core.setting_groups.http import ConnectionLimits, RequestLimits
 from lora_serve.core.settings import Settings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "explanation" / "reliability.md").read_text()
@@ -14,7 +15,8 @@ ROWS = {name.replace("-", "_"): default for name, default in re.findall(r"^\| `-
 
 
 def test_every_limit_of_connections_and_requests_is_stated() -> None:
-    limits = {*ConnectionSettings.model_fields, *RequestLimitSettings.model_fields, "max_body_size", "max_upload_size"}
+    limits = {field.name for field in (*fields(ConnectionLimits), *fields(RequestLimits))}
+    limits |= {"max_body_size", "max_upload_size"}
     assert limits <= set(ROWS)
 
 

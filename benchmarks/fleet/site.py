@@ -13,8 +13,7 @@ from pathlib import Path
 
 from lora_serve.commands.demo import DATA
 from lora_serve.commands.server_process import HOST, ServerProcess
-from lora_serve.random_weights.adapters import linear_sizes, write_adapter
-from lora_serve.random_weights.model import make_model
+from lora_serve.random_weights.checkpoints import linear_sizes, make_model, write_adapter
 
 BASE = "demo-base"
 KEY = "admin-key-of-the-bench"

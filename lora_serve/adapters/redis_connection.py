@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 _log = logging.getLogger(__name__)
 
@@ -55,11 +57,23 @@ _CODES = {
 
 
 def said(error: BaseException) -> str:
-    """The error as a predicate of Redis: its refusal with what to do, or that it cannot be reached."""
+    """The error as a predicate of Redis: its refusal with what to do, its words, or that it cannot be reached."""
     first = str(error).partition(" ")[0].strip("-:,").upper()
     named = "WRONGPASS" if "username-password" in str(error) else first
     code = named if named in _REFUSALS else next((c for kind, c in _CODES.items() if isinstance(error, kind)), "")
+    if not code and isinstance(error, redis.ResponseError):  # behind the comma are the arguments, among them records
+        return f"answers: {str(error).partition(',')[0][:100]}"
     return f"{_REFUSALS[code]} ({code})" if code else "cannot be reached at present"
+
+
+@contextmanager
+def readable_errors(title: str) -> Iterator[None]:
+    """Raises AdapterUnavailableError for errors of Redis and for what others wrote there. `title`: what is shared."""
+    try:
+        yield
+    except (redis.RedisError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        _log.debug("the shared %s: %r", title, error)
+        raise AdapterUnavailableError(f"The shared {title} in Redis {said(error)}.", retry_after=5) from None
 
 
 def drop_other_type(client: Any, key: str, kind: bytes) -> None:

@@ -64,7 +64,7 @@ def open_storage(config: AdapterConfig, monitor: StoreMonitor | None = None) -> 
 
 def _disk_store(config: AdapterConfig, folder: Path, is_cache: bool = False) -> DiskStore:
     try:
-        return DiskStore(folder, config.disk_bytes, is_cache=is_cache, policy=config.eviction)
+        return DiskStore(folder, config.adapter_disk_memory, is_cache=is_cache, policy=config.adapter_eviction)
     except OSError as error:
         found = Path(error.filename or folder)
         said = f"{found.name}: {words_of(error)}; move it away"

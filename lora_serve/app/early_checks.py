@@ -1,4 +1,4 @@
-"""Checks of a start that need no model: mistakes are told at once, before torch is imported."""
+"""Checks of a start that need no model: mistakes are reported at once, before torch is imported."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from lora_serve.adapters.checkpoint.digest import MAX_CONFIG_BYTES
 from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.lock import lock_store
+from lora_serve.core.config import AdapterConfig, ModelConfig, ServerConfig
 from lora_serve.core.errors import ConfigError, InvalidAdapterError, how_to_install
-from lora_serve.core.setting_groups.overflow import is_address_of
+from lora_serve.core.setting_groups.overflow import OverflowConfig, is_address_of
 from lora_serve.core.setting_texts import template_in
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.cluster import check_installed
@@ -35,14 +36,15 @@ def check_start(settings: Settings) -> None:
     """
     _check_extras(settings)
     _check_neighbours(settings)
+    config = settings.part(ServerConfig)
     with bound_socket(settings.host, settings.port) as listener:
-        check_exposure(settings.server_slice(), listener)
-    if (tls := settings.tls_slice()) is not None:
-        ServerTls(tls)
+        check_exposure(config, listener)
+    if config.ssl_certfile is not None:
+        ServerTls(config)
     lock_store(settings.store).close()
     if settings.admin_key is None:
         check_key_file(settings.store)
-    build_sources(settings.adapter_slice())
+    build_sources(settings.part(AdapterConfig))
     levels.current()
     _check_model(settings)
     _check_template(settings)
@@ -50,7 +52,7 @@ def check_start(settings: Settings) -> None:
 
 
 def _check_neighbours(settings: Settings) -> None:
-    for _, url in settings.overflow_slice().neighbours:
+    for _, url in settings.part(OverflowConfig).neighbours:
         if is_address_of(url, settings.host, settings.port):
             raise ConfigError(f"--overflow: {url} is this server itself: name another one")
 
@@ -69,7 +71,7 @@ def _check_model(settings: Settings) -> None:
     text = content.get("text_config", content)
     known = text.get("max_position_embeddings") if isinstance(text, dict) else None
     if type(known) is int and known > 0:  # else the model's class has the number, or says how it is called
-        settings.model_slice().length(known)
+        settings.part(ModelConfig).length(known)
 
 
 def check_hub(model: str) -> None:

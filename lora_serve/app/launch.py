@@ -27,15 +27,17 @@ from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, end_within, on_signals
 from lora_serve.app.tracing import opened_traces
+from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts import engine_host_module
 from lora_serve.engine_host.supervisor import Restarts, load_patiently
 from lora_serve.logs import configure_logging
 from lora_serve.logs.handler import LogHandler
-from lora_serve.logs.redaction import redaction_for
-from lora_serve.logs.streams import divert_streams
+from lora_serve.logs.pipeline import redaction_for
+from lora_serve.logs.writer import divert_streams
 from lora_serve.server.sockets.client_faults import on_loop_error
 from lora_serve.server.sockets.listener import bound_socket, check_exposure, warn_of_exposure
 from lora_serve.server.sockets.tls import ServerTls
@@ -63,13 +65,14 @@ def serve(settings: Settings, notes: Sequence[str] = ()) -> int:
     configure_logging(settings.log_format, redaction=redaction_for(settings), handler=log)
     for note in notes:
         _log.info("%s", note)
-    tls = None if (config := settings.tls_slice()) is None else ServerTls(config)
+    config = settings.part(ServerConfig)
+    tls = None if config.ssl_certfile is None else ServerTls(config)
     with (
         bound_socket(settings.host, settings.port) as listener,
         opened_traces(settings.otlp_traces_endpoint) as traces,
     ):
-        check_exposure(settings.server_slice(), listener)
-        warn_of_exposure(settings.server_slice(), listener)
+        check_exposure(config, listener)
+        warn_of_exposure(config, listener)
         drained = functools.partial(end_within, ENDING_SECONDS)
         code = asyncio.run(run_server(settings, listener, tls=tls, traces=traces, drained=drained, log=log))
     _log.info("stopped")
@@ -106,7 +109,7 @@ async def run_server(
     loop.set_exception_handler(on_loop_error)
     stop = asyncio.Event()
     on_signals(stop, tls)
-    config = settings.adapter_slice()
+    config = settings.part(AdapterConfig)
     sources = build_sources(config)
     load_text = functools.cache(
         lambda: TextModel.load(settings.model, settings.allow_control_tokens, settings.chat_template)
@@ -117,7 +120,7 @@ async def run_server(
         open_storage(config, monitor) as storage,
         open_directory(config, monitor) as directory,
     ):
-        opening = open_accounting(config, settings.accounting_slice(), monitor, storage.catalog.replica)
+        opening = open_accounting(config, settings.part(AccountingConfig), monitor, storage.catalog.replica)
         async with opening as accounting, AsyncExitStack() as stack:
             began = time.monotonic()
             opened = stack.enter_async_context(module.open_host(settings, storage, load_text))

@@ -11,8 +11,9 @@ from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient
-from lora_serve.core.config import OverflowConfig
+from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts.base import LoadedEngine
 from lora_serve.server.background.adapter_templates import NUM_PROCESSES, AdapterTemplates
@@ -46,12 +47,12 @@ def build_services(
     monitor: StoreMonitor,
 ) -> Services:
     """The parts of the web server, joined. Raises ConfigError for an admin key that cannot be read or made."""
-    config, adapter_config = settings.server_slice(), settings.adapter_slice()
+    config, adapter_config = settings.part(ServerConfig), settings.part(AdapterConfig)
     admin_key = load_admin_key(settings.admin_key, settings.store, monitor)
     monitor.start()  # after everything was opened: from now on it tries again what could not be opened for writing
     base_tokens = BaseTokens(text.vocabulary(), text.eos_token_ids)
     quota_of, processes = keys.directory.quota_of, TemplateProcesses(NUM_PROCESSES)
-    templates = base_templates(text, model.spec, processes, adapter_config.chat_templates)
+    templates = base_templates(text, model.spec, processes, adapter_config.adapter_chat_templates)
     registry = Registry(
         adapter_config, model.spec, storage.catalog, storage.store, model.verifier, base_tokens, quota_of, templates
     )
@@ -63,7 +64,7 @@ def build_services(
         registry=registry,
         staging=Staging(sources, registry.new_folder, settings.max_upload_size),
         text=text,
-        grammars=GrammarChecks(text, config.grammars),
+        grammars=GrammarChecks(text, config),
         spec=model.spec,
         config=config,
         adapter_config=adapter_config,
@@ -87,7 +88,7 @@ def build_services(
         ),
         quotas=accounting.quotas,
         meter=accounting.meter,
-        overflow=overflow_of(settings.overflow_slice(), model.client, metrics, keys),
+        overflow=overflow_of(settings.part(OverflowConfig), model.client, metrics, keys),
         audit=accounting.audit,
         templates=AdapterTemplates(processes),
     )

@@ -1,24 +1,29 @@
-"""The server beside its engine, until it is told to stop. Imported while the model loads."""
+"""The server beside its engine, on the bound port, until it is told to stop. Imported while the model loads."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from lora_serve.app.listening import listening, url_of
 from lora_serve.app.services import build_services
 from lora_serve.app.shutdown import drain, give_up
 from lora_serve.app.warm_up import Preparation
+from lora_serve.core.running_servers import noted_server
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts.base import EngineHost
 from lora_serve.engine_host.supervisor import Restarts, Supervisor, load_timeout
 from lora_serve.model.system.process import return_freed_memory
+from lora_serve.server.app import build_app
 from lora_serve.server.console.page import is_on
 from lora_serve.server.operation.metrics import names_note
 from lora_serve.server.services import Services
+from lora_serve.server.sockets.connections import CONNECTIONS, GuardedSite
+from lora_serve.server.sockets.http_runner import HttpRunner
 from lora_serve.server.sockets.tls import ServerTls
 from lora_serve.server.telemetry.metrics import LogFigures, LogMetrics
 
@@ -87,3 +92,28 @@ async def run(
             await asyncio.to_thread(services.registrations.close)
             await asyncio.to_thread(services.grammars.close)
             await asyncio.to_thread(services.templates.close)
+            await asyncio.to_thread(services.large_bodies.close)
+
+
+@asynccontextmanager
+async def listening(services: Services, listener: socket.socket, tls: ServerTls | None) -> AsyncIterator[None]:
+    """Serves HTTP for as long as the block lasts."""
+    app = build_app(services)
+    runner = HttpRunner(app, shutdown_timeout=5.0, root_path=services.config.root_path.rstrip("/"))
+    await runner.setup()
+    try:
+        context = tls.context if tls else None
+        await GuardedSite(runner, listener, app[CONNECTIONS], ssl_context=context, backlog=1024).start()
+        with noted_server(url_of(listener, tls, reachable=True), services.adapter_config.store):
+            yield
+    finally:
+        await runner.cleanup()
+
+
+def url_of(listener: socket.socket, tls: ServerTls | None, *, reachable: bool = False) -> str:
+    """The URL of a bound socket; with `reachable` that of loopback where it is bound to every address."""
+    host, port = listener.getsockname()[:2]
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if reachable and address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -20,7 +20,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import Prefetch
-from lora_serve.core.stats import EngineStats
+from lora_serve.core.stats import AdapterCounters, EngineStats
 
 FILE_NAME = "hot.json"
 NOTE_SECONDS = 60.0  # between two looks at what is hot
@@ -43,8 +43,8 @@ class WarmSet:
         """The adapters that the engine holds now and the catalog still knows."""
 
         def num_uses(digest: str) -> int:
-            counters = stats.adapters.get(digest)
-            return 0 if counters is None else counters.hits + counters.misses
+            counters = stats.adapters.get(digest, AdapterCounters())
+            return sum((*counters.hits.values(), *counters.misses.values()))
 
         device = {slot.digest for slot in stats.slots} & known
         host = set(stats.host_digests) & known - device
@@ -156,7 +156,7 @@ class WarmSetKeeper:
 
     def _for_device(self, num_engines: int) -> list[AdapterRef]:
         pinned, refs = self._pinned(), self._unpinned(self._noted.device)
-        max_bytes = self._config.device_bytes
+        max_bytes = self._config.adapter_memory
         left = None if max_bytes is None else num_engines * (max_bytes - sum(ref.num_bytes for ref in pinned))
         return _fitting(refs, num_engines * (self._config.max_loras - len(pinned)), left)
 
@@ -167,7 +167,7 @@ class WarmSetKeeper:
         first, max_items = self._for_device(num_engines), self._config.max_cpu_loras
         refs = self._unpinned(self._noted.device) + self._known(self._noted.host)
         most = None if max_items is None else num_engines * max_items
-        return _fitting(refs, most, num_engines * self._config.host_bytes)[len(first) :]
+        return _fitting(refs, most, num_engines * self._config.adapter_host_memory)[len(first) :]
 
     def _pinned(self) -> list[AdapterRef]:
         return [entry.ref() for entry in self._catalog.snapshot.entries.values() if entry.pinned]

@@ -19,6 +19,7 @@ from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.app.warm_set import WarmSetKeeper
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import (
     ConfigError,
     InternalError,
@@ -158,7 +159,7 @@ async def warm_up(services: Services, settings: Settings, is_warm: bool = False)
         return
     client, spec = services.client, services.spec
     dummy = dummy_adapter_ref(spec)
-    stages = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy)
+    stages = warmup_stages(settings.warmup, spec, settings.part(EngineConfig), dummy)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("warm-up", total=len(stages))
         for stage in stages:
@@ -194,7 +195,7 @@ async def _try_grammar(services: Services, stage: WarmupStage) -> None:
 
 
 async def load_pinned(services: Services) -> None:
-    """Loads the pinned adapters onto the device, after the engine was told the tenants' budgets."""
+    """Loads the pinned adapters onto the device, after the engine knows the tenants' budgets."""
     await services.client.adapters(budgets_of(services))
     for ref in pinned_refs(services.catalog.snapshot).values():
         await _pin(services.client, ref)
@@ -204,7 +205,7 @@ async def hot_adapters(services: Services, settings: Settings) -> AbstractAsyncC
     """Loads the last run's hot adapters onto the device; host memory's follow while the context lasts."""
     if settings.warmup == "off":
         return nullcontext()
-    keeper = WarmSetKeeper(services.client, services.catalog, settings.adapter_slice())
+    keeper = WarmSetKeeper(services.client, services.catalog, settings.part(AdapterConfig))
     with timed("hot adapters of the last run"), services.history.stage("hot adapters of the last run"):
         await keeper.warm_device()
     return keeper.keeping()

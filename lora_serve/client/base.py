@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Protocol
 
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from lora_serve.core.messages import AdapterCommand, Event, SmokeTestResult
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
@@ -50,7 +50,7 @@ class EngineClient(Protocol):
 
     async def watch(
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
-    ) -> list[Look]:
+    ) -> list[EngineView]:
         """One look at each engine that answers soon: what it does, and did since the last look.
 
         `seen`: the mark of the last look, by replica. `tenants`, `in_full`: see `Watch`. Raises NotReadyError,

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from contextlib import AbstractContextManager, suppress
 
 from lora_serve.core.errors import LoraServeError, NotReadyError
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from lora_serve.core.messages import (
     Abort,
     AdapterCommand,
@@ -101,14 +101,14 @@ class MessageClient(ABC):
 
     async def watch(
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
-    ) -> list[Look]:
+    ) -> list[EngineView]:
         """See `EngineClient.watch`."""
         return [await self.look(seen.get("", 0), tenants, in_full=in_full)]
 
-    async def look(self, since: int, tenants: Collection[str], *, in_full: bool) -> Look:
+    async def look(self, since: int, tenants: Collection[str], *, in_full: bool) -> EngineView:
         """One look at the engine."""
         value = await self.call(lambda call_id: Watch(call_id, since, tuple(tenants), in_full))
-        assert isinstance(value, Look)
+        assert isinstance(value, EngineView)
         return value
 
     async def ping(self) -> None:

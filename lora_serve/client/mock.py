@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 
 from lora_serve.client.mock_view import MockView
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import BatchLimits, QueueLimits
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
-from lora_serve.core.fleet_stats import merged
-from lora_serve.core.live import Look, looked_at
+from lora_serve.core.live import EngineView, name_replica
 from lora_serve.core.messages import (
     AdapterCommand,
     Event,
@@ -39,6 +37,7 @@ from lora_serve.core.messages import (
     Unpin,
 )
 from lora_serve.core.request import FinishReason, InferenceRequest
+from lora_serve.core.setting_groups.engine import BatchLimits, QueueLimits
 from lora_serve.core.stats import (
     AdapterCounters,
     BatcherStats,
@@ -46,6 +45,7 @@ from lora_serve.core.stats import (
     ReplicaState,
     ReplicaStats,
     SlotInfo,
+    merged,
 )
 from lora_serve.engine.queue_gate import QueueGate
 
@@ -86,7 +86,7 @@ class MockEngineClient:
     vocab_size: int
     script: Callable[[InferenceRequest], MockReply] = field(default=lambda request: MockReply())
     eos_token_ids: tuple[int, ...] = ()
-    gate: QueueGate = field(default_factory=lambda: QueueGate(QueueLimits(1024)))
+    gate: QueueGate = field(default_factory=lambda: QueueGate(QueueLimits()))
     is_there: bool = True
     dimension: int = 4  # of unscripted vectors
     requests: list[InferenceRequest] = field(default_factory=list)
@@ -95,7 +95,7 @@ class MockEngineClient:
     commands: list[AdapterCommand] = field(default_factory=list)
     command_error: LoraServeError | None = None  # raised by `adapters`
     max_loras: int = MAX_LORAS
-    limits: BatchLimits = field(default_factory=lambda: BatchLimits(8, 64))
+    limits: BatchLimits = field(default_factory=lambda: BatchLimits(max_num_seqs=8, max_num_batched_tokens=64))
     running: bool = False
     replicas: tuple[str, ...] = ()  # of the fleet that it plays: pinned adapters are on all of them, others on one
 
@@ -153,14 +153,14 @@ class MockEngineClient:
 
     async def watch(
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
-    ) -> list[Look]:
+    ) -> list[EngineView]:
         """See `EngineClient.watch`; of a fleet the first replica does all that is to be seen. Raises NotReadyError."""
         if not self.running:
             raise NotReadyError("The engine is stopped.")
         name = self.replicas[0] if self.replicas else ""
         rows = [(row.request, row.produced, row.waiting) for row in self._rows.values()]
         look = self._view.look(seen.get(name, 0), rows, self._resident.values(), self._pinned, self.max_loras)
-        return [looked_at(look, name)]
+        return [name_replica(look, name)]
 
     def replica_of(self, digest: str) -> str:
         """The replica that holds the adapter, unless it is pinned."""
@@ -192,7 +192,7 @@ class MockEngineClient:
             slots=slots,
             host_digests=tuple(ref.digest for ref in held),
             loading_digests=(),
-            adapters={ref.digest: AdapterCounters(hits=1, misses=1, loads=1) for ref in held},
+            adapters={ref.digest: AdapterCounters({ref.name: 1}, {ref.name: 1}, loads=1) for ref in held},
             batcher=BatcherStats(
                 self.limits, self.limits.max_num_seqs, self.limits.max_num_batched_tokens, self.limits.batch_wait
             ),

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.live import (
+    EngineView,
     LiveAdapter,
     LiveCount,
     LiveLimits,
@@ -18,7 +19,6 @@ from lora_serve.core.live import (
     LiveStep,
     LiveTargets,
     LiveTier,
-    Look,
 )
 from lora_serve.core.request import InferenceRequest
 
@@ -51,12 +51,12 @@ class MockView:
         held: Iterable[AdapterRef],
         pinned: Iterable[str],
         max_loras: int,
-    ) -> Look:
+    ) -> EngineView:
         """The present state; `rows`: each request, its tokens so far, and whether it waits."""
         listed, kept = list(rows), set(pinned)
         waiting = Counter(request.tenant for request, _, waits in listed if waits)
         running = Counter(request.tenant for request, _, waits in listed if not waits)
-        return Look(
+        return EngineView(
             self._mark,
             tuple(step for step in self._steps if step.number > since),
             tuple(_shown(request, count, "waiting" if waits else "running") for request, count, waits in listed),

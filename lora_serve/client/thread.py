@@ -71,7 +71,7 @@ class ThreadEngineClient(MessageClient):
 
     def _send(self, message: ToEngine) -> None:
         assert isinstance(message, ToLoop), "the other messages are for processes"
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None or self._ended.is_set():  # a thread that has ended is alive for a moment more
             raise NotReadyError("The engine is not running.", retry_after=5)
         self._mailbox.put(message)
 

@@ -27,6 +27,7 @@ from lora_serve.adapters.sources.folder import copy_files
 from lora_serve.app.services import base_templates
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
+from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, PayloadTooLargeError
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.settings import Settings
@@ -51,7 +52,9 @@ class Verdict:
 def run(folder: Path, settings: Settings) -> int:
     """Prints verdict, modules and smoke test; returns the exit code. Raises ConfigError, ModelError."""
     configure_logging(settings.log_format, level=logging.WARNING)
-    verdict = check_adapter(folder, settings, build_model(settings.model_slice(), settings.engine_slice(), num_slots=1))
+    verdict = check_adapter(
+        folder, settings, build_model(settings.part(ModelConfig), settings.part(EngineConfig), num_slots=1)
+    )
     _print(folder, verdict, Console(highlight=False, soft_wrap=True), settings.adapter_chat_templates)
     return 1 if verdict.reasons else 0
 

@@ -1,25 +1,32 @@
-"""One server's admin API over HTTP: calls in, JSON or a CommandError out."""
+"""One server's admin API over HTTP: calls in, JSON or a CommandError out; the key that is sent with them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlencode
 
 import aiohttp
 
-from lora_serve.commands.failure import CommandError, ExitCode, refusal
+from lora_serve.commands.flags import DEFAULT_STORE
+from lora_serve.commands.output import CommandError, ExitCode
+from lora_serve.core.errors import ConfigError
+from lora_serve.core.running_servers import is_this_machine, store_of
+from lora_serve.tenancy.authentication.admin_key import FILE_NAME
 
 CONNECT_SECONDS = 10.0
 ANSWERS = {"id", "data", "alias", "name", "tenant"}  # every answer of the admin API has one of these fields
-
-URL_HINT = ("another server is named by --url or LORA_SERVE_URL",)
+PREFIX = "The adapter cannot be served: "  # what a server's InvalidAdapterError begins with; its reasons follow
+KEY_HINT = "give the server's admin key by --admin-key, LORA_SERVE_ADMIN_KEY or --store"
+URL_HINT = "another server is named by --url or LORA_SERVE_URL"
 
 if TYPE_CHECKING:
     from aiohttp.connector import AddrInfoType
@@ -129,8 +136,65 @@ class AdminClient:
             return self._unreachable(str(error))
         reason = error.strerror or str(error.os_error)
         return CommandError(
-            ExitCode.UNREACHABLE, f"cannot connect to {self.url}: is the server running? ({reason})", *URL_HINT
+            ExitCode.UNREACHABLE, f"cannot connect to {self.url}: is the server running? ({reason})", URL_HINT
         )
 
     def _unreachable(self, reason: str) -> CommandError:
         return CommandError(ExitCode.UNREACHABLE, f"{self.url} cannot be reached: {reason}")
+
+
+def refusal(url: str, status: int, body: Any, headers: Mapping[str, str]) -> CommandError:
+    """The error for the answer of 400 and above of the server at `url`; `body` is its JSON, None if it sent none."""
+    first, *rest = _lines(status, body)
+    lines = [f"{url}: {first}", *rest]
+    if status in (401, 403):
+        lines.append(KEY_HINT)
+    if wait := headers.get("Retry-After"):
+        lines.append(f"try again in {wait[:20]} s (Retry-After)")
+    retry_after = float(wait) if status == 429 and wait and wait.isdecimal() and not _is_wrong_key(body) else None
+    codes = {404: ExitCode.NOT_FOUND, 503: ExitCode.UNAVAILABLE}
+    return CommandError(codes.get(status, ExitCode.REFUSED), *lines, retry_after=retry_after)
+
+
+def _is_wrong_key(body: Any) -> bool:
+    """True for a wrong admin key, which no waiting mends."""
+    error = body.get("error") if isinstance(body, dict) else None
+    return isinstance(error, dict) and error.get("code") == "invalid_api_key"
+
+
+def _lines(status: int, body: Any) -> list[str]:
+    """The message; an adapter's reasons one per line."""
+    error = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    if not isinstance(message, str):
+        return [f"the server answered {status}"]
+    if not message.startswith(PREFIX):
+        return message.splitlines() or [f"the server answered {status}"]
+    return [PREFIX.strip(), *(f"- {reason}" for reason in message.removeprefix(PREFIX).split("; "))]
+
+
+def find_admin_key(given: str | None, store: str | None, url: str) -> str | None:
+    """The admin key, or None: the server then answers that it needs one.
+
+    Without a named store it is the key file of the running server that listens at `url`, or else, if `url` is this
+    machine's, of the environment's or the default store: no key file is read for another machine. Raises ConfigError,
+    which never shows the key.
+    """
+    key = given if given is not None else os.environ.get("LORA_SERVE_ADMIN_KEY")
+    if not key:
+        key = _read(store, url)
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ConfigError("--admin-key: expected printable ASCII characters; the one given has others")
+    return key
+
+
+def _read(store: str | None, url: str) -> str | None:
+    folder = Path(store) if store else store_of(url)
+    if folder is None:
+        if not is_this_machine(url):
+            return None
+        folder = Path(os.environ.get("LORA_SERVE_STORE") or DEFAULT_STORE)
+    try:
+        return (folder / FILE_NAME).read_text("ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None

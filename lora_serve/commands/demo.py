@@ -103,7 +103,7 @@ def _main(port: int, once: bool, has_traffic: bool) -> int:
 
 
 def _choose_port(port: int, once: bool) -> int:
-    """`port`, or any free one with `once`, when nobody will call it again."""
+    """`port`, or any free one with `once`, when no call comes later."""
     if port and is_port_free(port):
         return port
     if port and not once:

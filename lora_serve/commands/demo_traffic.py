@@ -26,7 +26,7 @@ BURST_PEOPLE = (12, 24)
 LONG, LEAVING, BASE = 0.15, 0.03, 0.08  # parts of all questions
 MIN_TOKENS, MAX_TOKENS = 48, 240
 SECONDS_TO_LEAVE = 0.4
-REFUSED_SECONDS = 1.0  # until somebody who was refused asks again
+REFUSED_SECONDS = 1.0  # until a refused person asks again
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ async def send_traffic(url: str, admin_key: str, questions: Questions, tenants: 
 
 
 def ends_at_enter(traffic: asyncio.Task[None], terminal: TextIO) -> bool:
-    """Cancels the traffic at the first line that somebody types; False if `terminal` is none."""
+    """Cancels the traffic at the first line that is typed; False if `terminal` is none."""
     if not terminal.isatty():
         return False
     loop, number = asyncio.get_running_loop(), terminal.fileno()
@@ -108,7 +108,7 @@ def ends_at_enter(traffic: asyncio.Task[None], terminal: TextIO) -> bool:
     def typed() -> None:
         with suppress(OSError):  # it is no controlling terminal
             if os.tcgetpgrp(number) != os.getpgrp():
-                return  # in the background: the line is somebody else's
+                return  # in the background: the line is another process's
         os.read(number, 1024)
         loop.remove_reader(number)
         traffic.cancel()

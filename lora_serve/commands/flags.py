@@ -1,22 +1,43 @@
-"""The flags that all clients of the admin API share, and the types of their values."""
+"""Arguments of commands: parsers with subcommands, flags that clients of the admin API share, types of values."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
-from typing import Any, NoReturn
+import sys
+from argparse import SUPPRESS
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from lora_serve.commands.output import ExitCode
 from lora_serve.core.adapter import check_adapter_id, check_new_adapter_id
 from lora_serve.core.errors import ConfigError, InvalidRequestError
-from lora_serve.core.flags import FlagParser
+from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.running_servers import running_servers
+from lora_serve.core.setting_texts import parse_bytes
 from lora_serve.core.strict_json import JsonError, parse_json
-from lora_serve.core.tenant import check_tenant_name
+from lora_serve.core.tenant import MAX_LIMIT, TENANT_LIMITS, check_tenant_name
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_STORE = "adapters_store"
 DEFAULT_TIMEOUT = 120.0  # seconds
+NONE = "none"  # of a limit
+AddFlags = Callable[["argparse._ActionsContainer"], object]  # noqa: SLF001 (parsers and groups)
+S = TypeVar("S", bound="Subcommand")
+
+
+class Subcommand(Protocol):
+    """A subcommand's help texts and arguments. `examples`: lines of --help, without the program's name."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def summary(self) -> str: ...
+    @property
+    def examples(self) -> tuple[str, ...]: ...
+    @property
+    def arguments(self) -> tuple[AddFlags, ...]: ...
 
 
 class CommandParser(FlagParser):
@@ -35,36 +56,49 @@ class CommandParser(FlagParser):
         return found, unknown
 
 
-def add_common_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the shared flags; they default to SUPPRESS and may stand before or after the subcommand."""
-    group = parser.add_argument_group("flags of every subcommand")
-
-    def add(flag: str, help_text: str, **options: Any) -> None:
-        group.add_argument(flag, help=help_text, default=argparse.SUPPRESS, **options)
-
-    add("--url", f"the server (LORA_SERVE_URL; default: the one that runs here, else {DEFAULT_URL}; what changes "
-        "something is refused where several run); given more than once, the first is asked and --wait waits for all",
-        action="append", type=server_url, metavar="URL")  # fmt: skip
-    add(
-        "--admin-key",
-        "the server's admin key (LORA_SERVE_ADMIN_KEY; default: the key file of the server's store)",
-        metavar="KEY",
-    )
-    add("--store", "the server's store on this machine, which holds the key file (default, for a server here: the "
-        "one it was started with, else LORA_SERVE_STORE, else ./adapters_store)", metavar="DIR")  # fmt: skip
-    add("--timeout", f"seconds to wait for an answer, and for --wait altogether (default: {DEFAULT_TIMEOUT:g})",
-        type=seconds, metavar="SECONDS")  # fmt: skip
-    add("--json", "print the server's JSON, one document, and nothing else on standard output", action="store_true")
+def make_parser(
+    program: str, description: str, exit_codes: str, subcommands: Sequence[Subcommand], shared: AddFlags
+) -> CommandParser:
+    """A parser that sets `flags.verb` to the subcommand, None without one. `shared` adds every subcommand's flags."""
+    parser = CommandParser(program, description, exit_codes)
+    parser.set_defaults(verb=None)
+    table = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", parser_class=CommandParser)
+    for verb in subcommands:
+        examples = "\n".join(f"  {program} {example}" for example in verb.examples)
+        one = table.add_parser(
+            verb.name, help=verb.summary, description=verb.summary, epilog=f"examples:\n{examples}\n\n{exit_codes}"
+        )
+        for add in (*verb.arguments, shared):
+            add(one)
+        one.set_defaults(verb=verb)
+    return parser
 
 
-def add_id_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", type=adapter_id, metavar="ID")
+def run_subcommand(parser: CommandParser, arguments: list[str], run: Callable[[S, argparse.Namespace], int]) -> int:
+    """Parses the arguments and runs the subcommand; returns the exit code. Raises ConfigError for a wrong command
+    line.
+    """
+    flags = parser.parse_args(arguments)
+    if flags.verb is None:
+        parser.print_help(sys.stderr)
+        return ExitCode.WRONG_COMMAND_LINE
+    return run(flags.verb, flags)
 
 
-def add_wait_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--wait", action="store_true", help="end well only once every --url shows the change, else exit with 1"
-    )
+def argument(*names: str, **options: Any) -> AddFlags:
+    """An argument in argparse's terms; without a default it is absent from the flags unless it is given."""
+    return lambda parser: parser.add_argument(*names, **{"default": SUPPRESS, **options})
+
+
+def one_of(*arguments: AddFlags, required: bool = False) -> AddFlags:
+    """Arguments that exclude each other."""
+
+    def add(parser: argparse._ActionsContainer) -> None:
+        group = parser.add_mutually_exclusive_group(required=required)
+        for one in arguments:
+            one(group)
+
+    return add
 
 
 def named_urls() -> list[str]:
@@ -158,7 +192,68 @@ def _wrong(message: str) -> NoReturn:
     raise argparse.ArgumentTypeError(message)
 
 
-def adapter_path(adapter_id: str, verb: str = "") -> str:
-    """/admin/adapters/{id}[/verb]; a legal id (`check_adapter_id`) holds nothing that needs quoting."""
-    path = f"/admin/adapters/{adapter_id}"
-    return f"{path}/{verb}" if verb else path
+def limit(text: str) -> int | None:
+    """A count, bytes as 512MiB, or "none". Raises ArgumentTypeError."""
+    if text == NONE:
+        return None
+    try:
+        number = int(parse_bytes(text))
+    except ValueError:
+        number = -1
+    if not 0 <= number <= MAX_LIMIT:
+        _wrong(f"expected a number such as 100 or 512MiB, or {NONE} (got {text!r})")
+    return number
+
+
+ID = argument("id", type=adapter_id, metavar="ID")
+YES = argument("--yes", action="store_true", help="do not ask; needed where input is no terminal")
+WAIT = argument("--wait", action="store_true", help="end well only once every --url shows the change, else exit with 1")
+CSV = argument("--csv", action="store_true", help="comma-separated values instead of a table")
+_COMMON = (
+    argument("--url", action="append", type=server_url, metavar="URL",
+        help=f"the server (LORA_SERVE_URL; default: the one that runs here, else {DEFAULT_URL}; what changes "
+        "something is refused where several run); given more than once, the first is asked and --wait waits for all"),
+    argument("--admin-key", metavar="KEY",
+        help="the server's admin key (LORA_SERVE_ADMIN_KEY; default: the key file of the server's store)"),
+    argument("--store", metavar="DIR",
+        help="the server's store on this machine, which holds the key file (default, for a server here: the "
+        f"one it was started with, else LORA_SERVE_STORE, else ./{DEFAULT_STORE})"),
+    argument("--timeout", type=seconds, metavar="SECONDS",
+        help=f"seconds to wait for an answer, and for --wait altogether (default: {DEFAULT_TIMEOUT:g})"),
+    argument("--json", action="store_true",
+        help="print the server's JSON, one document, and nothing else on standard output"),
+)  # fmt: skip
+_LIMITS = {
+    "requests_per_minute": "requests that may begin within a minute",
+    "tokens_per_minute": "tokens of prompts and answers within a minute",
+    "max_running": "rows that run at the same time",
+    "max_queued": "requests that wait at the same time",
+    "max_adapters": "registered adapters",
+    "max_stored_bytes": "bytes of all registered versions (as 512MiB)",
+    "device_bytes_guaranteed": "bytes of device memory that others cannot take (as 512MiB)",
+    "device_bytes_max": "bytes of device memory at most (as 512MiB)",
+    "registrations_per_minute": "uploads and registrations that may begin within a minute",
+}
+
+
+def add_common_flags(parser: argparse._ActionsContainer) -> None:
+    """Adds the shared flags, which may stand before or after the subcommand."""
+    group = parser.add_argument_group("flags of every subcommand")
+    for add in _COMMON:
+        add(group)
+
+
+def add_tenant_limits(parser: argparse._ActionsContainer) -> None:
+    """Adds a flag for each limit of a tenant; it becomes a field of the request's `quota`."""
+    _add_limits(parser, _LIMITS)
+
+
+def add_key_limits(parser: argparse._ActionsContainer) -> None:
+    """Adds a flag for each limit that a key may have of its own."""
+    _add_limits(parser, {name: text for name, text in _LIMITS.items() if name not in TENANT_LIMITS})
+
+
+def _add_limits(parser: argparse._ActionsContainer, limits: dict[str, str]) -> None:
+    group = parser.add_argument_group(f"limits ({NONE}: no limit)")
+    for name, text in limits.items():
+        argument(flag_name(name), dest=f"quota.{name}", type=limit, metavar="N", help=text)(group)

@@ -1,21 +1,42 @@
-"""Prints results to standard output, everything else to standard error."""
+"""Prints results to standard output, all else to standard error; exit codes; the question before a deletion."""
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, OverflowMethod, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-from lora_serve.commands.failure import CommandError
+from rich.table import Table
 
 WIDE = 1000  # columns when the output is no terminal, so that no line is folded
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    REFUSED = 1
+    WRONG_COMMAND_LINE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    UNAVAILABLE = 5
+    INTERRUPTED = 130
+
+
+class CommandError(Exception):
+    """The command ends with `code`; `lines` are for people, on standard error."""
+
+    def __init__(self, code: ExitCode, *lines: str, retry_after: float | None = None) -> None:
+        """`retry_after`: seconds after which the call may be repeated; None: not at all."""
+        super().__init__("\n".join(lines))
+        self.code = code
+        self.lines = lines
+        self.retry_after = retry_after
 
 
 def console_on(stream: TextIO) -> Console:
@@ -76,6 +97,48 @@ class Output:
         with self.progress() as progress:
             task = progress.add_task(plain(label), total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def confirm_deletion(is_sure: bool, what: str) -> None:
+    """Asks whether `what` is to go, unless `is_sure` (--yes).
+
+    Raises CommandError if the answer is not yes, and where input is no terminal.
+    """
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise CommandError(ExitCode.REFUSED, f"nothing was deleted: input is no terminal, so only --yes deletes {what}")
+    sys.stderr.write(f"Delete {what}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandError(ExitCode.REFUSED, "nothing was deleted")
+
+
+Columns = Mapping[str, Callable[[Any], object]]  # title -> what a row has there
+
+
+def table_of(
+    rows: Iterable[Any], columns: Columns, right: Collection[str] = (), *, overflow: OverflowMethod = "ellipsis"
+) -> Table:
+    """A table with a line for each row. `right`: columns of numbers; `overflow`: where a terminal is too narrow."""
+    table = Table(box=None, pad_edge=False)
+    for title in columns:
+        table.add_column(title, justify="right" if title in right else "left", overflow=overflow)
+    for row in rows:
+        table.add_row(*(plain(cell(row)) for cell in columns.values()))
+    return table
+
+
+def facts_table(facts: Iterable[tuple[str, object]]) -> Table:
+    """A table of names and their values."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts:
+        table.add_row(plain(name), plain(value))
+    return table
+
+
+def yes_or_no(value: object) -> str:
+    return "yes" if value else "no"
 
 
 def plain(value: object) -> str:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import os
+import sys
+
+_ENTRANCES = ("transformers", "transformers.models.auto.tokenization_auto", "transformers.utils.chat_template_utils")
 
 
 def run(arguments: list[str]) -> int:
@@ -11,7 +16,7 @@ def run(arguments: list[str]) -> int:
 
     with without_collections():
         from lora_serve.core.settings import command_line
-        from lora_serve.logs.streams import open_standard_descriptors
+        from lora_serve.logs.writer import open_standard_descriptors
         from lora_serve.model.loading.read_ahead import load_torch_library, read_weights
 
         open_standard_descriptors()
@@ -19,7 +24,6 @@ def run(arguments: list[str]) -> int:
         read_weights(settings.model)
         if settings.engine in ("process", "ray"):
             from lora_serve.app.early_checks import check_start
-            from lora_serve.app.lean_imports import import_tokenizers
 
             check_start(settings)
             import_tokenizers()
@@ -35,3 +39,14 @@ def run(arguments: list[str]) -> int:
 
         gc.freeze()
     return launch.serve(settings, notes)
+
+
+def import_tokenizers() -> None:
+    """Imports transformers' tokenizers as if torch were not installed, for a server whose engine runs in another
+    process; to be called once, before anything imports transformers.
+    """
+    assert "torch" not in sys.modules, "it is too late"
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no warning that models need torch
+    for name in _ENTRANCES:
+        importlib.import_module(name)

@@ -15,11 +15,9 @@ from pathlib import Path
 
 from lora_serve.engine.policies import policy_names
 from lora_serve.routing.routers import router_names
-from lora_serve.simulate.fleet import StalledError
+from lora_serve.simulate.fleet import Scenario, StalledError, Summary, table
 from lora_serve.simulate.profiles import profile_names, read_profile
-from lora_serve.simulate.scenario import Scenario, Summary, table
-from lora_serve.simulate.traces import read_trace
-from lora_serve.simulate.workload import WorkloadConfig
+from lora_serve.simulate.workload import WorkloadConfig, read_trace
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -93,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """The numbers that decide how long a step takes: the features of `engine/batching/step_cost.py`."""
+    """The numbers that decide how long a step takes: the features of `engine/step_cost.py`."""
 
     num_tokens: int
     num_rows: int

@@ -1,4 +1,4 @@
-"""One look at an engine at work, as `Watch` asks for it. Its parts are those of GET /admin/engine/stream.
+"""The view of an engine at work, as `Watch` asks for it. Its parts are those of GET /admin/engine/stream.
 
 Moments are Unix seconds of the engine's machine, durations milliseconds.
 """
@@ -141,8 +141,8 @@ class LiveSettings(msgspec.Struct, frozen=True):
     tiers: Mapping[str, LiveTier]
 
 
-class Look(Message, frozen=True):
-    """The engine between two steps, and what it did since the last look."""
+class EngineView(Message, frozen=True):
+    """The engine between two steps, and what it did since the last view."""
 
     mark: int  # `since` of the next one
     steps: tuple[LiveStep, ...] = ()
@@ -158,18 +158,18 @@ class Look(Message, frozen=True):
     num_known_blocks: int = 0  # whose content can be found again, in use or free
     num_preemptions: int = 0
     settings: LiveSettings | None = None  # None: they were not asked for
-    replica: str = ""  # whose look it is, in a fleet
+    replica: str = ""  # whose view it is, in a fleet
 
 
-def looked_at(look: Look, replica: str) -> Look:
-    """The look as that of a fleet's replica: whatever is shown of it names the replica."""
+def name_replica(view: EngineView, replica: str) -> EngineView:
+    """The view as that of a fleet's replica: everything that is shown of it names the replica."""
     named = msgspec.structs.replace
     return named(
-        look,
+        view,
         replica=replica,
-        steps=tuple(named(step, replica=replica) for step in look.steps),
-        requests=tuple(named(request, replica=replica) for request in look.requests),
-        ended=tuple(named(request, replica=replica) for request in look.ended),
-        moves=tuple(named(move, replica=replica) for move in look.moves),
-        slots=tuple(named(slot, replica=replica) for slot in look.slots),
+        steps=tuple(named(step, replica=replica) for step in view.steps),
+        requests=tuple(named(request, replica=replica) for request in view.requests),
+        ended=tuple(named(request, replica=replica) for request in view.ended),
+        moves=tuple(named(move, replica=replica) for move in view.moves),
+        slots=tuple(named(slot, replica=replica) for slot in view.slots),
     )

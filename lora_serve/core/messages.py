@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.blob_messages import BlobFiles, BlobFolder, BlobMessage, Piece
-from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from lora_serve.core.message import Call, Message
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import FinishReason, InferenceRequest
+from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.stats import EngineStats
 
 
@@ -64,8 +65,8 @@ class Resize(Message, frozen=True):
     """New limits of the tiers, at once; None: unchanged. Adapters in use leave when their last row ends."""
 
     max_loras: int | None = None  # device slots
-    device_bytes: int | None = None
-    host_bytes: int | None = None
+    adapter_memory: int | None = None
+    adapter_host_memory: int | None = None
     max_cpu_loras: int | None = None
 
 
@@ -96,16 +97,17 @@ class Tune(Message, frozen=True):
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    batch_wait: float | None = None  # seconds, as are the targets
+    batch_wait_ms: float | None = None
     preferred_batch_size: int | None = None
-    ttft_target: float | None = None
-    itl_target: float | None = None
+    latency_target_ms: float | None = None
+    inter_token_target_ms: float | None = None
+
+    MAY_BE_OFF: ClassVar = ("preferred_batch_size", "latency_target_ms", "inter_token_target_ms")
 
     def applied_to(self, limits: BatchLimits) -> BatchLimits:
         """The limits after the change. Raises InvalidRequestError for limits that contradict one another."""
         changes = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
-        may_be_off = ("preferred_batch_size", "ttft_target", "itl_target")
-        new = replace(limits, **changes | {name: None for name in may_be_off if changes.get(name) == 0})
+        new = replace(limits, **changes | {name: None for name in self.MAY_BE_OFF if changes.get(name) == 0})
         if new.max_num_batched_tokens < new.max_num_seqs:
             raise InvalidRequestError(
                 f"`max_num_batched_tokens` ({new.max_num_batched_tokens}) must be at least `max_num_seqs` "
@@ -157,7 +159,7 @@ class GetStats(Call, frozen=True):
 
 
 class Watch(Call, frozen=True):
-    """Asks for a Look, made between two steps; for some seconds from then on the engine notes what it does."""
+    """Asks for an EngineView, made between two steps; for some seconds from then on the engine notes what it does."""
 
     since: int = 0  # `mark` of the last look that this caller got
     tenants: tuple[str, ...] = ()  # of whom the first requests that wait are shown, beside the first of all
@@ -190,6 +192,8 @@ class Validate(Call, frozen=True):
 class ForgetStaged(Message, frozen=True):
     """The registration is over: free what its validation kept for the smoke test's load."""
 
+    digest: str
+
 
 class WarmUpDone(Message, frozen=True):
     """From now on loads of adapters give way to steps."""
@@ -218,7 +222,7 @@ class Greeting(Message, frozen=True):
     age: float  # seconds since its start
     version: str  # of this program
     settings: str  # a digest of what it was configured with
-    roots_key: bytes  # see `routing/prefix_roots.py`
+    roots_key: bytes  # see `routing/request.py`
     now: float = 0.0  # its time.monotonic(); another version, which is told by `version`, may not say it
 
 
@@ -328,7 +332,9 @@ class Converted(Message, frozen=True):
 
 # -- answers to calls, in both directions --------------------------------------------------------------------------
 
-ReplyValue = None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | Piece | EngineStats | Look
+ReplyValue = (
+    None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | Piece | EngineStats | EngineView
+)
 
 
 class Reply(Message, frozen=True):

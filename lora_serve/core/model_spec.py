@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -77,7 +78,7 @@ class LongRope:
 ONE_ROPE = LongRope()  # no sequence is long: what is computed of a position depends on nothing else
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, as it keeps its fingerprint
 class ModelSpec:
     """The facts of a loaded base model. Modules are named by their paths, as in `named_modules()`."""
 
@@ -108,7 +109,7 @@ class ModelSpec:
     def task(self) -> Task:
         return Task.GENERATE if self.pooling is None else self.pooling.task
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """A digest of what an adapter must fit, as "sha256:...": architecture, vocabulary, shapes of all modules."""
         linears = {name: [shape.in_features, shape.out_features] for name, shape in self.linears.items()}

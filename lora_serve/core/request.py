@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field, replace
 
 from lora_serve.core.adapter import AdapterRef, AddedToken
+from lora_serve.core.tenant import WARM_UP
 
 
 class OnCold(enum.StrEnum):
@@ -142,8 +143,13 @@ class InferenceRequest:
         return self.max_cold_wait
 
     @property
+    def is_warm_up(self) -> bool:
+        """True for a request that nobody sent: it is work of the engine, and no traffic."""
+        return self.tenant.startswith(WARM_UP)
+
+    @property
     def scope(self) -> str:
-        """The owner of what is kept of earlier requests: KV blocks, grammars, habits of guesses."""
+        """The owner of what is kept of earlier requests: KV blocks, grammars, n-grams of answers."""
         return self.cache_scope or self.tenant
 
     @property

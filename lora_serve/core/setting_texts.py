@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 MAX_LENGTH = 4096  # characters of a text: of a path, on Linux
 MAX_BYTES = 2**50  # more than any machine has
@@ -16,6 +17,29 @@ def check_redis_prefix(value: str) -> str:
     """`value`, if keys that begin with it can be looked for: Redis reads patterns. Raises ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}", value):
         raise ValueError("expected 1 to 128 letters, digits and `_.:-`, the first a letter, a digit or `_`")
+    return value
+
+
+def check_key(value: str) -> str:
+    """`value`, if it can be a bearer key. Raises ValueError."""
+    if not value.isascii() or " " in value:
+        raise ValueError("expected ASCII characters without a space")
+    return value
+
+
+def is_web_url(text: str) -> bool:
+    """True for an http or https URL with a host."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in text
+    except ValueError:
+        return False
+
+
+def check_root_path(value: str) -> str:
+    """`value`, if it is the beginning of a path as clients send it. Raises ValueError."""
+    if not re.fullmatch(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)*/?", value):
+        raise ValueError("expected a path such as /llm, of letters, digits and `._~-`, in which no part is `.` or `..`")
     return value
 
 

@@ -1,25 +1,24 @@
-"""The types of single settings (bytes, lists, NAME=NUMBER), and the base class of every group of them."""
+"""The types of single settings (bytes, lists, NAME=NUMBER), and the field that one is in its group."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from lora_serve.core.setting_texts import MAX_BYTES, check_text, parse_bytes
 from lora_serve.core.strict_json import JsonError, parse_json
 
+T = TypeVar("T")
 YEAR = 31_536_000  # seconds: the most of any time, which timers and clocks can all count
 _TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _FEW = 4096
 _MODULE_FIELDS = {"name", "path", "base_model_name", "is_3d_lora_weight"}
 MAX_COUNT = 2**31 - 1  # of what is counted only, and takes no memory by itself
-MAX_ROWS = 4096  # of one step
-MAX_STEP_TOKENS = 2**20
-MAX_SLOTS = 16_384
-MIN_TARGET_MS, MAX_TARGET_MS = 0.001, 1000.0 * YEAR
+MAX_REGISTRATIONS = 16  # at once
 
 
 def parse_list(value: Any) -> Any:
@@ -147,13 +146,15 @@ def parse_replicas(value: Any) -> Any:
 Replicas = Annotated[int | str, BeforeValidator(parse_replicas)]
 
 
-class SettingsGroup(BaseModel):
-    """Some of the fields of `Settings`, named like their flags with underscores and described for --help."""
+def setting(default: Any, description: str, *, repr: bool = True, **checks: Any) -> Any:  # noqa: A002
+    """A field of a group of settings, named like its flag with underscores and described for --help.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    `checks`: pydantic's (ge, le, pattern, ...), made once, when `Settings` are; a group itself checks nothing.
+    `default`: MISSING if it must be given.
+    """
+    return field(default=default, repr=repr, metadata={"description": description, **checks})
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _check_text(cls, value: Any) -> Any:
-        """Runs before a value is understood as a number, a path or one of some words."""
-        return check_text(value)
+
+def part_of(settings: object, kind: type[T]) -> T:
+    """The settings of one group, or of several as in `core/config.py`."""
+    return kind(**{field.name: getattr(settings, field.name) for field in fields(kind)})  # type: ignore[arg-type]

@@ -8,49 +8,36 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import yaml
-from pydantic import ValidationError, model_validator
+from pydantic import ConfigDict, ValidationError, field_validator, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lora_serve.core.config import (
-    AccountingConfig,
-    AdapterConfig,
-    AttemptLimits,
-    BatchLimits,
-    BrowserRules,
-    ConnectionLimits,
-    EngineConfig,
-    FleetConfig,
-    GrammarConfig,
-    ModelConfig,
-    QueueLimits,
-    RequestLimits,
-    ServerConfig,
-    TlsConfig,
-)
+from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.setting_groups.adapters import AdapterTierSettings, RegistrySettings
 from lora_serve.core.setting_groups.engine import BatchSettings, EngineSettings, KVCacheSettings
 from lora_serve.core.setting_groups.fleet import FleetSettings, needless
-from lora_serve.core.setting_groups.grammars import GrammarSettings
+from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.core.setting_groups.http import (
     AccessSettings,
     BrowserSettings,
-    ConnectionSettings,
-    RequestLimitSettings,
-    TlsSettings,
+    ConnectionLimits,
+    RequestLimits,
+    TlsConfig,
 )
-from lora_serve.core.setting_groups.model import ServedModelSettings, name_of_model
-from lora_serve.core.setting_groups.operation import AccountingSettings, ObservabilitySettings, OperationSettings
-from lora_serve.core.setting_groups.overflow import OverflowSettings
+from lora_serve.core.setting_groups.model import ServedModelSettings, is_there
+from lora_serve.core.setting_groups.operation import AccountingConfig, ObservabilitySettings, OperationSettings
+from lora_serve.core.setting_groups.overflow import OverflowConfig
+from lora_serve.core.setting_texts import check_text
+from lora_serve.core.setting_types import part_of
 from lora_serve.core.vllm.taking import VLLM_KEYS, add_vllm_flags, as_vllm_reads, parsed_keys, taken
-from lora_serve.core.web_origin import parse_name, parse_origin
 
 _HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 T = TypeVar("T")
@@ -60,16 +47,17 @@ VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # what vLLM reads where no --api-key is give
 SECRETS = ("admin_key", "api_key", "redis_url", "otlp_traces_endpoint", "overflow", "overflow_api_key")
 
 
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Settings(
     # The last base's fields come first in --help.
     OperationSettings,
     ObservabilitySettings,
-    ConnectionSettings,
-    TlsSettings,
-    GrammarSettings,
-    RequestLimitSettings,
-    AccountingSettings,
-    OverflowSettings,
+    ConnectionLimits,
+    TlsConfig,
+    GrammarConfig,
+    RequestLimits,
+    AccountingConfig,
+    OverflowConfig,
     BrowserSettings,
     AccessSettings,
     FleetSettings,
@@ -82,8 +70,25 @@ class Settings(
 ):
     """Every setting of `lora-serve serve`; field names are flag names with underscores."""
 
+    if TYPE_CHECKING:
+        model_fields: ClassVar[dict[str, FieldInfo]]  # by name, in the order of --help
+
+        def __init__(self, **given: Any) -> None:
+            """Raises ValidationError."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_text(cls, value: Any) -> Any:
+        """Runs before a value is understood as a number, a path or one of some words."""
+        return check_text(value)
+
     @model_validator(mode="after")
-    def _check_together(self) -> Settings:
+    def _check_together(self) -> Self:
+        self.check_name_on_the_wire()
+        self.check_replicas()
+        self.check_keys_together()
+        self.check_overflow_together()
+        self.check_tls_together()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
@@ -95,53 +100,9 @@ class Settings(
             )
         return self
 
-    @property
-    def base_name(self) -> str:
-        """The base model's name on the wire."""
-        return self.served_model_name[0] if self.served_model_name else name_of_model(self.model)
-
-    def model_slice(self) -> ModelConfig:
-        return self._slice(ModelConfig)
-
-    def engine_slice(self) -> EngineConfig:
-        return self._slice(
-            EngineConfig,
-            batch=self._slice(
-                BatchLimits,
-                batch_wait=self.batch_wait_ms / 1000,
-                ttft_target=None if self.latency_target_ms is None else self.latency_target_ms / 1000,
-                itl_target=None if self.inter_token_target_ms is None else self.inter_token_target_ms / 1000,
-                prompt_stretch=self.prompt_stretch or None,
-            ),
-            queue=QueueLimits(
-                max_requests=self.max_queue,
-                max_tokens=self.max_queue_tokens,
-                max_tenant_requests=self.max_tenant_queue,
-                max_tenant_tokens=self.max_tenant_queue_tokens,
-            ),
-            max_wait=self.max_wait_ms / 1000,
-            tenant_weights=self.tenant_weight,
-            grammars=self._slice(GrammarConfig),
-        )
-
-    def adapter_slice(self) -> AdapterConfig:
-        return self._slice(
-            AdapterConfig,
-            roots=self.adapter_root,
-            device_bytes=self.adapter_memory,
-            host_bytes=self.adapter_host_memory,
-            disk_bytes=self.adapter_disk_memory,
-            max_upload_bytes=self.max_upload_size,
-            eviction=self.adapter_eviction,
-            tenant_floor=self.adapter_tenant_floor,
-            load_threads=self.adapter_load_threads,
-            load_timeout=self.adapter_load_timeout,
-            urls=self.adapter_url,
-            allow_inner_urls=self.adapter_url_inner,
-            tenant_sources=self.tenant_source,
-            unnamed_days=self.unnamed_blob_days,
-            chat_templates=self.adapter_chat_templates,
-        )
+    def part(self, kind: type[T]) -> T:
+        """The settings that a part of the program takes: a group, or several as in `core/config.py`."""
+        return part_of(self, kind)
 
     def fleet_slice(self) -> FleetConfig:
         least, most = self.replica_range
@@ -157,49 +118,8 @@ class Settings(
             router=self.router,
         )
 
-    def accounting_slice(self) -> AccountingConfig:
-        return AccountingConfig(
-            flush_seconds=self.usage_flush_seconds,
-            bucket_seconds=self.usage_bucket_seconds,
-            keep_days=self.usage_keep_days,
-            counts_alone=self.quota_without_redis == "local",
-        )
 
-    def server_slice(self) -> ServerConfig:
-        return self._slice(
-            ServerConfig,
-            auth=self.auth_mode,
-            served_model_name=self.base_name,
-            other_names=self._other_names(),
-            max_body_bytes=self.max_body_size,
-            root_path=self.root_path.rstrip("/"),
-            tls=self.tls_slice(),
-            requests=self._slice(RequestLimits),
-            grammars=self._slice(GrammarConfig),
-            connections=self._slice(ConnectionLimits),
-            attempts=self._slice(AttemptLimits),
-            browsers=BrowserRules(
-                hosts=frozenset(name for text in self.allowed_hosts if (name := parse_name(text))),
-                origins=frozenset(origin for text in self.allowed_origins if (origin := parse_origin(text))),
-            ),
-        )
-
-    def _other_names(self) -> frozenset[str]:
-        """What else means the base model: names that were given, else the folder's path, which clients of vLLM send."""
-        if self.served_model_name:
-            return frozenset(self.served_model_name[1:]) - {self.base_name}
-        if not is_there(Path(self.model).is_dir):
-            return frozenset()
-        paths = {path.rstrip("/") for path in (self.model, os.path.abspath(self.model))}
-        return frozenset({*paths, *(f"{path}/" for path in paths)} - {self.base_name})
-
-    def tls_slice(self) -> TlsConfig | None:
-        return None if self.ssl_certfile is None else self._slice(TlsConfig)
-
-    def _slice(self, kind: type[T], **given: object) -> T:
-        """An instance of `kind`: the fields that are not given are the settings of the same name."""
-        named = {field.name: getattr(self, field.name) for field in fields(kind) if field.name not in given}  # type: ignore[arg-type]
-        return kind(**named, **given)
+Settings.model_fields = Settings.__pydantic_fields__  # type: ignore[attr-defined]
 
 
 def load_settings(arguments: list[str]) -> Settings:
@@ -285,7 +205,11 @@ def describe(error: ValidationError, origins: Mapping[str, str]) -> str:
 
 
 def _describe_one(item: ErrorDetails, origins: Mapping[str, str]) -> str:
-    message = item["msg"].removeprefix("Value error, ")
+    message = (
+        item["msg"]
+        .removeprefix("Value error, ")
+        .replace("Unexpected keyword argument", "Extra inputs are not permitted")
+    )
     message = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
     if not item["loc"]:  # of several settings together
         found = [name for name in origins if re.search(rf"{flag_name(name)}(?![\w-])", message)]
@@ -330,11 +254,3 @@ def check_folders(settings: Settings) -> None:
 def _shown(value: object) -> str:
     text = str(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def is_there(asked: Callable[[], bool]) -> bool:
-    """True if `asked` says so; a name that no file can have is one that is not there, too."""
-    try:
-        return asked()
-    except (OSError, ValueError):
-        return False

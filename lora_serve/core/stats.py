@@ -1,12 +1,31 @@
-"""The engine's figures: one frozen snapshot, made on the engine's own thread."""
+"""The engine's figures: one frozen snapshot, made on the engine's own thread.
+
+The type of each figure says what several engines' become as one's (`core/figures.py`), and under which name
+/metrics has it (`server/operation/metrics.py`).
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import zip_longest
+from typing import Annotated, Any
 
-from lora_serve.core.config import BatchLimits
+from lora_serve.core.figures import (
+    COUNTS,
+    HELD,
+    Count,
+    Merge,
+    MergeOwners,
+    MetricName,
+    Names,
+    Seconds,
+    added,
+    added_by_place,
+)
+from lora_serve.core.setting_groups.engine import BatchLimits
 
 
 class EvictionReason(enum.StrEnum):
@@ -58,33 +77,45 @@ class LoadTimes:
     copy: float = 0.0  # into a device slot, on the engine's thread
 
 
+def _of_last_load(one: AdapterCounters, other: AdapterCounters, name: str) -> Any:
+    return getattr(other if other.loads else one, name)
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterCounters:
     """Per adapter digest, since start."""
 
-    hits: int = 0  # requests that found it on the device
-    misses: int = 0  # requests that had to wait for it
+    # Of several engines the last load and eviction are those of the last one that had one, as no times are kept.
+
+    hits: Mapping[str, int] = field(default_factory=dict)  # requests that found it on the device, by the id they named
+    misses: Mapping[str, int] = field(default_factory=dict)  # likewise, that had to wait for it
     loads: int = 0
     evictions: int = 0  # from the device
-    load_seconds: float = 0.0  # of the last load, fetch to slot
+    load_seconds: Annotated[float, MergeOwners(_of_last_load)] = 0.0  # of the last load, fetch to slot
     eviction_reasons: Mapping[EvictionReason, int] = field(default_factory=dict)  # they add up to `evictions`
-    last_eviction: EvictionReason | None = None
-    last_load: LoadTimes | None = None
+    last_eviction: Annotated[EvictionReason | None, Merge(lambda _, other: other)] = None
+    last_load: Annotated[LoadTimes | None, MergeOwners(_of_last_load)] = None
 
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
     """One tier ("device", "host", "disk" or "redis") of the adapter cache."""
 
-    hits: int
-    misses: int
-    loads: int
-    evictions: int
-    load_seconds: float  # summed
-    num_bytes: int | None  # resident now; None: not known here, as other replicas write to the tier
-    budget_bytes: int  # 0: no limit in bytes
-    num_items: int | None = None  # resident now; None: not known here
-    eviction_reasons: Mapping[EvictionReason, int] = field(default_factory=dict)  # they add up to `evictions`
+    hits: Annotated[Count, MetricName("lora_serve_adapter_hits", "Adapter hits per tier.")]
+    misses: Annotated[Count, MetricName("lora_serve_adapter_misses", "Adapter misses per tier.")]
+    loads: Annotated[Count, MetricName("lora_serve_adapter_loads", "Adapter loads per tier.")]
+    evictions: Count
+    load_seconds: Seconds
+    # Resident now; None: not known here, as other replicas write to the tier.
+    num_bytes: Annotated[int | None, MetricName("lora_serve_adapter_bytes", "Bytes of adapters in the tier.")]
+    # 0: no limit in bytes.
+    budget_bytes: Annotated[
+        int, MetricName("lora_serve_adapter_budget_bytes", "Bytes that the tier may hold; 0: no limit.")
+    ]
+    # Resident now; None: not known here.
+    num_items: Annotated[int | None, HELD, MetricName("lora_serve_adapter_count", "Adapters in the tier.")] = None
+    # They add up to `evictions`.
+    eviction_reasons: Annotated[Mapping[EvictionReason, int], COUNTS] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,93 +144,134 @@ class MemoryStats:
     activations: int = 0  # estimated for the last batch
     largest: int = 0  # estimate of all of these together, the largest of any batch
     measured_peak: int = 0  # on CUDA what torch had allocated at most, else the process's growth since start
-    num_out_of_memory: int = 0  # steps that the device had no memory for, and that were run in parts
-    max_tokens: int | None = None  # of a step, for a while after such a one; None: as configured
+    num_out_of_memory: Count = 0  # steps that the device had no memory for, and that were run in parts
+    max_tokens: Annotated[int | None, Merge(min)] = None  # of a step, for a while after such a one; None: as configured
 
 
 @dataclass(frozen=True, slots=True)
 class SwapStats:
     """Preemptions by kind, and the KV blocks in host memory."""
 
-    num_swapped: int = 0  # preemptions whose blocks were moved to host memory
-    num_recomputed: int = 0  # preemptions whose blocks were given up
+    num_swapped: Count = 0  # preemptions whose blocks were moved to host memory
+    num_recomputed: Count = 0  # preemptions whose blocks were given up
     num_blocks: int = 0  # that host memory has room for
     num_used: int = 0
-    seconds_per_block: float = 0.0  # learned, of one copy
+    seconds_per_block: Annotated[float, Merge(max)] = 0.0  # learned, of one copy
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintStats:
     """Grammars and the masks that they give, since the engine's start."""
 
-    num_compiled: int = 0  # grammars; those that were known already are not counted
-    compile_seconds: float = 0.0  # on other threads than the engine's
-    num_masks: int = 0
-    mask_seconds: float = 0.0  # likewise
-    wait_seconds: float = 0.0  # that steps waited for masks once their logits were there
+    # Those that were known already are not counted.
+    num_compiled: Annotated[Count, MetricName("lora_serve_grammar_compilations", "Grammars compiled.")] = 0
+    # On other threads than the engine's, as the masks are computed.
+    compile_seconds: Annotated[
+        Seconds, MetricName("lora_serve_grammar_compile_seconds", "Seconds of compiling grammars.")
+    ] = 0.0
+    num_masks: Annotated[Count, MetricName("lora_serve_grammar_masks", "Masks, one for each token of such a row.")] = 0
+    mask_seconds: Annotated[
+        Seconds, MetricName("lora_serve_grammar_mask_seconds", "Seconds of computing masks, beside the forward pass.")
+    ] = 0.0
+    # Once their logits were there.
+    wait_seconds: Annotated[
+        Seconds,
+        MetricName("lora_serve_grammar_wait_seconds", "Seconds that steps waited for masks after the forward pass."),
+    ] = 0.0
+
+
+def _acceptance(one: AdapterSpeculation, other: AdapterSpeculation, _: str) -> float:
+    num_accepted, num_drafted = one.num_accepted + other.num_accepted, one.num_drafted + other.num_drafted
+    return round(num_accepted / max(1, num_drafted), 3)
+
+
+def _first_known(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(first or second for first, second in zip_longest(one, other, fillvalue=""))
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpeculation:
     """The guesses of one adapter's tokens, or of several that answer together."""
 
-    digests: tuple[str, ...]  # none: the base model
-    names: tuple[str, ...]  # of the same, where they are in a slot; else empty
+    digests: Annotated[tuple[str, ...], Merge(lambda one, _: one)]  # none: the base model
+    names: Annotated[tuple[str, ...], Merge(_first_known)]  # of the same, where they are in a slot; else empty
     num_drafted: int  # tokens, of all tenants
     num_accepted: int
-    acceptance: float  # accepted over drafted
+    acceptance: Annotated[float, MergeOwners(_acceptance)]  # accepted over drafted
+
+
+def _by_owner(
+    one: tuple[AdapterSpeculation, ...], other: tuple[AdapterSpeculation, ...]
+) -> tuple[AdapterSpeculation, ...]:
+    found = added({guesses.digests: guesses for guesses in one}, {guesses.digests: guesses for guesses in other})
+    return tuple(sorted(found.values(), key=lambda guesses: -guesses.num_drafted))
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """Guessed tokens and what became of them, since the engine's start."""
 
-    most: int = 0  # guesses of a row and step; 0: none are made
-    num_drafts: int = 0
-    num_drafted: int = 0  # tokens
-    num_accepted: int = 0
-    accepted_by_place: tuple[int, ...] = ()  # how often the first guess of a draft was accepted, the second, ...
-    adapters: tuple[AdapterSpeculation, ...] = ()  # those with the most guesses
-    mode: str = "off"  # --speculate: "auto", "off" or a number
+    most: Annotated[int, Merge(max), COUNTS] = 0  # guesses of a row and step; 0: none are made
+    num_drafts: Annotated[Count, MetricName("vllm:spec_decode_num_drafts", "Drafts run.")] = 0
+    num_drafted: Annotated[Count, MetricName("vllm:spec_decode_num_draft_tokens", "Guessed tokens run.")] = 0
+    num_accepted: Annotated[Count, MetricName("vllm:spec_decode_num_accepted_tokens", "Guessed tokens accepted.")] = 0
+    accepted_by_place: Annotated[
+        tuple[int, ...], Merge(added_by_place), COUNTS
+    ] = ()  # how often the first guess of a draft was accepted, the second, ...
+    adapters: Annotated[tuple[AdapterSpeculation, ...], Merge(_by_owner)] = ()  # those with the most guesses
+    # --speculate: "auto", "off" or a number.
+    mode: Annotated[str, Merge(lambda one, other: other if one == "off" else one), COUNTS] = "off"
+
+
+def _of_latest(one: BatcherStats, other: BatcherStats) -> BatcherStats:
+    """The figures of the replica whose first tokens are latest, as the admin's limits are the same for all."""
+    latest = max(one, other, key=lambda batcher: batcher.ttft_p95 or 0.0)
+    return replace(latest, itl_p95=max((p95 for p95 in (one.itl_p95, other.itl_p95) if p95 is not None), default=None))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One snapshot of the engine; of a fleet, what `fleet_stats.merged` makes of its engines' snapshots."""
+    """One snapshot of the engine; of a fleet, what `merged` makes of its engines' snapshots."""
 
-    num_running: int
-    num_waiting: int
-    running_adapters: tuple[str, ...]  # names of adapters resident on the device
-    waiting_adapters: tuple[str, ...]
-    max_loras: int
-    num_blocks: int
-    num_free_blocks: int
-    block_size: int  # tokens
-    num_preemptions: int
-    slots: tuple[SlotInfo, ...]
-    host_digests: tuple[str, ...]
-    loading_digests: tuple[str, ...]
-    tiers: dict[str, TierStats] = field(default_factory=dict)
+    num_running: Annotated[int, MetricName("vllm:num_requests_running", "Rows in the batch.")] = 0
+    num_waiting: Annotated[int, MetricName("vllm:num_requests_waiting", "Sequences that wait.")] = 0
+    running_adapters: Names = ()  # names of adapters resident on the device
+    waiting_adapters: Names = ()
+    max_loras: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    block_size: Annotated[int, Merge(max)] = 0  # tokens
+    num_preemptions: Annotated[Count, MetricName("vllm:num_preemptions", "Sequences set back to make room.")] = 0
+    slots: tuple[SlotInfo, ...] = ()
+    host_digests: Names = ()
+    loading_digests: Names = ()
+    tiers: Annotated[dict[str, TierStats], COUNTS] = field(default_factory=dict)
     adapters: dict[str, AdapterCounters] = field(default_factory=dict)
     recent_batches: tuple[BatchInfo, ...] = ()
-    num_steps: int = 0
-    step_seconds: float = 0.0  # summed over all steps
-    num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
-    num_prefix_hits: int = 0  # and found there
-    batcher: BatcherStats | None = None
-    memory: MemoryStats = field(default_factory=MemoryStats)
-    swap: SwapStats = field(default_factory=SwapStats)
-    num_constrained: int = 0  # running rows whose output obeys a grammar
-    num_forced: int = 0  # tokens that were not sampled, as a grammar left no choice
-    constraints: ConstraintStats = field(default_factory=ConstraintStats)
-    speculation: SpeculationStats = field(default_factory=SpeculationStats)
-    num_hung_loads: int = 0  # that ended with LoadHangsError, since start
-    steps_by_tokens: tuple[int, ...] = ()  # steps since start: up to each of STEP_TOKENS, then larger ones
-    num_step_tokens: int = 0  # in all of them
+    num_steps: Count = 0
+    step_seconds: Seconds = 0.0  # of all steps
+    # In the prefix cache.
+    num_prefix_queries: Annotated[Count, MetricName("vllm:prefix_cache_queries", "Prompt tokens looked up.")] = 0
+    num_prefix_hits: Annotated[Count, MetricName("vllm:prefix_cache_hits", "Prompt tokens found.")] = 0
+    batcher: Annotated[BatcherStats | None, Merge(_of_latest)] = None
+    memory: Annotated[MemoryStats, COUNTS] = field(default_factory=MemoryStats)
+    swap: Annotated[SwapStats, COUNTS] = field(default_factory=SwapStats)
+    num_constrained: Annotated[int, MetricName("lora_serve_grammar_rows", "Rows in the batch that obey a grammar.")] = 0
+    num_forced: Annotated[Count, MetricName("lora_serve_grammar_forced_tokens", "Tokens that no step sampled.")] = 0
+    constraints: Annotated[ConstraintStats, COUNTS] = field(default_factory=ConstraintStats)
+    speculation: Annotated[SpeculationStats, COUNTS] = field(default_factory=SpeculationStats)
+    # That ended with LoadHangsError.
+    num_hung_loads: Annotated[
+        Count, MetricName("lora_serve_adapter_loads_hung", "Loads given up as the store hangs.")
+    ] = 0
+    steps_by_tokens: Annotated[
+        tuple[int, ...], Merge(added_by_place), COUNTS
+    ] = ()  # up to each of STEP_TOKENS, then larger ones
+    num_step_tokens: Count = 0  # in all of them
     num_waiting_tokens: int = 0  # of the prompts of all requests, that are still to be computed
     num_running_tokens: int = 0  # of running rows, that are computed
     replicas: tuple[ReplicaStats, ...] | None = None  # None: the server has one engine, and no fleet
-    pid: int | None = None  # of the engine's process; 0: the figures are those of several
+    pid: Annotated[int | None, Merge(lambda *_: 0)] = None  # of the engine's process; 0: of several
     num_replicas_lost: int = 0  # since the server's start; others took their places
 
 
@@ -227,3 +299,21 @@ class ReplicaStats:
     num_requests: int = 0  # that this server has sent it and that have not ended
     num_servers: int = 1  # that send it requests, this one among them
     stats: EngineStats | None = None  # None: it has told none yet
+
+
+EMPTY = EngineStats()
+
+
+def merged(replicas: Sequence[ReplicaStats], lost: EngineStats = EMPTY, num_lost: int = 0) -> EngineStats:
+    """The fleet's figures: of all replicas that have told theirs, in whatever state they are. Slots and blocks are
+    those of all, the limits of the batcher those of one engine.
+
+    `lost`: the counters (`counters_of`) of replicas that are no more, so that no counter ever falls.
+    """
+    known = [_named(replica.stats, replica.replica) for replica in replicas if replica.stats is not None]
+    whole: EngineStats = reduce(added, [*known, lost], EMPTY)
+    return replace(whole, replicas=tuple(replicas), num_replicas_lost=num_lost)
+
+
+def _named(stats: EngineStats, replica: str) -> EngineStats:
+    return replace(stats, slots=tuple(replace(slot, replica=replica) for slot in stats.slots))

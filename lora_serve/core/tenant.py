@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from lora_serve.core.errors import InvalidRequestError
 
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+WARM_UP = "warm-up: "  # with which the tenants of warm-up requests begin, and no name does
 MAX_LIMIT = 10**15  # of any limit in a quota
 EVERYBODY = "*"  # in place of a tenant's name: an adapter is shared with all
 

@@ -58,8 +58,8 @@ class DesiredState:
     def residents(self) -> list[AdapterCommand]:
         """The commands to be given next; each takes a load."""
         recent = [adapter for digest, adapter in reversed(self._recent.items()) if digest not in self._pinned]
-        room = max(0, self._max_recent - len(self._pinned))
-        return [*map(Pin, self._pinned.values()), *map(Prefetch, recent[:room])]
+        num_left = max(0, self._max_recent - len(self._pinned))
+        return [*map(Pin, self._pinned.values()), *map(Prefetch, recent[:num_left])]
 
 
 def _merged(before: C, after: C) -> C:

@@ -28,7 +28,7 @@ from lora_serve.core.messages import (
     Unpin,
     Watch,
 )
-from lora_serve.engine.constraints.base import GrammarCompiled
+from lora_serve.engine.constraints import GrammarCompiled
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.engine import Engine
 
@@ -58,7 +58,7 @@ class EngineLoop:
         self._emit = emit
         self._rebuild = rebuild
         self._desired = DesiredState(engine.residency.slots.num_slots)
-        self._open: set[str] = set()  # ids of requests whose ends nobody was given yet
+        self._open: set[str] = set()  # ids of requests whose ends were not handed over yet
         self._is_stopping = False
 
     def run(self) -> None:
@@ -71,7 +71,7 @@ class EngineLoop:
             if messages:
                 self._emit(messages)
         goodbye = NotReadyError("The server is shutting down.")
-        self._engine.end_commands(goodbye)
+        self._engine.commands.end_all(goodbye)
         self._emit([*self._replies(), *self._engine.scheduler.fail_all(goodbye)])
 
     def _read_mail(self, is_busy: bool) -> list[FromLoop]:
@@ -84,7 +84,7 @@ class EngineLoop:
                 found += self._take(self._mailbox.get_nowait())
         except queue.Empty:
             pass
-        except BaseException as error:  # SystemExit too: nobody would notice that this thread is gone
+        except BaseException as error:  # SystemExit too: a thread that is gone goes unnoticed
             _log.exception("the mailbox could not be read")
             found += self._recover(overload(error) or InternalError(FAILURE))
         return found
@@ -151,7 +151,7 @@ class EngineLoop:
     def _replies(self) -> list[Reply]:
         """The replies to commands that are done now, which are part of the desired state from now on."""
         found: list[Reply] = []
-        for command, reply in self._engine.take_replies():
+        for command, reply in self._engine.commands.take_replies():
             if reply.error is None:
                 self._desired.note(command.command)
             if command.call_id != _NO_CALL:
@@ -172,9 +172,9 @@ class EngineLoop:
             self._engine.scheduler.fail_all(error)
             return self._end_all(error)
         old = self._engine
-        leaving = old.end_commands(error, but=(Evict, Unpin))
+        leaving = old.commands.end_all(error, but=(Evict, Unpin))
         replies = self._replies()
-        old.clear_slots()
+        old.execution.clear_slots()
         self._engine = self._rebuild()
         self._repeat(self._desired.limits())
         for command in leaving:

@@ -1,7 +1,7 @@
-"""The queue's limits, checked at the door before any work is done for a request, and the rate behind Retry-After.
+"""The queue's limits, checked at the door before any work is done for a request; how long a newcomer would wait.
 
 The gate belongs to the client's side of the mailbox, so that a refusal does not wait for the end of a step. Plain
-Python, no lock: the event loop's thread is its only caller.
+Python, no lock: the event loop's thread is its only caller. Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import QueueFullError, TenantQueueFullError
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.wait_forecast import WaitForecast
+from lora_serve.core.setting_groups.engine import QueueLimits
 
 _MEMORY = 5.0  # seconds of waiting after which an observation weighs 1/e
 _UNKNOWN = 1.0  # seconds, while no request has left the queue yet
+_WEIGHT = 0.15  # of the newest interval of a forecast: the last dozen count
 OnStart = Callable[[str], None]  # gets the request's id
 
 
@@ -93,7 +93,7 @@ class QueueGate:
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}  # by request id
         self._all = WaitingLine(clock())
-        self.forecast: WaitForecast | None = None  # None: nobody asks for it
+        self.forecast: WaitForecast | None = None  # None: it is not used
         self._lines: dict[str, WaitingLine] = {}  # by account and WaitingLimit, only those with waiting requests
 
     @property
@@ -109,7 +109,7 @@ class QueueGate:
         return line.num_requests if (line := self._lines.get(name)) is not None else 0
 
     def limit(self, limits: QueueLimits) -> None:
-        """Other limits from now on; whoever waits already goes on waiting."""
+        """Other limits from now on; requests that wait already go on waiting."""
         self.limits = limits
 
     def check(self) -> None:
@@ -119,7 +119,7 @@ class QueueGate:
     def predicted_wait(self, requests: Sequence[InferenceRequest]) -> float:
         """The seconds until these requests would start, if they came now; infinity if they would be refused."""
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        if any(_excess(self._all, len(requests), num_tokens, self.limits.max_requests, self.limits.max_tokens)):
+        if any(_excess(self._all, len(requests), num_tokens, self.limits.max_queue, self.limits.max_queue_tokens)):
             return math.inf
         if self.forecast is None:
             return 0.0
@@ -144,7 +144,7 @@ class QueueGate:
             num_tokens = sum(len(request.prompt_token_ids) for request in fresh)
             self._check_all(len(fresh), num_tokens, now)
             limits = self.limits
-            own = (_account(fresh[0]), limits.max_tenant_requests, limits.max_tenant_tokens)
+            own = (_account(fresh[0]), limits.max_tenant_queue, limits.max_tenant_queue_tokens)
             for name, max_requests, max_tokens in (own, *((limit.name, limit.max_requests, None) for limit in lines)):
                 if (line := self._lines.get(name)) is not None:
                     excess = _excess(line, len(fresh), num_tokens, max_requests, max_tokens)
@@ -200,7 +200,7 @@ class QueueGate:
 
     def _check_all(self, num_requests: int, num_tokens: int, now: float) -> None:
         limits, line = self.limits, self._all
-        excess = _excess(line, num_requests, num_tokens, limits.max_requests, limits.max_tokens)
+        excess = _excess(line, num_requests, num_tokens, limits.max_queue, limits.max_queue_tokens)
         if any(excess):
             raise QueueFullError(
                 f"The queue is full ({line.num_requests} requests with {line.num_tokens} prompt tokens wait); try "
@@ -234,3 +234,76 @@ def _excess(
     requests = 0 if max_requests is None else line.num_requests + num_requests - max_requests
     tokens = 0 if max_tokens is None else line.num_tokens + num_tokens - max_tokens
     return min(max(0, requests), line.num_requests), min(max(0, tokens), line.num_tokens)
+
+
+class _Pace:
+    """A running mean of the time between two events. An interval under way counts for as long as it is already, so that
+    a queue which has come to a stop is noticed before its next event.
+    """
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._count = 0
+        self._since = 0.0  # when the interval under way began
+
+    def begin(self, now: float) -> None:
+        self._since = now
+
+    def note(self, now: float) -> None:
+        self._count += 1
+        self._mean += max(_WEIGHT, 1 / self._count) * (now - self._since - self._mean)
+        self._since = now
+
+    def seconds(self, now: float) -> float:
+        under_way = now - self._since
+        return self._mean + max(0.0, (_WEIGHT if self._count else 1.0) * (under_way - self._mean))
+
+
+class WaitForecast:
+    """Two paces: at which requests leave the queue while others wait, and at which rows end while none is free."""
+
+    def __init__(self) -> None:
+        self.places: int | None = None  # rows that run at once, as the engine last said; None: not known
+        self._running: set[str] = set()  # request ids
+        self._line, self._rows = _Pace(), _Pace()
+        self._num_tokens = 0.0  # of the prompts that left, a running mean
+
+    @property
+    def is_full(self) -> bool:
+        """True if a newcomer has to wait for the end of a row."""
+        return self.places is not None and len(self._running) >= self.places
+
+    def begin(self, now: float) -> None:
+        """The first request entered an empty queue."""
+        self._line.begin(now)
+
+    def left(self, num_tokens: int, now: float, *, others_wait: bool) -> None:
+        """A request with so many prompt tokens left the queue. If none waits behind it and rows were free, it has not
+        waited: it only came to its step.
+        """
+        if others_wait or self.is_full:
+            self._line.note(now)
+            self._num_tokens += (_WEIGHT if self._num_tokens else 1.0) * (num_tokens - self._num_tokens)
+
+    def started(self, request_id: str, now: float) -> None:
+        """A request has a row."""
+        was_full = self.is_full
+        self._running.add(request_id)
+        if self.is_full and not was_full:
+            self._rows.begin(now)
+
+    def ended(self, request_id: str, now: float) -> None:
+        """A request has no row any more, or never had one."""
+        if request_id not in self._running:
+            return
+        if self.is_full:
+            self._rows.note(now)
+        self._running.discard(request_id)
+
+    def seconds(self, num_waiting: int, num_tokens: int, now: float) -> float:
+        """The seconds that a newcomer waits behind so many requests with so many prompt tokens."""
+        of_rows = self._rows.seconds(now) if self.is_full else 0.0
+        if num_waiting == 0:
+            return of_rows
+        places = max(num_waiting + 1, num_tokens / self._num_tokens if self._num_tokens else 0.0)
+        return max(self._line.seconds(now), of_rows) * places

@@ -1,4 +1,4 @@
-"""Notes of what the engine does, for a live view. Nothing is noted unless somebody has looked within some seconds.
+"""Notes of what the engine does, for a live view. Nothing is noted unless it is watched, or was within some seconds.
 
 Every note has a number, and each viewer says up to which one it has seen: several gateways may watch one engine.
 """
@@ -26,32 +26,26 @@ _Note = TypeVar("_Note")
 
 
 class Recorder:
-    """On the engine's thread. Whoever calls it asks first whether it `is_on`."""
+    """On the engine's thread. Callers ask first whether it `is_on`."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self.is_on = False
         self._wall = wall
         self._ends_at = 0.0
-        self._offset = 0.0  # of Unix seconds to the engine's clock
+        self.offset = 0.0  # seconds from the engine's clock to Unix time, as they were at the last view
         self._last_step = 0.0
-        self._numbers = itertools.count(1)
-        self._last_number = 0
+        self.mark = 0  # the number of the last note
         self._steps: deque[tuple[int, LiveStep]] = deque(maxlen=MAX_NOTES)
         self._ended: deque[tuple[int, LiveRequest]] = deque(maxlen=MAX_NOTES)
         self._moves: deque[tuple[int, tuple[str, str, str, float]]] = deque(maxlen=MAX_NOTES)
         self._names: dict[str, tuple[str, str]] = {}  # (name, owner) of adapters by digest, as far as they were met
 
-    @property
-    def offset(self) -> float:
-        """Seconds from the engine's clock to Unix time, as they were at the last look."""
-        return self._offset
-
     def watched(self, now: float) -> None:
-        """Somebody looks, now: from here on everything is noted for some seconds."""
+        """Takes in that a view is asked for: from here on everything is noted for some seconds."""
         if not self.is_on:
             self.is_on, self._last_step = True, now
         self._ends_at = now + WATCHED_SECONDS
-        self._offset = self._wall() - now
+        self.offset = self._wall() - now
 
     def step(
         self,
@@ -75,7 +69,7 @@ class Recorder:
         is_gap = start - self._last_step > _IDLE_SECONDS
         self._last_step = now
         ms = round(1000 * (now - start), 3)
-        self._steps.append((self._next(), LiveStep(number, now + self._offset, ms, is_gap, tuple(rows))))
+        self._steps.append((self._next(), LiveStep(number, now + self.offset, ms, is_gap, tuple(rows))))
 
     def ended(self, sequence: Sequence, end: Event | None) -> None:
         """Notes the end of a request; `end` None: its client left."""
@@ -107,34 +101,22 @@ class Recorder:
             sequence.num_computed,
             sequence.num_output,
             sequence.num_cached,
-            round(request.arrival_time + self._offset, 3),
+            round(request.arrival_time + self.offset, 3),
             None if first is None else round(1000 * (first - request.arrival_time), 3),
             reason,
         )
 
-    @property
-    def mark(self) -> int:
-        """The number of the last note."""
-        return self._last_number
-
-    def steps(self, since: int) -> tuple[LiveStep, ...]:
-        """The steps after that number."""
-        return _after(self._steps, since)
-
-    def ends(self, since: int) -> tuple[LiveRequest, ...]:
-        """The requests that ended after that number."""
-        return _after(self._ended, since)
-
-    def moves(self, since: int) -> tuple[LiveMove, ...]:
-        """The adapters' moves after that number."""
-        return tuple(
+    def notes(self, since: int) -> tuple[tuple[LiveStep, ...], tuple[LiveRequest, ...], tuple[LiveMove, ...]]:
+        """The steps, the requests that ended, and the adapters' moves after that number."""
+        moves = (
             LiveMove(digest, *self._names.get(digest, ("", "")), source, to, ms)
             for digest, source, to, ms in _after(self._moves, since)
         )
+        return _after(self._steps, since), _after(self._ended, since), tuple(moves)
 
     def _next(self) -> int:
-        self._last_number = next(self._numbers)
-        return self._last_number
+        self.mark += 1
+        return self.mark
 
     def _stop(self) -> None:
         self.is_on = False

@@ -10,7 +10,7 @@ from lora_serve.core.batch import SlotRef
 from lora_serve.core.messages import Event, FinishEvent, PooledEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
 from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest
-from lora_serve.engine.constraints.base import TokenConstraint
+from lora_serve.engine.constraints import TokenConstraint
 from lora_serve.engine.speculation.drafter import Drafter
 
 
@@ -23,6 +23,15 @@ class SwappedBlocks:
     first: int
     host_blocks: tuple[int, ...]
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The ends that a sequence has beside those of its request."""
+
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    long_rope: LongRope = ONE_ROPE  # when a sequence is computed anew
 
 
 @dataclass(slots=True, eq=False)
@@ -146,7 +155,7 @@ class Sequence:
     @property
     def turn(self) -> tuple[int, float]:
         """The sort key within a step: rows of one token first, which take the least of it, then those with tokens that
-        their grammar forced; among equals those first that found no room in the last step.
+        their grammar forced; among equals those first that were left out of the last step.
         """
         if not self.is_decoding:
             return (2, 0.0)
@@ -168,7 +177,7 @@ def prompt_event(sequence: Sequence, now: float) -> PromptEvent:
 
 
 def token_events(sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> list[Event]:
-    """Appends the token and returns its events. The end is told by `finish_of`."""
+    """Appends the token and returns its events. The end comes from `finish_of`."""
     request = sequence.request
     events: list[Event] = [prompt_event(sequence, now)] if sequence.num_output == 0 else []
     if request.sampling.max_tokens > 0:
@@ -184,11 +193,11 @@ def pooled_events(sequence: Sequence, values: bytes, now: float) -> list[Event]:
     ]  # fmt: skip
 
 
-def finish_of(sequence: Sequence, token: int, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishEvent | None:
+def finish_of(sequence: Sequence, token: int, ends: Ends) -> FinishEvent | None:
     """The request's end, if its newest token `token` is its last."""
     request, params = sequence.request, sequence.request.sampling
-    if sequence.num_output >= params.min_tokens and params.max_tokens > 0 and token in params.ends(eos_token_ids):
+    if sequence.num_output >= params.min_tokens and params.max_tokens > 0 and token in params.ends(ends.eos_token_ids):
         return FinishEvent(request.request_id, FinishReason.STOP, token)
-    if sequence.num_output >= params.max_tokens or len(sequence.token_ids) >= max_model_len:
+    if sequence.num_output >= params.max_tokens or len(sequence.token_ids) >= ends.max_model_len:
         return FinishEvent(request.request_id, FinishReason.LENGTH)
     return None

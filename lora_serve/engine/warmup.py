@@ -15,6 +15,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams, SamplingParams, Task, TokenGrammar
+from lora_serve.core.tenant import WARM_UP
 
 _NEW_TOKENS = 2  # the prompt's own, and one of a step that decodes
 _ROW_TOKENS = 2  # of prompts that only fill rows: the shortest that do not decode at once
@@ -73,18 +74,18 @@ def generating_shapes(mode: str, spec: ModelSpec, config: EngineConfig) -> list[
 
     "auto": every second row of a shape with LoRA is the base's, so most shapes need not run without.
     """
-    room = spec.max_model_len - _NEW_TOKENS - 1
+    longest = spec.max_model_len - _NEW_TOKENS - 1
     most_rows = config.batch.max_num_seqs
-    chunk = max(1, min(config.batch.max_num_batched_tokens, room))
+    chunk = max(1, min(config.batch.max_num_batched_tokens, longest))
     if mode == "auto":
         if spec.device == "cpu":
             chunk, most_rows = min(chunk, _AUTO_CHUNK_ON_CPU), min(most_rows, _AUTO_ROWS_ON_CPU)
         mixed = [(min(8, most_rows), 8), (most_rows, _ROW_TOKENS), (min(2, most_rows), chunk)]
-        return _distinct([*_both([(1, 8)]), *(WarmupShape(rows, tokens, True) for rows, tokens in mixed)], room)
+        return _distinct([*_both([(1, 8)]), *(WarmupShape(rows, tokens, True) for rows, tokens in mixed)], longest)
     rows = [(count, _ROW_TOKENS) for count in _powers(1, most_rows)]
     chunks = [(1, length) for length in _powers(4, chunk)]
     together = [(min(4, most_rows), chunk), (1, chunk + chunk // 2)]  # beside decoding; a chunk after another
-    return _distinct(_both([*rows, *chunks, *together]), room)
+    return _distinct(_both([*rows, *chunks, *together]), longest)
 
 
 def pooling_shapes(mode: str, spec: ModelSpec, config: EngineConfig) -> list[WarmupShape]:
@@ -106,9 +107,9 @@ def _both(pairs: Iterable[tuple[int, int]]) -> list[WarmupShape]:
     return [WarmupShape(rows, tokens, has_adapter) for rows, tokens in pairs for has_adapter in (False, True)]
 
 
-def _distinct(shapes: Iterable[WarmupShape], room: int) -> list[WarmupShape]:
-    """Each shape once, with prompts of `room` tokens at most."""
-    return list(dict.fromkeys(replace(shape, num_tokens=max(1, min(shape.num_tokens, room))) for shape in shapes))
+def _distinct(shapes: Iterable[WarmupShape], longest: int) -> list[WarmupShape]:
+    """Each shape once, with prompts of `longest` tokens at most."""
+    return list(dict.fromkeys(replace(shape, num_tokens=max(1, min(shape.num_tokens, longest))) for shape in shapes))
 
 
 def _powers(first: int, limit: int) -> list[int]:
@@ -144,7 +145,7 @@ def _sampling_stage(spec: ModelSpec, adapter: AdapterRef) -> WarmupStage:
 
 def grammar_stage(spec: ModelSpec, adapter: AdapterRef) -> WarmupStage:
     """One row that obeys a grammar, which lets any text come. It waits until the tokenizer was read for grammars, which
-    lets no other thread of the process run meanwhile: better now than beside somebody's request.
+    lets no other thread of the process run meanwhile: better now than beside a user's request.
     """
     shape = WarmupShape(1, max(1, min(8, spec.max_model_len - _NEW_TOKENS - 1)), False)
     stage = _rows(shape, spec, adapter, [SamplingParams(max_tokens=_NEW_TOKENS)], None)
@@ -172,7 +173,7 @@ def _rows(
                 prompt_token_ids=tuple((row + position) % spec.vocab_size for position in range(shape.num_tokens)),
                 sampling=replace(params[row % len(params)], ignore_eos=True),
                 adapters=(AdapterUse(adapter),) if shape.has_adapter and row % 2 == 0 else (),
-                tenant=f"warm-up: {shape}",  # a stage must not find the blocks of an earlier one: it would run less
+                tenant=f"{WARM_UP}{shape}",  # a stage must not find the blocks of an earlier one: it would run less
                 pooling=pooling,
             )
             for row in range(shape.num_rows)

@@ -13,7 +13,7 @@ from lora_serve.engine_host.remote_blobs import RemoteBlobs
 from lora_serve.engine_host.service import EngineService
 from lora_serve.logs import configure_logging, timed
 from lora_serve.logs.handler import LogHandler
-from lora_serve.logs.streams import divert_streams
+from lora_serve.logs.writer import divert_streams
 from lora_serve.model.loading.transformers_import import import_transformers
 from lora_serve.model.system.process import return_freed_memory
 

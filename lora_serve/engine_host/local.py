@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from lora_serve.adapters.loading.blobs import Blobs
 from lora_serve.adapters.loading.loader import Loader, Pace
-from lora_serve.core.config import AdapterConfig, EngineConfig, GrammarConfig, ModelConfig
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.garbage import without_collections
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import Mail
@@ -47,13 +48,13 @@ class LocalEngine:
         self._loader: Loader[HostAdapter] = Loader(
             source.load,
             self.mailbox.put,
-            adapters.load_threads,
+            adapters.adapter_load_threads,
             keep=source.keep,
             pace=Pace(lambda: self.engine.is_busy and self._is_warm),  # loads need not give way to the warm-up's steps
             on_start=use_one_core,
-            timeout=adapters.load_timeout,
+            timeout=adapters.adapter_load_timeout,
         )
-        self._constraints = None if parts.spec.pooling is not None else self._grammars(engine.grammars, text)
+        self._constraints = None if parts.spec.pooling is not None else self._grammars(engine, text)
         self.engine: Engine = self.rebuild()
 
     def rebuild(self) -> Engine:
@@ -92,4 +93,4 @@ class LocalEngine:
 def build_parts(model: ModelConfig, engine: EngineConfig, adapters: AdapterConfig) -> ModelParts:
     """Builds the model on a thread whose OpenMP team ends with it (`model/system`). Raises ModelError, ConfigError."""
     with without_collections(), ThreadPoolExecutor(1, "build") as thread:
-        return thread.submit(build_model, model, engine, adapters.max_loras, adapters.device_bytes).result()
+        return thread.submit(build_model, model, engine, adapters.max_loras, adapters.adapter_memory).result()

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
-from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, contained
 from lora_serve.core.messages import (
     Convert,
@@ -29,6 +28,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.setting_types import MAX_REGISTRATIONS
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop, Mail
 from lora_serve.engine_host.channel import run_fatally
@@ -101,7 +101,7 @@ class EngineService:
             refused = [Reply(message.call_id, error=no_thread)]
             self._on_thread(functools.partial(self._validate, message), lambda: self._send(refused))
         elif isinstance(message, ForgetStaged):
-            self._on_thread(self._served.validator.forget, self._served.validator.forget)
+            self._on_thread(forget := functools.partial(self._served.validator.forget, message.digest), forget)
         elif isinstance(message, WarmUpDone):
             self._served.warm_up_done()
 

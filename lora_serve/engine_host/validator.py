@@ -15,27 +15,34 @@ from lora_serve.core.errors import AdapterUnavailableError, is_out_of_memory
 from lora_serve.core.messages import AdapterSize
 from lora_serve.model.lora.host_adapter import HostAdapter
 
+KEPT_BYTES = 2**26  # of adapters that wait for their smoke tests, besides the last
+
 
 class LastFolded:
-    """The last adapter that a registration folded, from the very files whose digest it bears.
+    """The last adapters that registrations folded, from the very files whose digests they bear.
 
-    Put by a registry's thread, taken by a loader's. An adapter that is not here any more is read again.
+    Put by the registry's threads, taken by a loader's. An adapter that is not here any more is read again.
     """
 
     def __init__(self) -> None:
-        self._adapters: dict[str, HostAdapter] = {}  # one at most, by digest
+        self._adapters: dict[str, HostAdapter] = {}  # by digest, the latest last
 
     def put(self, adapter: HostAdapter) -> None:
-        """Replaces the last one; by nothing if a load would fold the adapter differently, for its base or its rank."""
-        self._adapters = {adapter.digest: adapter} if adapter.is_plain else {}
+        """Drops the oldest beyond a limit; keeps none that a load would fold differently, for its base or its rank."""
+        left = KEPT_BYTES
+        for digest, other in reversed(list(self._adapters.items())):  # each change is one call: others come between
+            if (left := left - other.num_bytes) < 0 or digest == adapter.digest:
+                self._adapters.pop(digest, None)
+        if adapter.is_plain:
+            self._adapters[adapter.digest] = adapter
 
     def take(self, adapter: AdapterRef) -> HostAdapter | None:
         """Gives the folded adapter away, so that the caller alone holds its memory."""
         found = self._adapters.pop(adapter.digest, None)
         return None if found is None else dataclasses.replace(found, name=adapter.name)
 
-    def clear(self) -> None:
-        self._adapters = {}
+    def forget(self, digest: str) -> None:
+        self._adapters.pop(digest, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +69,9 @@ class LocalValidator:
         self._last_folded.put(folded)
         return folded.num_bytes
 
-    def forget(self) -> None:
+    def forget(self, digest: str) -> None:
         """See `WeightsValidator.forget`."""
-        self._last_folded.clear()
+        self._last_folded.forget(digest)
 
 
 @contextmanager

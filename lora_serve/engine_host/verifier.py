@@ -38,8 +38,8 @@ class WeightsValidator(Protocol):
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
         """See `AdapterVerifier.validate`. Keeps the folded adapter for the smoke test's load."""
 
-    def forget(self) -> None:
-        """Drops the folded adapter: the smoke test is over."""
+    def forget(self, digest: str) -> None:
+        """Drops the folded adapter: its smoke test is over."""
 
 
 class RemoteEngine(Protocol):
@@ -73,9 +73,9 @@ class RemoteValidator:
         assert isinstance(size, AdapterSize)
         return size
 
-    def forget(self) -> None:
+    def forget(self, digest: str) -> None:
         """See `WeightsValidator.forget`."""
-        self._loop.call_soon_threadsafe(self._client.tell, ForgetStaged())
+        self._loop.call_soon_threadsafe(self._client.tell, ForgetStaged(digest))
 
     def _call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
         """On a registry's thread. However long it takes: the engine's end, if it comes to that, ends the wait."""
@@ -110,6 +110,6 @@ class EngineVerifier:
             future.cancel()
             raise AdapterUnavailableError("The engine is too busy to try the adapter; try again.") from None
         finally:
-            self._validator.forget()
+            self._validator.forget(adapter.digest)
         assert result is not None, "the engine answers a smoke test with its result"
         return result

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lora_serve.logs.redaction import Redaction
+    from lora_serve.logs.pipeline import Redaction
 
 _log = logging.getLogger(__name__)
 # Logged at every import of torchao: libraries of other GPUs that cannot load here, and a remark between versions.
@@ -26,8 +26,7 @@ def configure_logging(
 
     By default whoever logs waits until the line is written; a server brings a `LogHandler`.
     """
-    from lora_serve.logs.pipeline import line_formatter
-    from lora_serve.logs.redaction import Redaction
+    from lora_serve.logs.pipeline import Redaction, line_formatter
 
     handler = handler or logging.StreamHandler(sys.stderr)
     handler.setFormatter(line_formatter(form, redaction or Redaction(), colors=sys.stderr.isatty()))

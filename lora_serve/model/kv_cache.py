@@ -1,4 +1,4 @@
-"""The pool of the KV cache: bytes by block index. `engine/kv/blocks.py` decides who owns which block."""
+"""The pool of the KV cache: bytes by block index. `engine/blocks.py` decides who owns which block."""
 
 from __future__ import annotations
 

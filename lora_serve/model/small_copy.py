@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -52,16 +52,26 @@ _SIZES: tuple[tuple[str, int], ...] = (  # the first that a name fits; no number
     (r"topk_group|first_k_dense_replace|num_nextn_predict_layers", 1),
     (r"max_position_embeddings|n_positions|n_ctx|max_seq_len", _POSITIONS),
 )
+_SEEN = max(map(sum, SHORT))  # tokens on the real weights
+# Names of numbers that are boundaries, or none for sure: sizes, tokens, layers, experts.
+_OTHERS = re.compile(
+    "|".join((_BOUNDARIES.pattern, *dict(_SIZES), *_LAYERS, "max_window_layers", ".*token_id", ".*(kv|value)_heads"))
+)
 
 
 def check_small_copy(config: ModelConfig) -> None:
-    """Raises ModelError if a small copy of the model differs from its plain self."""
+    """Raises ModelError if a small copy of the model differs from its plain self. None is made of one without a number
+    that could be a boundary beyond the tokens of a start on the real weights.
+    """
     hf_config = read_model_config(config)
+    given = hf_config.to_dict()
     length = config.max_model_len or getattr(hf_config.get_text_config(), "max_position_embeddings", 0) or _POSITIONS
+    edge = min(boundaries(given, length), default=0)
+    if not edge and all(_OTHERS.fullmatch(name) or not _SEEN < value < _POSITIONS for name, value in _numbers(given)):
+        return
     try:
         _check(config.model, hf_config, length)
     except ModelError as error:
-        edge = min(boundaries(hf_config.to_dict(), length), default=0)
         if edge == 0:
             raise
         _check(config.model, hf_config, edge)
@@ -120,13 +130,16 @@ def _small_model(config: ModelConfig, hf_config: Any, seed: int) -> LoadedModel:
 
 def boundaries(config: Mapping[str, Any], max_model_len: int) -> set[int]:
     """The positions below `max_model_len` at which a config's windows, chunks and rope factors change."""
-    found = set[int]()
+    found = _numbers(config)
+    return {value for name, value in found if value < max_model_len and _BOUNDARIES.fullmatch(name)}
+
+
+def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in config.items():
         if isinstance(value, Mapping):
-            found |= boundaries(value, max_model_len)
-        elif _is_number(value) and _BOUNDARIES.fullmatch(name) and value < max_model_len:
-            found.add(value)
-    return found
+            yield from _numbers({str(key): one for key, one in value.items()})
+        elif _is_number(value):
+            yield name, value
 
 
 def shrunk(config: Any, max_model_len: int) -> Any:

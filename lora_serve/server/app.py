@@ -27,15 +27,15 @@ from lora_serve.tenancy.authentication.wrong_keys import WrongKeys
 
 def build_app(services: Services) -> web.Application:
     """Run it with HttpRunner (`handler_cancellation=True`), or a client's disconnect never reaches the handlers."""
-    connections = Connections(services.config.connections)
+    connections = Connections(services.config)
     guard = BrowserGuard(services.config, asks_for_key=services.authenticator.required)
     around: list[Middleware] = [connections.middleware, answer, guard.middleware]
     if services.traces is not None:
         around.insert(1, traced(services.traces))
-    app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
+    app = web.Application(middlewares=around, client_max_size=services.config.max_body_size)
     app[SERVICES], app[CONNECTIONS], app[ROUTES] = services, connections, TABLE
     app[PROBED], app[LIVE] = {}, live_hub(services)
-    app[WRONG_KEYS] = WrongKeys(services.config.attempts.wrong_keys_per_minute)
+    app[WRONG_KEYS] = WrongKeys(services.config.wrong_keys_per_minute)
     app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching, probing))
     if services.overflow is not None:
         app.cleanup_ctx.append(_asking_neighbours)

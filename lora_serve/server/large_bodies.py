@@ -1,25 +1,39 @@
-"""The large JSON bodies of requests: how much memory they take together, and how many are parsed at the same time."""
+"""The large JSON bodies of requests: how much memory they take together, and the processes that parse them."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from lora_serve.core.errors import CapacityError
+from lora_serve.core.garbage import without_collections
+from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.worker_processes import CLOSED, WorkerPool
+from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
 
-MAX_SMALL = 2**16  # bytes of a body that is none of them: it is parsed on the event loop, and always has room
+T = TypeVar("T")
+MAX_SMALL = 2**16  # bytes of a body that is none of them: it always has room
+MAX_LIGHT = 2**21  # bytes of one that may be parsed on the event loop: a chat of 1 MiB takes 1 ms
+MAX_PARTS = 2**16  # values of such a one at most: so many take 15 ms
 MAX_BYTES = 2**30  # of all that are being read, wait to be parsed or are parsed
 MAX_OF_TENANT = MAX_BYTES // 2  # so that no tenant takes the room of others
 MAX_PARSED = 2  # at the same time, so that they leave threads and processor to others
+
+
+def is_light(raw: bytes) -> bool:
+    """True for a body that holds nobody up if the event loop parses it."""
+    return len(raw) <= MAX_SMALL or (len(raw) <= MAX_LIGHT and sum(map(raw.count, (b",", b"[", b"{"))) < MAX_PARTS)
 
 
 class LargeBodies:
     """Used on the event loop."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_of_tenant: int = MAX_OF_TENANT) -> None:
-        self.parsing = asyncio.Semaphore(MAX_PARSED)
+        self._threads = PatientThreads(MAX_PARSED, "large-bodies")
         self._max_bytes, self._max_of_tenant = max_bytes, max_of_tenant
         self._held = Counter[str]()  # bytes by tenant
 
@@ -49,6 +63,34 @@ class LargeBodies:
             self._held[tenant] -= size
             if not self._held[tenant]:
                 del self._held[tenant]
+
+    async def parse(self, raw: bytes, read: Callable[[bytes], T]) -> T:
+        """The fields of a body that some route knows, as `read` finds them in a worker's answer. Raises CapacityError,
+        and what `read` does.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._parse, raw, read)
+
+    def close(self) -> None:
+        """End the processes; what is being parsed ends by itself."""
+        if "_workers" in vars(self):  # made by the first body that asks for them: all schemas are imported then
+            self._workers.close()
+        self._threads.shutdown(wait=False)
+
+    @functools.cached_property
+    def _workers(self) -> WorkerPool:
+        names = (",".join(known_names()), ",".join(TOKEN_ID_NAMES))
+        return WorkerPool("lora_serve.server.bodies.json_parsing", *names, num_processes=MAX_PARSED)
+
+    def _parse(self, raw: bytes, read: Callable[[bytes], T]) -> T:
+        try:
+            with self._workers.worker() as worker:
+                answer = worker.ask(raw)
+        except CLOSED as error:
+            raise CapacityError(
+                "There is no memory, or no process, to parse a large request body; try again."
+            ) from error
+        with without_collections():
+            return read(answer)
 
     def _check(self, others: int, num_bytes: int, most: int) -> None:
         if others and others + num_bytes > most:

@@ -83,7 +83,7 @@ class Route:
     @property
     def is_deletion(self) -> bool:
         """True for an act that frees space, and so is tried on a full disk too."""
-        return self.is_act and self.method == "DELETE"
+        return self.is_act and (self.method == "DELETE" or "unload" in self.path)  # vLLM's is a POST
 
 
 class RouteTable:

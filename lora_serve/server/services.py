@@ -126,7 +126,7 @@ class Services:
     @property
     def base_name(self) -> str:
         """The base model's name on the wire."""
-        return self.config.served_model_name
+        return self.config.base_name
 
 
 SERVICES = web.AppKey("services", Services)

@@ -1,4 +1,4 @@
-"""The outcome of every request, from the engines' events, and the fairness among accounts that compete for a replica.
+"""A record of every request, from the engines' events, and the fairness among accounts that compete for a replica.
 
 Service is counted in windows as in "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024): an input
 token counts 1, an output token 2, divided by the account's weight. An account is backlogged in a window if at every
@@ -88,48 +88,41 @@ def fairness_of(meters: Iterable[FairnessMeter]) -> Fairness:
     return Fairness(len(windows), max(gaps), statistics.median(gaps), jain)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A request that has ended. Times are seconds."""
+@dataclass(slots=True)
+class RequestRecord:
+    """A request that is under way or has ended. Times are seconds."""
 
     index: int
     group: str
+    account: str
     replica: int
     arrival: float
-    first_token: float | None  # None: it ended before
-    end: float
     num_prompt: int
-    num_cached: int
-    num_output: int
-    error: str | None  # its class; None: it ended well
-
-
-@dataclass(slots=True)
-class _Open:
-    arrival: Arrival
-    replica: int
-    first_token: float | None = None
-    last_token: float = 0.0
+    first_token: float | None = None  # None: it has none, or ended before
+    end: float = 0.0  # until then the time of its last token
     num_cached: int = 0
     num_output: int = 0
+    error: str | None = None  # its class; None: it ended well
 
 
-class Recorder:
+class RequestRecorder:
     """`num_warm`: the first so many requests count in the totals, but not in the gaps between tokens."""
 
     def __init__(self, num_replicas: int, num_warm: int = 0, weights: Mapping[str, float] | None = None) -> None:
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RequestRecord] = []
         self.gaps = array("d")
         self.meters = [FairnessMeter(weights) for _ in range(num_replicas)]
         self._num_warm = num_warm
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, RequestRecord] = {}
 
     @property
     def open_requests(self) -> list[str]:
         return list(self._open)
 
     def submitted(self, arrival: Arrival, replica: int) -> None:
-        self._open[str(arrival.index)] = _Open(arrival, replica)
+        self._open[str(arrival.index)] = RequestRecord(
+            arrival.index, arrival.group, arrival.adapter.tenant, replica, arrival.time, arrival.num_prompt
+        )
 
     def take(self, event: StepEvent, now: float) -> bool:
         """Takes in an event; True if it ends its request."""
@@ -138,36 +131,20 @@ class Recorder:
             self._token(record, now)
         elif isinstance(event, PromptEvent):
             record.num_cached = event.num_cached_tokens
-            computed = record.arrival.num_prompt - record.num_cached
-            self.meters[record.replica].served(record.arrival.adapter.tenant, INPUT_WEIGHT * computed)
+            computed = record.num_prompt - record.num_cached
+            self.meters[record.replica].served(record.account, INPUT_WEIGHT * computed)
         elif isinstance(event, FinishEvent | ErrorEvent):
-            self._end(record, event, now)
+            record.end = now
+            record.error = type(event.error).__name__ if isinstance(event, ErrorEvent) else None
+            self.outcomes.append(self._open.pop(event.request_id))
             return True
         return False
 
-    def _token(self, record: _Open, now: float) -> None:
+    def _token(self, record: RequestRecord, now: float) -> None:
         if record.first_token is None:
             record.first_token = now
-        elif record.arrival.index >= self._num_warm:
-            self.gaps.append(now - record.last_token)
-        record.last_token = now
+        elif record.index >= self._num_warm:
+            self.gaps.append(now - record.end)
+        record.end = now
         record.num_output += 1
-        self.meters[record.replica].served(record.arrival.adapter.tenant, OUTPUT_WEIGHT)
-
-    def _end(self, record: _Open, event: FinishEvent | ErrorEvent, now: float) -> None:
-        del self._open[event.request_id]
-        arrival = record.arrival
-        self.outcomes.append(
-            Outcome(
-                arrival.index,
-                arrival.group,
-                record.replica,
-                arrival.time,
-                record.first_token,
-                now,
-                arrival.num_prompt,
-                record.num_cached,
-                record.num_output,
-                type(event.error).__name__ if isinstance(event, ErrorEvent) else None,
-            )
-        )
+        self.meters[record.replica].served(record.account, OUTPUT_WEIGHT)

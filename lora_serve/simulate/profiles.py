@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.errors import ConfigError
-from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.step_cost import StepCost
 
 _NUM_PASSES = 4  # over the recorded steps
 _FOLDER = Path(__file__).with_name("profiles")

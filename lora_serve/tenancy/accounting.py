@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from itertools import islice
 
 from lora_serve.adapters.catalog.opening import replica_name
 from lora_serve.adapters.stores.monitor import StoreMonitor
-from lora_serve.core.config import AccountingConfig, AdapterConfig
+from lora_serve.core.config import AdapterConfig
+from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.tenancy.audit.journal import AuditJournal
 from lora_serve.tenancy.audit.log import AuditLog
 from lora_serve.tenancy.quotas.counters import RateCounters, SharedCounters
@@ -44,21 +46,15 @@ async def open_accounting(
     it. Raises ConfigError.
     """
     replica = replica or replica_name(config.store)
-    audit_journal = AuditJournal(config.store, replica, monitor=monitor)
-    try:
-        usage_journal = UsageJournal(config.store, monitor)
-    except BaseException:
-        audit_journal.close()
-        raise
-    books = _opened(config, accounting, replica, usage_journal, audit_journal)
-    try:
-        broken = await asyncio.to_thread(audit_journal.first_broken)
-    except BaseException:
-        audit_journal.close()
-        usage_journal.close()
-        raise
-    if broken is not None:
-        _log.error("audit log: line %d does not follow from the one before it: lines were changed or removed", broken)
+    with ExitStack() as opened:
+        audit = opened.enter_context(closing(AuditJournal(config.store, replica, monitor=monitor)))
+        usage = opened.enter_context(closing(UsageJournal(config.store, monitor)))
+        books = _opened(config, accounting, replica, usage, audit)
+        broken = await asyncio.to_thread(lambda: list(islice(audit.broken(), 10)))
+        opened.pop_all()  # from here on `books` close them
+    if broken:
+        numbers = ", ".join(map(str, broken))
+        _log.error("audit log: line %s does not follow from the one before it: lines were changed or removed", numbers)
     books.audit.publish()  # what a crash, or Redis' absence, kept from the others
     try:
         yield books
@@ -79,6 +75,6 @@ def _opened(
 
     url, prefix = config.redis_url, config.redis_prefix
     counters: RateCounters = RedisCounters(url, prefix)
-    limiter = RateLimiter(SharedCounters(counters, accounting.counts_alone))
-    meter = Meter(usage, UsageExchange(url, prefix, replica, accounting.keep_days), accounting)
+    limiter = RateLimiter(SharedCounters(counters, accounting.quota_without_redis == "local"))
+    meter = Meter(usage, UsageExchange(url, prefix, replica, accounting.usage_keep_days), accounting)
     return Accounting(Quotas(limiter), meter, AuditLog(audit, AuditExchange(url, prefix, replica)))

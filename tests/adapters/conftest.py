@@ -44,7 +44,12 @@ def config(tmp_path: Path) -> AdapterConfig:
     root = tmp_path / "root"
     root.mkdir()
     return AdapterConfig(
-        store=tmp_path / "store", roots=(root,), max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=10**7
+        store=tmp_path / "store",
+        adapter_root=(root,),
+        max_loras=4,
+        max_lora_rank=64,
+        adapter_host_memory=10**8,
+        max_upload_size=10**7,
     )
 
 

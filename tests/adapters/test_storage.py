@@ -9,6 +9,7 @@ import pytest
 
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.storage import open_storage
+from lora_serve.core.config import AdapterConfig
 from lora_serve.core.settings import Settings
 
 
@@ -22,7 +23,7 @@ def test_what_comes_from_redis_passes_through_the_store_alone_where_a_restart_cl
     (folder / "adapter_model.safetensors").write_bytes(b"x")
     digest = adapter_digest(folder)
     settings = Settings(model="unused", store=tmp_path / "store", redis_url=redis_url)
-    with open_storage(settings.adapter_slice()) as storage:
+    with open_storage(settings.part(AdapterConfig)) as storage:
         storage.store.put(digest, folder)
         storage.disk.delete(digest)
         with storage.store.open(digest) as found:

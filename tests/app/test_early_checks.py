@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lora_serve.app.early_checks import check_start
+from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
@@ -72,12 +74,12 @@ def test_more_positions_than_the_model_has_are_refused_in_the_words_of_the_load(
     known = json.loads((DEMO / "config.json").read_text())["max_position_embeddings"]
     settings = Settings(model=str(DEMO), store=tmp_path / "store", port=0, max_model_len=known + 1)
     with pytest.raises(ModelError) as late:
-        load_model(settings.model_slice())
+        load_model(settings.part(ModelConfig))
     with pytest.raises(ModelError) as early:
         check_start(settings)
     assert str(early.value) == str(late.value)
     assert f"--max-model-len {known + 1}: this model knows {known} positions" in str(early.value)
-    check_start(settings.model_copy(update={"max_model_len": known}))
+    check_start(replace(settings, max_model_len=known))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from lora_serve.core.config import ModelConfig
 from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
 from lora_serve.model.loading.exactness import plain_logprobs, probe_tokens
@@ -44,7 +45,7 @@ facts["imported"] = sorted(sys.modules)
 import torch, transformers
 from transformers.utils.import_utils import is_torchao_available
 if quantization == "none":
-    load_model(Settings(model=model).model_slice())
+    load_model(Settings(model=model).part(ModelConfig))
 facts["left"] = [name for name in ("torch._dynamo", "scipy", "sympy") if name in sys.modules]
 facts["has_torchao"], facts["is_distributed"] = is_torchao_available(), torch.distributed.is_available()
 import torch._dynamo, scipy.optimize
@@ -55,7 +56,7 @@ with transformers.masking_utils.TransformGetItemToIndex():
 facts["packed"] = []
 for folder in packed:
     settings = Settings(model=folder, dtype="bfloat16", max_model_len=64, kv_cache_memory=2**20)
-    parts = build_model(settings.model_slice(), settings.engine_slice(), 1)
+    parts = build_model(settings.part(ModelConfig), settings.part(EngineConfig), 1)
     facts["packed"].append([str(parts.spec.dtype), folder in maps()])
 print(json.dumps(facts))
 """
@@ -123,7 +124,7 @@ def test_model_that_asks_for_more_than_a_lean_load_gives_is_loaded_the_ordinary_
         return found(*arguments, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", once_refused)
-    assert load_model(Settings(model=str(model)).model_slice()).spec.vocab_size == 64
+    assert load_model(Settings(model=str(model)).part(ModelConfig)).spec.vocab_size == 64
     assert len(tries) == 2
 
 
@@ -150,7 +151,7 @@ def test_missing_weights_and_hub_ids_are_not_read_ahead(tmp_path: Path, monkeypa
 
 
 def test_untouched_model_is_run_once_and_gives_each_sequence_what_it_gives_it_alone(model: Path) -> None:
-    loaded = load_model(Settings(model=str(model)).model_slice())
+    loaded = load_model(Settings(model=str(model)).part(ModelConfig))
     passes: list[object] = []
     loaded.module.register_forward_hook(lambda *_: passes.append(None))
     probe = probe_tokens(loaded.spec.vocab_size)

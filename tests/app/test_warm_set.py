@@ -43,8 +43,8 @@ async def engine() -> MockEngineClient:
 
 
 def keeper(engine: MockEngineClient, catalog: Catalog, store: Path, **limits: int) -> WarmSetKeeper:
-    fields: dict[str, Any] = {"max_loras": 4, "host_bytes": 1000, **limits}
-    config = AdapterConfig(store=store, max_lora_rank=8, max_upload_bytes=1000, **fields)
+    fields: dict[str, Any] = {"max_loras": 4, "adapter_host_memory": 1000, **limits}
+    config = AdapterConfig(store=store, max_lora_rank=8, max_upload_size=1000, **fields)
     return WarmSetKeeper(engine, catalog, config)
 
 
@@ -116,8 +116,8 @@ async def test_deleted_adapters_are_left_out(tmp_path: Path, engine: MockEngineC
     ("limits", "device", "host"),
     [
         ({"max_loras": 1}, "a", "bcdef"),
-        ({"device_bytes": 2 * BYTES}, "ab", "cdef"),
-        ({"host_bytes": 4 * BYTES}, "abc", "d"),
+        ({"adapter_memory": 2 * BYTES}, "ab", "cdef"),
+        ({"adapter_host_memory": 4 * BYTES}, "abc", "d"),
         ({"max_cpu_loras": 2}, "abc", ""),
     ],
 )
@@ -184,7 +184,10 @@ async def test_what_is_hot_is_noted_at_the_end(
 
 def test_the_most_asked_for_stands_first() -> None:
     slots = tuple(SlotInfo(index, 1, f"sha256:{name * 64}", name, 1, 0, False) for index, name in enumerate("abc", 1))
-    uses = {"a": AdapterCounters(hits=2), "b": AdapterCounters(hits=1, misses=3), "d": AdapterCounters(misses=1)}
+    uses = {
+        "a": AdapterCounters(hits={"a": 2}), "b": AdapterCounters(hits={"b": 1}, misses={"b": 1, "x": 2}),
+        "d": AdapterCounters(misses={"d": 1}),
+    }  # fmt: skip
     adapters = {f"sha256:{name * 64}": counters for name, counters in uses.items()}
     stats = EngineStats(0, 0, (), (), 4, 1, 1, 1, 0, slots, digests("abde"), (), adapters=adapters)
     assert WarmSet.of(stats, frozenset(digests("abcde"))) == WarmSet(digests("bac"), digests("de"))

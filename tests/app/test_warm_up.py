@@ -13,11 +13,12 @@ from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.app import warm_up
 from lora_serve.client.mock import MockEngineClient, MockReply
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import QueueLimits
+from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError, InternalError
 from lora_serve.core.messages import Evict, Pin
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import Task
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import warmup_stages
@@ -44,7 +45,7 @@ async def warmed(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, **fi
     )
     settings = Settings(model="fake", max_num_seqs=4, **fields)
     await warm_up.warm_up(services, settings)
-    planned = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy_adapter_ref(spec))
+    planned = warmup_stages(settings.warmup, spec, settings.part(EngineConfig), dummy_adapter_ref(spec))
     expected = [request for stage in planned for request in stage.requests]
     ran = [replace(request, arrival_time=0.0) for request in engine.requests]
     assert ran[: len(expected)] == expected, "the plan is what ran"
@@ -71,7 +72,7 @@ async def test_off_runs_nothing(engine: MockEngineClient, monkeypatch: pytest.Mo
 async def test_queue_smaller_than_a_stage_does_not_refuse_it(
     engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.gate = QueueGate(QueueLimits(1))
+    engine.gate = QueueGate(QueueLimits(max_queue=1))
     assert await warmed(engine, monkeypatch, warmup="full") == ["warm-up-grammar", TEXT_ID]
 
 

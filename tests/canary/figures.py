@@ -24,6 +24,7 @@ POOLS = (
     "blobs",
     "staging",
     "registry",
+    "large-bodies",
     "long-reads",
     "grammar",
     "masks",
@@ -68,7 +69,7 @@ class Figures:
             holds=len(house.services.catalog.leases.expired(house.services.catalog.ledger.state)),
             tasks=tuple(sorted(house.on_loop(_tasks()).items())),
             threads=tuple(sorted(t.name for t in threading.enumerate() if not t.name.startswith(POOLS))),
-            descriptors=tuple(sorted((_descriptors() - pooled).items())),
+            descriptors=tuple(sorted((_descriptors() - pooled - Counter(socket=_num_parsers(house))).items())),
             redis_connections_beyond_limit=max(0, pooled.total() - MAX_REDIS_CONNECTIONS),
             temporary_files=tuple(sorted(path.name for path in (house.store / "tmp").iterdir())),
             base_digest=base_digest(house) if house.has_engine else "",
@@ -85,8 +86,9 @@ def at_rest(house: House) -> Figures:
     before = Figures.of(house)
     while True:
         wait.wait(0.02)
+        is_sweeping = house.services.registry.is_sweeping  # before the look at its task, which ends later
         now = Figures.of(house)
-        is_quiet = not (now.temporary_files or house.services.registry.is_sweeping)
+        is_quiet = not (now.temporary_files or is_sweeping)
         if (now == before and is_quiet) or time.monotonic() > deadline:
             return now
         before = now
@@ -98,6 +100,12 @@ def settled(house: House, before: Figures) -> dict[str, tuple[Any, Any]]:
     while (left := before.differences(Figures.of(house))) and time.monotonic() < deadline:
         wait.wait(0.02)
     return left
+
+
+def _num_parsers(house: House) -> int:
+    """Processes for large bodies: two at most are started, and stay."""
+    pool = vars(house.services.large_bodies).get("_workers")
+    return 0 if pool is None else len(pool._idle)
 
 
 def _apart(was: Any, now: Any) -> tuple[Any, Any]:
@@ -136,7 +144,8 @@ def _descriptors() -> Counter[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:  # the listing's own
             continue
-        kinds[target.partition(":[")[0]] += 1
+        if not target.startswith("/proc/"):  # the times of threads, open for a moment
+            kinds[target.partition(":[")[0]] += 1
     return kinds
 
 

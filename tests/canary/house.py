@@ -26,7 +26,7 @@ import pytest
 from aiohttp import web
 
 from lora_serve.adapters.loading.loader import Loader
-from lora_serve.app import launch, listening, services
+from lora_serve.app import launch, services, serving
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine
 from lora_serve.engine_host import local
@@ -47,7 +47,7 @@ CAUGHT: tuple[tuple[Any, str, str], ...] = (  # what the wiring calls, and our n
     (thread, "build_parts", "parts"),
     (local, "build_engine", "engine"),
     (local, "Loader", "loader"),
-    (listening, "build_app", "app"),
+    (serving, "build_app", "app"),
     (services, "Services", "services"),
 )
 INSIDE = "the engine is looked into, or broken from inside"  # `engines("thread", alone=INSIDE)`

@@ -10,10 +10,10 @@ import pytest
 from lora_serve.client.base import EngineClient
 from lora_serve.client.mock import MockEngineClient, MockReply
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, NotReadyError, QueueFullError
 from lora_serve.core.messages import Event, Evict, FinishEvent, Pin, Prefetch, PromptEvent, TokenEvent
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, SamplingParams
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.queue_gate import QueueGate
 
 
@@ -85,7 +85,7 @@ async def test_gate_holds_the_request_in_the_queue(client: MockEngineClient) -> 
 
 
 async def test_full_queue_and_stopped_engine_refuse(client: MockEngineClient) -> None:
-    client.gate = QueueGate(QueueLimits(1))
+    client.gate = QueueGate(QueueLimits(max_queue=1))
     client.gate.enter((InferenceRequest("other", (1,)),))
     with pytest.raises(QueueFullError):
         await all_of(client, InferenceRequest("r", (1,)))

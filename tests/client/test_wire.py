@@ -27,6 +27,7 @@ from lora_serve.core.blob_messages import (
     WritePiece,
 )
 from lora_serve.core.live import (
+    EngineView,
     LiveAdapter,
     LiveCount,
     LiveLimits,
@@ -38,7 +39,6 @@ from lora_serve.core.live import (
     LiveStep,
     LiveTargets,
     LiveTier,
-    Look,
 )
 from lora_serve.core.message import Call, Message
 from lora_serve.core.messages import (
@@ -142,7 +142,7 @@ COMMANDS = (
     SmokeTest(REF, (1, 2)), Tune(1, 2, 0.5, 0, 0.1, None), SetTenantBudgets((TenantBudget("acme", 1, None),)),
 )  # fmt: skip
 SETTINGS = Settings(model="m", store=Path("/s"), redis_url="redis://:password@h/0", tenant_weight=("a=2",))
-LOOK = Look(
+LOOK = EngineView(
     7,
     (LiveStep(3, 1.5, 2.5, True, (("r", "decode", 1, 1), ("s", "prefill", 9, 0))),),
     (LiveRequest("r", "acme", (LiveAdapter("acme/a", 3, "sha256:a", 0.5),), "running", 9, 9, 1, 0, 1.5, 2.5),),
@@ -165,7 +165,7 @@ LOOK = Look(
 
 
 TO_ENGINE: tuple[ToEngine, ...] = (
-    configure_of(SETTINGS), Submit(REQUEST), Abort("r"), GetStats(1), Ping(2), ForgetStaged(), WarmUpDone(), Stop(),
+    configure_of(SETTINGS), Submit(REQUEST), Abort("r"), GetStats(1), Ping(2), ForgetStaged("d"), WarmUpDone(), Stop(),
     Convert(3, Path("/f"), "sha256:a", None, 1.5), Validate(4, Path("/f"), "sha256:a", 8, True, 2.0),
     Convert(5, None, "sha256:a", None, 1.5), Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25, Path("/t"))), Reply(2),
     Reply(3, BlobFiles({"a": 2**40}, "sha256:a", "redis", 0.5, 0.25)), Reply(4, Piece(b"\x00\xff")),
@@ -246,7 +246,7 @@ def stats_of_an_engine() -> EngineStats:
     for name in "ab":
         world.add(name, [1, 2, 3], adapter(name))
     world.run()
-    counters = AdapterCounters(1, 2, 3, 4, 0.5, {EvictionReason.ADMIN: 4}, EvictionReason.ADMIN)
+    counters = AdapterCounters({"c": 1}, {"c": 1, "d": 1}, 3, 4, 0.5, {EvictionReason.ADMIN: 4}, EvictionReason.ADMIN)
     stats = world.engine.stats()
     return replace(stats, adapters={**stats.adapters, "sha256:c": counters})
 

@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 
 from lora_serve.cli import main
-from lora_serve.commands.admin_key import find_admin_key
+from lora_serve.commands.admin_client import find_admin_key
 from tests.commands.conftest import KEY, Adapters
 from tests.commands.stub_server import StubServer, refusal
 

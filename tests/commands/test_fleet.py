@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_word_near_a_subcommand_is_no_model_unless_it_is_there(
 def test_help_names_the_fleets_own_flags_and_the_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "--help"]) == 0
     text = capsys.readouterr().out
-    for name in FleetSettings.model_fields:
+    for name in (field.name for field in fields(FleetSettings)):
         assert f"--{name.replace('_', '-')} " in text
     assert "fleet stop --ray-address" in text
     assert "fleet status" in text

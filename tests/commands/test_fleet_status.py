@@ -8,8 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.core.fleet_stats import merged
-from lora_serve.core.stats import EngineStats, ReplicaState
+from lora_serve.core.stats import EngineStats, ReplicaState, merged
 from tests.commands.conftest import Run
 from tests.server.conftest import ADMIN
 from tests.server.fleets import REPLICAS, play_fleet

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.cli import main
-from lora_serve.simulate.fleet import StalledError
-from lora_serve.simulate.scenario import Scenario
+from lora_serve.simulate.fleet import Scenario, StalledError
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = "benchmarks/traces/azure_code_2023_cut.csv"

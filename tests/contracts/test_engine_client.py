@@ -13,7 +13,6 @@ import pytest
 
 from lora_serve.client.base import EngineClient
 from lora_serve.client.mock import MockEngineClient
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidRequestError,
@@ -21,7 +20,7 @@ from lora_serve.core.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from lora_serve.core.messages import (
     Evict,
     FinishEvent,
@@ -35,6 +34,7 @@ from lora_serve.core.messages import (
     Unpin,
 )
 from lora_serve.core.request import FinishReason
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.queue_gate import QueueGate
 from tests.client.ray.fake_fleet import fleet_client
 from tests.engine.fake_runner import EXPLOSION, POISON, next_token
@@ -48,7 +48,7 @@ PATIENCE = 60.0  # seconds for what must happen some time
 @pytest.fixture(params=["thread", "process", "ray", "mock"])
 async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
     if request.param == "mock":
-        mock = MockEngineClient(500, gate=QueueGate(QueueLimits(1024)))
+        mock = MockEngineClient(500, gate=QueueGate(QueueLimits()))
         await mock.start()
         yield mock
     else:
@@ -118,7 +118,7 @@ async def test_gate_tells_who_begins_to_be_computed(client: EngineClient) -> Non
 
 
 async def test_a_full_gate_refuses_before_anything_is_sent(client: EngineClient) -> None:
-    client.gate = QueueGate(QueueLimits(1))  # type: ignore[misc]
+    client.gate = QueueGate(QueueLimits(max_queue=1))  # type: ignore[misc]
     client.gate.enter((request("other"),))
     with pytest.raises(QueueFullError):
         await tokens_of(client, request("r"))
@@ -156,7 +156,7 @@ async def test_after_stop_everything_is_refused(client: EngineClient) -> None:
     assert client.gate.num_requests == 0
 
 
-async def look(client: EngineClient, **options: Any) -> Look:
+async def look(client: EngineClient, **options: Any) -> EngineView:
     """The only engine's."""
     (found,) = await client.watch({}, **options)
     return found

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import lora_serve.routing.routers as package
 from lora_serve.routing.fleet_view import FleetView
-from lora_serve.routing.routed_request import RoutedRequest
+from lora_serve.routing.request import RoutedRequest
 from lora_serve.routing.routers import create_router, router_names
 from tests.routing.fleets import fleets, requests, view_of
 

@@ -10,7 +10,7 @@ import pytest
 from lora_serve.app.early_checks import check_start
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_map import ModelMap, parse_model_map
-from lora_serve.core.setting_groups.overflow import is_address_of
+from lora_serve.core.setting_groups.overflow import OverflowConfig, is_address_of
 from lora_serve.core.settings import resolve_settings
 
 MODEL = str(Path(__file__).parents[2] / "lora_serve" / "demo_data" / "model")
@@ -98,9 +98,13 @@ def test_what_is_told_of_several_settings_names_the_variable_that_set_them(monke
 
 def test_settings_become_one_slice_that_shows_no_key() -> None:
     given = {"overflow": "gpu=http://10.0.0.7:8000/v1/,https://b.example", "overflow_api_key": "a-secret-key"}
-    config = resolve_settings({"model": MODEL, "overflow_after_ms": 250, **given}).overflow_slice()
+    config = resolve_settings({"model": MODEL, "overflow_after_ms": 250, **given}).part(OverflowConfig)
     assert config.neighbours == (("gpu", "http://10.0.0.7:8000"), ("b.example", "https://b.example"))
-    assert (config.after, config.timeout, config.api_key) == (0.25, 10.0, "a-secret-key")
+    assert (config.overflow_after_ms, config.overflow_timeout_ms, config.overflow_api_key) == (
+        250,
+        10_000,
+        "a-secret-key",
+    )
     assert "a-secret-key" not in repr(config)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.commands.admin_key import find_admin_key
+from lora_serve.commands.admin_client import find_admin_key
 from lora_serve.commands.flags import DEFAULT_URL, named_urls, urls_here
 from lora_serve.core.running_servers import noted_server, running_servers, store_of
 

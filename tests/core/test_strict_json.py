@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,8 @@ VALUES = st.recursive(
 
 @given(VALUES, st.booleans())
 def test_what_python_writes_is_read(value: object, is_ascii: bool) -> None:
-    assert parse_json(json.dumps(value, ensure_ascii=is_ascii).encode(), unique_keys=True) == value
+    text = json.dumps(value, ensure_ascii=is_ascii).encode()
+    assert repr(parse_json(text)) == repr(parse_json(text, unique_keys=True)) == repr(value)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,9 @@ def test_what_is_no_strict_json_is_refused_in_words(text: bytes, reason: str) ->
     with pytest.raises(JsonError) as caught:
         parse_json(text, unique_keys=True, max_depth=3)
     assert reason in caught.value.reason
+    if "twice" not in reason and "3 deep" not in reason:
+        with pytest.raises(JsonError, match=re.escape(str(caught.value))):
+            parse_json(text)
 
 
 def test_keys_that_occur_twice_and_any_depth_are_taken_unless_asked_otherwise() -> None:

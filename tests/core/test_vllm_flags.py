@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import flag_name
 from lora_serve.core.settings import Settings, command_line, load_settings
@@ -145,7 +146,7 @@ def test_every_refused_flag_has_its_line(model: str) -> None:
     ],
 )
 def test_speculation_by_ngrams_is_taken(model: str, given: list[str], meant: str) -> None:
-    assert load_settings([model, *given]).engine_slice().speculate == meant
+    assert load_settings([model, *given]).part(EngineConfig).speculate == meant
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,10 @@ from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import AdapterStorage, open_storage
 from lora_serve.app.warm_set import FILE_NAME as HOT_NAME
 from lora_serve.app.warm_set import WarmSet, read_warm_set, write_warm_set
-from lora_serve.core.config import AccountingConfig, AdapterConfig
+from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, AuthenticationError, ConfigError, NotFoundError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.tenant import Role
 from lora_serve.tenancy.accounting import Accounting, open_accounting
 from lora_serve.tenancy.audit.journal import Act
@@ -120,7 +121,7 @@ class WholeLife(Life):
             "keys": [_opens(keys, secret) for secret in self.secrets],
             "num_keys": sum(key.is_valid(0) for key in directory.keys.values()),
             "own_audit": [[line.act["action"], line.act["subject"], line.act["outcome"]] for line in journal.lines()],
-            "broken": journal.first_broken(),
+            "broken": next(journal.broken(), None),
             "num_lines": len(page.lines),
             "usage": _sums(usage.rows(0, EVER)),
             "all_usage": _sums(rows),
@@ -151,8 +152,8 @@ async def live(spec: ModelSpec, folders: Sequence[str], order: Order, points: Po
         redis_url=order.url or None,
         max_loras=4,
         max_lora_rank=64,
-        host_bytes=10**8,
-        max_upload_bytes=10**7,
+        adapter_host_memory=10**8,
+        max_upload_size=10**7,
     )
     async with AsyncExitStack() as stack:
         storage = stack.enter_context(open_storage(config))

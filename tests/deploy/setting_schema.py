@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, TypeAdapter
 
 from lora_serve.core.settings import Settings
 from tests.deploy.rendering import CHART
@@ -19,16 +19,14 @@ _LIMITS = ("minimum", "maximum", "exclusiveMinimum")
 
 def setting_schemas(names: list[str]) -> dict[str, Any]:
     """Those settings with fixed choices and those that are plain numbers; the others are read by the server alone."""
-    told = Settings.model_json_schema()["properties"]
+    told = TypeAdapter(Settings).json_schema()["properties"]
     found = {name: _schema(told[name]) for name in sorted(names) if not _is_parsed(name)}
     return {name: schema for name, schema in found.items() if schema}
 
 
 def _is_parsed(name: str) -> bool:
     """True for settings with a notation of their own, such as bytes."""
-    validators = Settings.__pydantic_decorators__.field_validators.values()
-    own = any(name in validator.info.fields and validator.info.mode == "before" for validator in validators)
-    return own or any(isinstance(item, BeforeValidator) for item in Settings.model_fields[name].metadata)
+    return any(isinstance(item, BeforeValidator) for item in Settings.model_fields[name].metadata)
 
 
 def _schema(told: dict[str, Any]) -> dict[str, Any]:

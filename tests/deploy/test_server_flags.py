@@ -12,6 +12,7 @@ import yaml
 
 import lora_serve
 from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS
+from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.core.settings import Settings
 from tests.deploy.pod_settings import SECRETS, settings_of_pod
 from tests.deploy.rendering import CHART, DEPLOY, NAMES, ROOT, Rendered
@@ -48,9 +49,12 @@ def test_values_of_settings_arrive_as_they_were_given(
     assert found.tenant_weight == (("acme", 2.0), ("lumen", 1.0))
     assert found.adapter_tenant_floor == 0.25
     assert found.adapter_host_memory == 4 * 2**30
-    overflow = found.overflow_slice()
-    assert (overflow.neighbours, overflow.api_key) == ((("gpu", "http://10.0.0.7:8000"),), "a-key-of-the-neighbour")
-    assert overflow.model_map == (("acme/*", "*"), ("base", "big"))
+    overflow = found.part(OverflowConfig)
+    assert (overflow.neighbours, overflow.overflow_api_key) == (
+        (("gpu", "http://10.0.0.7:8000"),),
+        "a-key-of-the-neighbour",
+    )
+    assert overflow.overflow_model_map == (("acme/*", "*"), ("base", "big"))
 
 
 def test_more_flags_win_over_settings_and_tls_is_on(

@@ -26,6 +26,7 @@ from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig, ServerConfig
 from lora_serve.core.messages import Evict
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
@@ -105,7 +106,7 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
         model=str(site.model), served_model_name="tiny", store=tmp_path, max_model_len=96, kv_cache_memory=4 * 2**20,
         max_loras=4,
     )  # fmt: skip
-    parts = build_model(settings.model_slice(), settings.engine_slice(), settings.max_loras)
+    parts = build_model(settings.part(ModelConfig), settings.part(EngineConfig), settings.max_loras)
     text, gates, store = TextModel.load(settings.model), Gates(), DiskStore(tmp_path)
     mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
 
@@ -116,10 +117,10 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
 
     with (
         closing(open_catalog(tmp_path)) as catalog,
-        open_directory(settings.adapter_slice()) as directory,
+        open_directory(settings.part(AdapterConfig)) as directory,
         closing(Loader(fetch, mailbox.put, 4)) as loader,
     ):
-        slices = settings.engine_slice(), settings.adapter_slice()
+        slices = settings.part(EngineConfig), settings.part(AdapterConfig)
         client = ThreadEngineClient(
             build_engine(parts.runner, parts.spec, parts.num_blocks, *slices, loader.submit),
             mailbox,
@@ -133,9 +134,9 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
             registry=registry,
             staging=Staging(build_sources(slices[1]), registry.new_folder, settings.max_upload_size),
             text=text,
-            grammars=GrammarChecks(text, settings.server_slice().grammars),
+            grammars=GrammarChecks(text, settings),
             spec=parts.spec,
-            config=settings.server_slice(),
+            config=settings.part(ServerConfig),
             adapter_config=slices[1],
             authenticator=Authenticator(AdminKey.of(KEY), False),
             keys=KeyTable(directory),

@@ -10,16 +10,16 @@ from tests.engine.world import adapter
 def test_limits_are_the_last_of_each() -> None:
     state = DesiredState(4)
     assert state.limits() == []
-    for command in (Resize(max_loras=2), Tune(max_num_seqs=3), Resize(host_bytes=10), Tune(max_num_seqs=4)):
+    for command in (Resize(max_loras=2), Tune(max_num_seqs=3), Resize(adapter_host_memory=10), Tune(max_num_seqs=4)):
         state.note(command)
-    assert state.limits() == [Resize(max_loras=2, host_bytes=10), Tune(max_num_seqs=4)]
+    assert state.limits() == [Resize(max_loras=2, adapter_host_memory=10), Tune(max_num_seqs=4)]
 
 
 def test_a_target_that_was_turned_off_stays_off() -> None:
     state = DesiredState(4)
-    state.note(Tune(ttft_target=0.5))
-    state.note(Tune(ttft_target=0))
-    assert state.limits() == [Tune(ttft_target=0)]
+    state.note(Tune(latency_target_ms=500.0))
+    state.note(Tune(latency_target_ms=0))
+    assert state.limits() == [Tune(latency_target_ms=0)]
 
 
 def test_pins_come_first_then_the_latest_in_use_as_far_as_there_are_slots() -> None:

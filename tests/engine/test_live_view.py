@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from lora_serve.core.batch import Batch, RowOutput
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from lora_serve.core.messages import Evict, Tune, Watch
 from lora_serve.core.model_spec import PoolingSpec
 from lora_serve.core.request import PoolingParams, Task
-from lora_serve.engine.live_view import MAX_WAITING
+from lora_serve.engine.figures import MAX_WAITING
 from lora_serve.engine.recorder import MAX_NOTES, WATCHED_SECONDS
 from tests.engine.fake_constraints import FakeConstraints, grammar
 from tests.engine.world import VirtualClock, World, adapter
@@ -28,11 +28,11 @@ def watched_world(clock: VirtualClock, **options: Any) -> World:
     return world
 
 
-def look(world: World, since: int = 0, *tenants: str, in_full: bool = False) -> Look:
+def look(world: World, since: int = 0, *tenants: str, in_full: bool = False) -> EngineView:
     return world.engine.look(Watch(1, since, tenants, in_full))
 
 
-def states(found: Look) -> dict[str, str]:
+def states(found: EngineView) -> dict[str, str]:
     return {request.id: request.state for request in found.requests}
 
 
@@ -220,7 +220,7 @@ def test_slots_and_blocks_are_those_of_the_figures(clock: VirtualClock) -> None:
 def test_settings_come_when_they_are_asked_for(clock: VirtualClock) -> None:
     world = World(clock=clock, max_num_seqs=8)
     assert look(world).settings is None
-    world.command(Tune(ttft_target=0.5))
+    world.command(Tune(latency_target_ms=500.0))
     settings = look(world, in_full=True).settings
     assert settings is not None
     assert (settings.targets.first_token_ms, settings.targets.inter_token_ms, settings.max_num_seqs) == (500.0, None, 8)

@@ -13,7 +13,7 @@ from lora_serve.core.errors import AdapterUnavailableError, InternalError, Numer
 from lora_serve.core.messages import ErrorEvent, FinishEvent
 from lora_serve.core.model_spec import PoolingSpec
 from lora_serve.core.request import AdapterUse, FinishReason, OnCold, PoolingParams, Task
-from lora_serve.engine.batching.batcher import padded_length
+from lora_serve.engine.batcher import padded_length
 from tests.engine.fake_runner import EXPLOSION, POISON
 from tests.engine.world import World, adapter
 

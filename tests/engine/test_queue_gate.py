@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import CapacityError, QueueFullError, TenantQueueFullError
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.queue_gate import QueueGate, WaitingLimit
 
 
@@ -43,7 +43,7 @@ def refusal(gate: QueueGate, *requests: InferenceRequest) -> CapacityError:
 
 
 def test_requests_beyond_the_limit_are_refused_until_one_leaves() -> None:
-    gate = QueueGate(QueueLimits(2))
+    gate = QueueGate(QueueLimits(max_queue=2))
     gate.enter((request("a"),))
     gate.check()
     gate.enter((request("b"),))
@@ -57,7 +57,7 @@ def test_requests_beyond_the_limit_are_refused_until_one_leaves() -> None:
 
 
 def test_prompt_tokens_beyond_the_limit_are_refused() -> None:
-    gate = QueueGate(QueueLimits(100, max_tokens=10))
+    gate = QueueGate(QueueLimits(max_queue=100, max_queue_tokens=10))
     gate.enter((request("a", 6),))
     gate.check()
     assert refusal(gate, request("b", 5)).reason == "queue_tokens"
@@ -68,7 +68,7 @@ def test_prompt_tokens_beyond_the_limit_are_refused() -> None:
 
 
 def test_requests_of_one_answer_enter_together_or_not_at_all() -> None:
-    gate = QueueGate(QueueLimits(3))
+    gate = QueueGate(QueueLimits(max_queue=3))
     gate.enter((request("a"),))
     refusal(gate, *(request(f"b{index}") for index in range(3)))
     assert gate.num_requests == 1
@@ -79,7 +79,7 @@ def test_requests_of_one_answer_enter_together_or_not_at_all() -> None:
 
 
 def test_what_is_larger_than_the_whole_queue_enters_an_empty_one_only() -> None:
-    gate = QueueGate(QueueLimits(2, max_tokens=10))
+    gate = QueueGate(QueueLimits(max_queue=2, max_queue_tokens=10))
     large = [request(f"large{index}", 20) for index in range(4)]
     with gate.entered((request("a"),)):
         refusal(gate, *large)
@@ -88,7 +88,7 @@ def test_what_is_larger_than_the_whole_queue_enters_an_empty_one_only() -> None:
 
 
 def test_a_tenant_at_its_own_limit_is_refused_and_others_are_not() -> None:
-    gate = QueueGate(QueueLimits(100, max_tenant_requests=2, max_tenant_tokens=50))
+    gate = QueueGate(QueueLimits(max_queue=100, max_tenant_queue=2, max_tenant_queue_tokens=50))
     gate.enter((request("a", 10), request("b", 10)))
     refused = refusal(gate, request("c", 10))
     assert isinstance(refused, TenantQueueFullError)
@@ -99,14 +99,14 @@ def test_a_tenant_at_its_own_limit_is_refused_and_others_are_not() -> None:
 
 
 def test_the_account_is_whose_share_counts_whatever_the_tenant() -> None:
-    gate = QueueGate(QueueLimits(100, max_tenant_requests=1))
+    gate = QueueGate(QueueLimits(max_queue=100, max_tenant_queue=1))
     gate.enter((request("a", tenant="admin", account="acme"),))
     gate.enter((request("b", tenant="admin", account="globex"),))
     assert isinstance(refusal(gate, request("c", tenant="acme")), TenantQueueFullError)
 
 
 def test_unlimited_requests_enter_a_full_queue_and_are_counted() -> None:
-    gate = QueueGate(QueueLimits(1))
+    gate = QueueGate(QueueLimits(max_queue=1))
     gate.enter([request(f"warm-up-{index}") for index in range(3)], limited=False)
     assert gate.num_requests == 3
     refusal(gate, request("a"))
@@ -114,7 +114,7 @@ def test_unlimited_requests_enter_a_full_queue_and_are_counted() -> None:
 
 def test_retry_after_is_the_time_until_there_is_room_at_the_drain_rate() -> None:
     clock = Clock()
-    gate = QueueGate(QueueLimits(40), clock)
+    gate = QueueGate(QueueLimits(max_queue=40), clock)
     gate.enter([request(f"r{index}") for index in range(40)])
     drained(gate, clock, per_second=4, seconds=20)
     assert refusal(gate, request("a")).retry_after == pytest.approx(1 / 4, rel=0.05)
@@ -123,7 +123,7 @@ def test_retry_after_is_the_time_until_there_is_room_at_the_drain_rate() -> None
 
 def test_retry_after_follows_tokens_where_they_are_what_is_short() -> None:
     clock = Clock()
-    gate = QueueGate(QueueLimits(1000, max_tokens=400), clock)
+    gate = QueueGate(QueueLimits(max_queue=1000, max_queue_tokens=400), clock)
     gate.enter([request(f"r{index}", 100) for index in range(4)])
     drained(gate, clock, per_second=2, seconds=20, num_tokens=100)  # 200 tokens per second
     assert refusal(gate, request("a", 300)).retry_after == pytest.approx(1.5, rel=0.05)
@@ -131,7 +131,7 @@ def test_retry_after_follows_tokens_where_they_are_what_is_short() -> None:
 
 def test_drain_rate_follows_a_change_and_an_idle_hour_does_not_make_it_slow() -> None:
     clock = Clock()
-    gate = QueueGate(QueueLimits(10), clock)
+    gate = QueueGate(QueueLimits(max_queue=10), clock)
     gate.enter([request(f"r{index}") for index in range(10)])
     drained(gate, clock, per_second=10, seconds=20)
     drained(gate, clock, per_second=0.5, seconds=40)
@@ -145,7 +145,7 @@ def test_drain_rate_follows_a_change_and_an_idle_hour_does_not_make_it_slow() ->
 
 def test_a_stalled_queue_makes_callers_wait_longer_and_longer() -> None:
     clock = Clock()
-    gate = QueueGate(QueueLimits(1), clock)
+    gate = QueueGate(QueueLimits(max_queue=1), clock)
     gate.enter((request("r"), request("s")), limited=False)
     drained(gate, clock, per_second=10, seconds=5)
     waits = []
@@ -157,7 +157,7 @@ def test_a_stalled_queue_makes_callers_wait_longer_and_longer() -> None:
 
 
 def test_before_anything_has_left_a_second_is_said() -> None:
-    gate = QueueGate(QueueLimits(1))
+    gate = QueueGate(QueueLimits(max_queue=1))
     gate.enter((request("r"),))
     assert refusal(gate, request("a")).retry_after == 1.0
 
@@ -166,7 +166,7 @@ def test_before_anything_has_left_a_second_is_said() -> None:
 def test_whatever_comes_and_goes_limits_hold_and_nothing_stays_counted(
     steps: list[tuple[bool, int, int, str]],
 ) -> None:
-    gate = QueueGate(QueueLimits(5, 60, 3, 40))
+    gate = QueueGate(QueueLimits(max_queue=5, max_queue_tokens=60, max_tenant_queue=3, max_tenant_queue_tokens=40))
     for is_arrival, number, num_tokens, tenant in steps:
         if not is_arrival:
             gate.leave(f"r{number}")
@@ -182,7 +182,7 @@ def test_whatever_comes_and_goes_limits_hold_and_nothing_stays_counted(
 
 
 def test_callers_own_lines_are_limited_beside_its_account() -> None:
-    gate = QueueGate(QueueLimits(100))
+    gate = QueueGate(QueueLimits(max_queue=100))
     lines = (WaitingLimit("tenant:acme", 3), WaitingLimit("key:a", 1))
     gate.enter((request("a"),), lines=lines)
     with pytest.raises(TenantQueueFullError) as caught:

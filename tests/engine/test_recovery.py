@@ -11,6 +11,7 @@ import pytest
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row, RowOutput
+from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     CapacityError,
@@ -55,7 +56,7 @@ class Bench:
         return self.engines[-1]
 
     def rebuild(self) -> Engine:
-        slices = self.world.settings.engine_slice(), self.world.settings.adapter_slice()
+        slices = self.world.settings.part(EngineConfig), self.world.settings.part(AdapterConfig)
         spec = self.world_spec()
         self.engines.append(build_engine(self.world.runner, spec, self.world.num_blocks, *slices, self.load))
         return self.engines[-1]

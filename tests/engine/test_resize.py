@@ -172,12 +172,12 @@ def test_host_memory_grows_and_shrinks() -> None:
         world.add(name, [ord(name)], adapter(name))
         world.run()
     assert len(world.residency.host) == 4
-    world.command(Resize(host_bytes=20))
+    world.command(Resize(adapter_host_memory=20))
     host = world.engine.stats().tiers["host"]
     assert (host.num_bytes, host.num_items, host.budget_bytes, host.eviction_reasons) == (20, 2, 20, {"shrunk": 2})
     world.command(Resize(max_cpu_loras=1))
     assert len(world.residency.host) == 1
-    world.command(Resize(host_bytes=100, max_cpu_loras=10))
+    world.command(Resize(adapter_host_memory=100, max_cpu_loras=10))
     for name in "abcd":
         world.add(f"{name}2", [ord(name)], adapter(name))
         world.run()
@@ -190,7 +190,7 @@ def test_refused_resize_changes_nothing() -> None:
     for name in "ab":
         world.command(Pin(adapter(name)))
         world.step()
-    (refusal,) = world.command(Resize(max_loras=1, host_bytes=1))
+    (refusal,) = world.command(Resize(max_loras=1, adapter_host_memory=1))
     assert isinstance(refusal, ConflictError)
     assert world.engine.stats().max_loras == 2
     assert world.residency.host.max_bytes > 1
@@ -239,7 +239,7 @@ def test_any_order_of_requests_and_new_limits_gives_right_answers(
     for index, (name, num_tokens, num_slots) in enumerate(steps):
         world.add(f"r{index}", [index, 3], of("xy"[ord(name) % 2], name), max_tokens=num_tokens)
         if num_slots is not None:
-            world.command(Resize(max_loras=num_slots, host_bytes=10 * num_slots))
+            world.command(Resize(max_loras=num_slots, adapter_host_memory=10 * num_slots))
         world.step()
     world.run()
     world.check_answers()

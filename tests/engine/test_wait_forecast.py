@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine.wait_forecast import WaitForecast
+from lora_serve.core.setting_groups.engine import QueueLimits
+from lora_serve.engine.queue_gate import QueueGate, WaitForecast
 
 
 def test_before_anybody_left_the_wait_so_far_is_known() -> None:
@@ -63,7 +62,7 @@ def test_pace_of_rows_is_that_of_their_ends_while_none_is_free() -> None:
 
 def test_gate_asks_it_for_those_that_wait_and_for_the_newcomer() -> None:
     now = 0.0
-    gate = QueueGate(QueueLimits(3), clock=lambda: now)
+    gate = QueueGate(QueueLimits(max_queue=3), clock=lambda: now)
     gate.forecast = WaitForecast()
     gate.forecast.places = 1
     rows = [InferenceRequest(f"r{number}", (1, 2)) for number in range(4)]

@@ -35,7 +35,7 @@ def run(mode: str, **settings: Any) -> tuple[World, list[Batch]]:
     """The batches that the plan's stages make of an engine with these settings."""
     max_model_len, device = settings.pop("max_model_len", 512), settings.pop("device", "cpu")
     world = World(num_blocks=2048, max_model_len=max_model_len, **settings)
-    for stage in warmup_stages(mode, spec(max_model_len, device=device), world.settings.engine_slice(), DUMMY):
+    for stage in warmup_stages(mode, spec(max_model_len, device=device), world.settings.part(EngineConfig), DUMMY):
         for request in stage.requests:
             world.take(world.scheduler.add(request))
             world.tokens[request.request_id] = []
@@ -120,14 +120,14 @@ def test_auto_is_a_small_part_of_full() -> None:
     auto, full = run("auto", **LIMITS)[1], run("full", **LIMITS)[1]
     assert len(auto) < len(full) / 2
     off = pickle.loads(pickle.dumps("off"))  # as a fleet's replica is told
-    assert warmup_stages(off, spec(), World().settings.engine_slice(), DUMMY) == []
+    assert warmup_stages(off, spec(), World().settings.part(EngineConfig), DUMMY) == []
 
 
 @pytest.mark.parametrize("mode", ["auto", "full"])
 def test_longer_prompts_decode_once(mode: str) -> None:
     """A second step of theirs would be like the first, and only start the server later."""
     world, _ = run(mode, **LIMITS)
-    for stage in warmup_stages(mode, spec(), world.settings.engine_slice(), DUMMY):
+    for stage in warmup_stages(mode, spec(), world.settings.part(EngineConfig), DUMMY):
         longest = max(len(request.prompt_token_ids) for request in stage.requests)
         assert longest == 2 or {len(world.tokens[request.request_id]) for request in stage.requests} == {2}
 
@@ -142,7 +142,7 @@ def test_plan_fits_any_limits(mode: str, max_model_len: int, settings: dict[str,
 
 
 def config(**settings: Any) -> EngineConfig:
-    return World(**settings).settings.engine_slice()
+    return World(**settings).settings.part(EngineConfig)
 
 
 def names(stages: list[WarmupStage]) -> list[str]:

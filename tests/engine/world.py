@@ -9,6 +9,7 @@ from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import (
@@ -23,6 +24,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.model_spec import ONE_ROPE, LongRope, ModelSpec, PoolingSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
+from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from tests.engine.fake_constraints import FakeConstraints, chosen, steps_of
@@ -53,6 +55,26 @@ class VirtualClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def batch_limits(
+    rows: int,
+    tokens: int,
+    batch_wait: float = 0.0,
+    preferred: int | None = None,
+    ttft_target: float | None = None,
+    itl_target: float | None = None,
+) -> BatchLimits:
+    """Limits of a batch whose times are given in seconds; a step may take as long as it likes."""
+    return BatchLimits(
+        max_num_seqs=rows,
+        max_num_batched_tokens=tokens,
+        batch_wait_ms=1000 * batch_wait,
+        preferred_batch_size=preferred,
+        latency_target_ms=None if ttft_target is None else 1000 * ttft_target,
+        inter_token_target_ms=None if itl_target is None else 1000 * itl_target,
+        prompt_stretch=0,
+    )
 
 
 class World:
@@ -92,8 +114,8 @@ class World:
             self.runner,
             spec,
             num_blocks,
-            self.settings.engine_slice(),
-            self.settings.adapter_slice(),
+            self.settings.part(EngineConfig),
+            self.settings.part(AdapterConfig),
             self.loading.append,
             clock,
             memory,
@@ -187,7 +209,7 @@ class World:
                     self.order.append(event.request_id)
 
     def _take_replies(self) -> None:
-        for command, reply in self.engine.take_replies():
+        for command, reply in self.engine.commands.take_replies():
             self._replies[command.call_id].append(reply.error or reply.value)
 
     def error(self, request_id: str) -> LoraServeError:

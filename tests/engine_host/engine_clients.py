@@ -13,9 +13,9 @@ from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.loop import Mail
@@ -24,7 +24,7 @@ from lora_serve.engine_host.configure import configure_of
 from tests.engine.world import World
 from tests.engine_host import fake_engine
 
-LIMITS = QueueLimits(1024)
+LIMITS = QueueLimits()
 
 
 def request(

@@ -21,6 +21,7 @@ from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, RowOutput
+from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import AdapterUnavailableError, ModelError
 from lora_serve.core.messages import AdapterSize, Configure, LoadRefused, Ready, ToEngine
 from lora_serve.engine.build import build_engine
@@ -73,7 +74,7 @@ class FakeValidator:
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
         return AdapterSize(1, 100)
 
-    def forget(self) -> None:
+    def forget(self, digest: str) -> None:
         """There is nothing."""
 
 
@@ -92,7 +93,7 @@ class FakeServed:
 
     def rebuild(self) -> Engine:
         settings = self._world.settings
-        slices = settings.engine_slice(), settings.adapter_slice()
+        slices = settings.part(EngineConfig), settings.part(AdapterConfig)
         return build_engine(self._runner, self.spec, self._world.num_blocks, *slices, self._submit)
 
     def warm_up_done(self) -> None:

@@ -44,7 +44,7 @@ def test_without_a_thread_a_validation_is_refused_and_the_next_one_is_done(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         service.take(validate(1))
-        service.take(ForgetStaged())
+        service.take(ForgetStaged(""))
     refused = sent.get(timeout=SECONDS)
     assert isinstance(refused, Reply)
     assert isinstance(refused.error, AdapterUnavailableError)

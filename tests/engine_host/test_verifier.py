@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import lora_serve.engine_host.validator as validator_module
 import lora_serve.engine_host.verifier as module
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedLinear
 from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
@@ -114,15 +115,20 @@ async def test_loader_takes_what_was_folded_while_it_is_tried_and_only_then() ->
     assert last_folded.take(REF) is None
 
 
-def test_at_hand_is_one_adapter_taken_once_and_of_its_digest() -> None:
+def test_at_hand_are_adapters_taken_once_and_of_their_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     last_folded = LastFolded()
     last_folded.put(plain())
     assert last_folded.take(dataclasses.replace(REF, digest="sha256:b")) is None
     assert last_folded.take(REF) is not None
     assert last_folded.take(REF) is None
-    last_folded.put(plain())
-    last_folded.put(dataclasses.replace(plain(), digest="sha256:b"))
-    assert last_folded.take(REF) is None
+    other = dataclasses.replace(plain(), digest="sha256:b")
+    for kept_bytes, is_there in ((2**20, True), (0, False)):
+        monkeypatch.setattr(validator_module, "KEPT_BYTES", kept_bytes)
+        last_folded.put(plain())
+        last_folded.put(other)
+        last_folded.forget(other.digest)
+        assert last_folded.take(dataclasses.replace(REF, digest="sha256:b")) is None
+        assert (last_folded.take(REF) is not None) == is_there
 
 
 def test_adapter_that_depends_on_its_cards_rank_or_the_base_is_not_kept_at_hand() -> None:

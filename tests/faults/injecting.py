@@ -47,12 +47,12 @@ class FaultyRunner:
 def broken_runner(
     house: House, run: Run | None = None, load_slot: Callable[[SlotRef], None] | None = None
 ) -> Iterator[None]:
-    sound = house.engine._runner
-    house.engine._runner = FaultyRunner(sound, run, load_slot)
+    sound = house.engine.execution.runner
+    house.engine.execution.runner = FaultyRunner(sound, run, load_slot)
     try:
         yield
     finally:
-        house.engine._runner = sound
+        house.engine.execution.runner = sound
 
 
 @contextmanager

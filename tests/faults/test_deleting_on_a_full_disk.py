@@ -28,6 +28,8 @@ def test_deletion_is_done_on_a_full_disk_and_noted_afterwards(world: World, tmp_
                 reply = as_admin(house, "DELETE", "/admin/adapters/acme/a")
                 assert reply.status == 200, (reply.json, house.log[-5:])
                 assert as_admin(house, "GET", "/admin/adapters/acme/a").status == 404
+                reply = as_admin(house, "POST", "/v1/unload_lora_adapter", {"lora_name": "acme/b"})
+                assert (reply.status, as_admin(house, "GET", "/admin/adapters/acme/b").status) == (200, 404), reply.body
             settle(lambda: house.services.store_monitor.look())  # type: ignore[union-attr]
             lines = as_admin(house, "GET", "/admin/audit").json["data"]
             assert [line["outcome"] for line in lines if line["subject"] == "acme/a"] == [200]

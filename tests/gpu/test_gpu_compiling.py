@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.core.config import EngineConfig
 from lora_serve.engine.warmup import warmup_stages
 from tests.local_engine import Answer, LocalEngine
 from tests.oracle import save_adapter, save_tiny_model
@@ -40,7 +41,7 @@ def test_nothing_is_compiled_after_warm_up(tmp_path: Path, compiled: list[str], 
         model, adapters, device="cuda", dtype="bfloat16", cuda_graphs=graphs, max_loras=3, max_num_seqs=8,
         max_num_batched_tokens=128, kv_cache_memory="8MiB", swap_space="1MiB", adapter_memory="8MiB",
     )  # fmt: skip
-    plan = warmup_stages("auto", engine.parts.spec, engine.settings.engine_slice(), engine.refs["r8"])
+    plan = warmup_stages("auto", engine.parts.spec, engine.settings.part(EngineConfig), engine.refs["r8"])
     for stage in plan:
         assert errors(engine.run(list(stage.requests))) == []
     assert any("shrink_tiles" in program for program in compiled)  # here or when the engine measured its memory

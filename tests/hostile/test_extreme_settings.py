@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import pytest
 
 from lora_serve.adapters.sources.table import build_sources
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig, ServerConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import flag_name
 from lora_serve.core.settings import Settings, resolve_settings
-from lora_serve.logs.redaction import redaction_for
+from lora_serve.logs.pipeline import redaction_for
 from lora_serve.server.sockets.listener import bound_socket
 from lora_serve.server.sockets.tls import ServerTls
 from tests.tiers import by_tier
@@ -69,13 +70,13 @@ def check(name: str, flags: dict[str, Any]) -> None:
 def refusal(name: str, flags: dict[str, Any]) -> str | None:
     try:
         settings = resolve_settings(flags)
-        for part in ("model", "engine", "adapter", "server", "accounting"):
-            getattr(settings, f"{part}_slice")()
+        for part in (ModelConfig, EngineConfig, AdapterConfig, ServerConfig):
+            settings.part(part)
         redaction_for(settings)
         if name in OF_SOURCES:
-            build_sources(settings.adapter_slice())
-        if (tls := settings.tls_slice()) is not None:
-            ServerTls(tls)
+            build_sources(settings.part(AdapterConfig))
+        if settings.ssl_certfile is not None:
+            ServerTls(settings)
     except ConfigError as error:
         return str(error)
     assert_sane(name, getattr(settings, name))

@@ -6,12 +6,14 @@ What a prompt's timing could tell is how many of its tokens were computed; that 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from lora_serve.core.request import InferenceRequest
+from lora_serve.engine.blocks import BlockManager, PrefixCache
+from lora_serve.engine.sequence import Sequence
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model
 
@@ -55,13 +57,13 @@ def test_one_tenants_adapters_do_not_find_each_others_blocks(engine: LocalEngine
     assert [num_cached(engine, "hooli", name) for name in (None, "a", "b")] == [len(PROMPT) - 4] * 3
 
 
-def test_same_keys_in_another_process_are_others(tmp_path: Path) -> None:
+def test_same_keys_in_another_process_are_others() -> None:
     """The salt is made by the server at its start: knowing tenant, tokens and adapter gives nobody a key."""
-    from lora_serve.engine.kv.prefix_cache import BlockKeys
-
-    keys: list[list[bytes]] = [[], []]
-    for made in keys:
-        BlockKeys(4).extend(made, "acme", (), PROMPT)
+    request = InferenceRequest("r", tuple(PROMPT), tenant="acme")
+    keys = [
+        PrefixCache(BlockManager(16, 4), is_enabled=True).keys_of(Sequence(0, request, 0, PROMPT, ())) for _ in range(2)
+    ]
+    assert len(keys[0]) == len(PROMPT) // 4
     assert not set(keys[0]) & set(keys[1])
 
 

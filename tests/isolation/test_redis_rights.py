@@ -18,8 +18,9 @@ from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.stores.redis import RedisStore
 from lora_serve.commands.server_process import free_port
-from lora_serve.core.config import AccountingConfig, AdapterConfig
+from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.tenant import Caller, Quota, Role
 from lora_serve.tenancy.accounting import open_accounting
 from lora_serve.tenancy.audit.journal import Act
@@ -97,7 +98,13 @@ def use_everything(url: str, prefix: str, tmp_path: Path, adapter: Path) -> None
 
 def config_of(store: Path, url: str, prefix: str) -> AdapterConfig:
     return AdapterConfig(
-        store=store, redis_url=url, max_loras=4, max_lora_rank=64, host_bytes=1, max_upload_bytes=1, redis_prefix=prefix
+        store=store,
+        redis_url=url,
+        max_loras=4,
+        max_lora_rank=64,
+        adapter_host_memory=1,
+        max_upload_size=1,
+        redis_prefix=prefix,
     )
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
-from lora_serve.core.config import AttemptLimits, ServerConfig
+from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import AuthenticationError, LoraServeError
 from lora_serve.core.tenant import Role
 from lora_serve.tenancy.authentication import authenticator
@@ -182,7 +182,7 @@ def auth_required() -> bool:
 @pytest.fixture
 def server_config(server_config: ServerConfig) -> ServerConfig:
     """Whoever comes with wrong keys may come again."""
-    return replace(server_config, attempts=AttemptLimits(wrong_keys_per_minute=0))
+    return replace(server_config, wrong_keys_per_minute=0)
 
 
 @pytest.mark.nightly

@@ -14,8 +14,7 @@ import pytest
 
 from lora_serve.core.log_context import logged_with
 from lora_serve.logs import drop_import_noise
-from lora_serve.logs.pipeline import line_formatter
-from lora_serve.logs.redaction import Redaction, passwords_in
+from lora_serve.logs.pipeline import Redaction, line_formatter, passwords_in
 
 
 def record_of(message: str, *arguments: object, **extra: object) -> logging.LogRecord:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model import base_model
@@ -23,7 +24,7 @@ from tests.oracle import load_plain, logprobs_alone, save_tiny_model
 
 def build(model: Path | str, **settings: Any) -> ModelParts:
     given = Settings(model=str(model), **settings)
-    return build_model(given.model_slice(), given.engine_slice(), 2)
+    return build_model(given.part(ModelConfig), given.part(EngineConfig), 2)
 
 
 @pytest.fixture(scope="module")

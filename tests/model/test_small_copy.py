@@ -12,12 +12,13 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig
 
+from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model import base_model, small_copy
 from lora_serve.model.small_copy import check_small_copy, shrunk
 from tests.local_engine import LocalEngine
-from tests.models_table import TYPES, build_tiny, tiny_config
+from tests.models_table import build_tiny
 from tests.oracle import ARCHITECTURES, REPRESENTATIVE, load_plain, logprobs_alone, save_tiny_model
 from tests.tiers import mostly_nightly
 
@@ -79,10 +80,31 @@ def test_keyword_of_attention_that_is_not_known_is_named(tmp_path: Path) -> None
 def test_served_architecture_in_full_size_has_a_small_copy_that_passes(
     architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    AutoConfig.for_model(architecture).save_pretrained(tmp_path)
+    config = AutoConfig.for_model(architecture)
     with caplog.at_level(logging.WARNING, "lora_serve"):
-        check_small_copy(Settings(model=str(tmp_path)).model_slice())
+        small_copy._check("model", config, getattr(config.get_text_config(), "max_position_embeddings", 512))
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "length", "is_made"),
+    [
+        ("llama", {}, None, False),
+        ("mistral", {"sliding_window": 64}, None, True),
+        ("mistral", {"sliding_window": 64}, 64, False),
+        ("llama", {"width_of_something_new": 64}, None, True),
+        ("llama", {"width_of_something_new": 12}, None, False),  # the start on the real weights shows that
+        ("llama", {"something": {"width": 64}}, None, True),
+    ],
+)
+def test_no_copy_is_made_where_it_could_show_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, changes: Any, length: int | None, is_made: bool
+) -> None:
+    AutoConfig.for_model(architecture, **changes).save_pretrained(tmp_path)
+    made: list[Any] = []
+    monkeypatch.setattr(small_copy, "_check_once", lambda *arguments: made.append(arguments))
+    check_small_copy(Settings(model=str(tmp_path), max_model_len=length).part(ModelConfig))
+    assert bool(made) is is_made
 
 
 def test_small_copy_keeps_a_layer_of_each_kind_and_the_proportions_of_rope() -> None:
@@ -101,10 +123,9 @@ def test_small_copy_keeps_a_layer_of_each_kind_and_the_proportions_of_rope() -> 
 
 
 def test_random_numbers_of_the_process_go_on_as_they_were(tmp_path: Path) -> None:
-    tiny_config("llama").save_pretrained(tmp_path)
+    AutoConfig.for_model("mistral", sliding_window=64).save_pretrained(tmp_path)
     torch.manual_seed(3)
-    check_small_copy(Settings(model=str(tmp_path)).model_slice())
+    check_small_copy(Settings(model=str(tmp_path)).part(ModelConfig))
     found = torch.rand(3)
     torch.manual_seed(3)
     assert torch.equal(found, torch.rand(3))
-    assert "llama" in TYPES

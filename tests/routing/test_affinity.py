@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.routing.fleet_view import FleetView
-from lora_serve.routing.replica_state import Tier
-from lora_serve.routing.routed_request import RoutedRequest
+from lora_serve.routing.fleet_view import FleetView, Tier
+from lora_serve.routing.request import RoutedRequest
 from lora_serve.routing.routers import create_router
 from lora_serve.routing.routers.affinity import BOUND, LOAD_TOKENS, limits
 from tests.routing.fleets import DIGESTS, fleets, report, request, requests, view_of

@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.config import BatchLimits
 from lora_serve.core.replica_report import ReplicaReport, report_of
+from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.stats import BatcherStats, EngineStats, SlotInfo, TierStats
-from lora_serve.routing.replica_state import ReplicaState, Tier
+from lora_serve.routing.fleet_view import ReplicaState, Tier
 from tests.routing.fleets import report, request, requests, view_of
 
 
@@ -127,7 +127,7 @@ def test_report_is_the_engines_figures_and_crosses_as_messagepack() -> None:
 
 def test_load_is_told_in_tokens_of_its_time() -> None:
     tiers = {"host": TierStats(0, 4, 4, 0, 2.0, None, 0)}
-    batcher = BatcherStats(BatchLimits(4, 64), 4, 64, 0.0, cost={"token": 0.001})
+    batcher = BatcherStats(BatchLimits(max_num_seqs=4, max_num_batched_tokens=64), 4, 64, 0.0, cost={"token": 0.001})
     stats = EngineStats(0, 0, (), (), 4, 100, 40, 16, 0, (), (), (), tiers=tiers, batcher=batcher)
     assert report_of("a", 5.0, stats).load_tokens == 500
     assert report_of("a", 5.0, replace(stats, tiers={"host": TierStats(0, 0, 0, 0, 0.0, None, 0)})).load_tokens == 0

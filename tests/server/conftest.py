@@ -118,7 +118,7 @@ class House:
 
 @pytest.fixture
 def server_config() -> ServerConfig:
-    return ServerConfig(host="127.0.0.1", served_model_name=BASE, auth="auto", max_body_bytes=100_000)
+    return ServerConfig(model="", served_model_name=(BASE,), max_body_size=100_000)
 
 
 @pytest.fixture
@@ -145,11 +145,11 @@ def adapter_config(tmp_path: Path) -> AdapterConfig:
     root.mkdir(exist_ok=True)
     return AdapterConfig(
         store=store,
-        roots=(root,),
+        adapter_root=(root,),
         max_loras=4,
         max_lora_rank=64,
-        host_bytes=10**8,
-        max_upload_bytes=1_000_000,
+        adapter_host_memory=10**8,
+        max_upload_size=1_000_000,
         base_name="tests/tiny-base",
     )
 
@@ -201,16 +201,16 @@ async def opened_services(
     await engine.start()
     base_tokens = BaseTokens(text_model.vocabulary())
     processes = TemplateProcesses()
-    templates = base_templates(text_model, spec, processes, config.chat_templates)
+    templates = base_templates(text_model, spec, processes, config.adapter_chat_templates)
     store = DiskStore(config.store)
     registry = Registry(config, spec, catalog, store, verifier, base_tokens, directory.quota_of, templates)
     made = Services(
         client=engine,
         catalog=catalog,
         registry=registry,
-        staging=Staging(sources(config), registry.new_folder, config.max_upload_bytes),
+        staging=Staging(sources(config), registry.new_folder, config.max_upload_size),
         text=text_model,
-        grammars=GrammarChecks(text_model, server_config.grammars),
+        grammars=GrammarChecks(text_model, server_config),
         spec=spec,
         config=server_config,
         adapter_config=config,
@@ -226,6 +226,7 @@ async def opened_services(
     made.registrations.close()
     made.grammars.close()
     made.templates.close()
+    made.large_bodies.close()
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ def adapter_config(tmp_path: Path, rule: str) -> AdapterConfig:
     root = tmp_path / "root"
     root.mkdir()
     return AdapterConfig(
-        store=tmp_path / "store", roots=(root,), max_loras=4, max_lora_rank=64, host_bytes=10**8,
-        max_upload_bytes=1_000_000, chat_templates=rule,
+        store=tmp_path / "store", adapter_root=(root,), max_loras=4, max_lora_rank=64, adapter_host_memory=10**8,
+        max_upload_size=1_000_000, adapter_chat_templates=rule,
     )  # fmt: skip
 
 

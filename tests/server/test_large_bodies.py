@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,13 +19,15 @@ from lora_serve.server.services import Services
 PATH = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 ASKED = b'{"prompt": "x", "max_tokens": 1}'
-LARGE = b" " * 90_000 + ASKED  # two of them fit
+LARGE = b'{"junk": "' + b"," * 90_000 + b'", ' + ASKED[1:]  # two of them fit; for so many commas a process parses it
 MAX_BYTES = 250_000
 
 
 @pytest.fixture
-async def services(services: Services) -> Services:
-    return replace(services, large_bodies=LargeBodies(MAX_BYTES, MAX_BYTES))
+async def services(services: Services) -> AsyncIterator[Services]:
+    bodies = LargeBodies(MAX_BYTES, MAX_BYTES)
+    yield replace(services, large_bodies=bodies)
+    bodies.close()
 
 
 async def status(http: aiohttp.ClientSession, body: bytes) -> int:
@@ -90,12 +93,16 @@ async def test_small_body_is_served_while_large_ones_fill_the_memory(
 
 
 async def test_body_that_waits_to_be_parsed_keeps_its_room(http: aiohttp.ClientSession, services: Services) -> None:
-    bodies = services.large_bodies
-    async with bodies.parsing, bodies.parsing:
+    bodies, both = services.large_bodies, threading.Barrier(3)
+    for _ in range(2):
+        bodies._threads.submit(both.wait)
+    try:
         waiting = asyncio.create_task(status(http, LARGE))
         await until_held(services, lambda held: held == len(LARGE))
         await asyncio.sleep(0.05)
         assert bodies.num_bytes == len(LARGE)
+    finally:
+        both.wait()
     assert await waiting == 200
     assert bodies.num_bytes == 0
 

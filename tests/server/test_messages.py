@@ -188,6 +188,11 @@ class TestWithKeys:
             ({"x-api-key": "admin-key-of-the-tests"}, 200),
             ({"api-key": "wrong"}, 401),
             ({"api-key": "admin-key-of-the-tests"}, 200),
+            ({"api-key": "admin-key-of-the-tests", "x-api-key": "wrong"}, 200),
+            ({"api-key": "admin-key-of-the-tests", "Authorization": "Basic Zm9v"}, 200),
+            ({"api-key": "admin-key-of-the-tests", "Authorization": "Bearer "}, 200),
+            ({"api-key": "wrong", "x-api-key": "admin-key-of-the-tests", "Authorization": "Bearer wrong"}, 200),
+            ({"api-key": "wrong", "x-api-key": "wrong", "Authorization": "Basic Zm9v"}, 401),
         ):
             async with http.post("/v1/messages", json={"messages": HI, "max_tokens": 1}, headers=headers) as reply:
                 assert reply.status == expected

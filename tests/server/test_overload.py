@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from lora_serve.client.mock import MockReply
-from lora_serve.core.config import QueueLimits
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.queue_gate import QueueGate
 from tests.server.conftest import BASE, House
 
@@ -44,7 +44,7 @@ async def waiting(house: House, post: Post, limits: QueueLimits, num_requests: i
 
 
 async def test_full_queue_is_503_with_retry_after(house: House, post: Post) -> None:
-    async with waiting(house, post, QueueLimits(2), 2):
+    async with waiting(house, post, QueueLimits(max_queue=2), 2):
         response, body = await post({"prompt": [1]})
         assert (response.status, body["error"]["code"], body["error"]["type"]) == (503, "overloaded", "server_error")
         assert response.headers["Retry-After"] == "1"
@@ -55,14 +55,14 @@ async def test_full_queue_is_503_with_retry_after(house: House, post: Post) -> N
 async def test_full_queue_refuses_before_a_prompt_is_tokenised(
     house: House, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with waiting(house, post, QueueLimits(2), 2):
+    async with waiting(house, post, QueueLimits(max_queue=2), 2):
         monkeypatch.setattr(type(house.services.text), "encode", lambda *_: pytest.fail("tokenised"))
         response, _ = await post({"prompt": "long " * 10_000})
         assert response.status == 503
 
 
 async def test_tenant_at_its_limit_is_429_with_its_limits(house: House, post: Post) -> None:
-    limits = QueueLimits(100, max_tenant_requests=3, max_tenant_tokens=40)
+    limits = QueueLimits(max_queue=100, max_tenant_queue=3, max_tenant_queue_tokens=40)
     async with waiting(house, post, limits, 2):
         response, body = await post({"prompt": [1], "n": 2})
         assert (response.status, body["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -78,7 +78,7 @@ async def test_tenant_at_its_limit_is_429_with_its_limits(house: House, post: Po
     "body", [{"prompt": [1], "n": 2}, {"prompt": [[1], [2]]}, {"prompt": [1], "n": 2, "stream": True}]
 )
 async def test_answer_of_several_requests_is_refused_whole(house: House, post: Post, body: dict[str, Any]) -> None:
-    async with waiting(house, post, QueueLimits(3), 2):
+    async with waiting(house, post, QueueLimits(max_queue=3), 2):
         response, _ = await post(body)
         assert response.status == 503
         assert len(house.engine.requests) == 2, "none of it was begun"
@@ -86,7 +86,7 @@ async def test_answer_of_several_requests_is_refused_whole(house: House, post: P
 
 
 async def test_choices_of_one_answer_that_fit_are_all_begun(house: House, post: Post) -> None:
-    async with waiting(house, post, QueueLimits(4), 1):
+    async with waiting(house, post, QueueLimits(max_queue=4), 1):
         sent = asyncio.create_task(post({"prompt": [1], "n": 3}))
         while len(house.engine.requests) < 4:
             await asyncio.sleep(0.001)
@@ -96,7 +96,7 @@ async def test_choices_of_one_answer_that_fit_are_all_begun(house: House, post: 
 
 
 async def test_refusals_are_counted_by_reason(house: House, http: aiohttp.ClientSession, post: Post) -> None:
-    async with waiting(house, post, QueueLimits(2, max_tenant_tokens=10), 1):
+    async with waiting(house, post, QueueLimits(max_queue=2, max_tenant_queue_tokens=10), 1):
         await post({"prompt": [1] * 9})
         await post({"prompt": [1], "n": 2})
         await post({"prompt": [1], "n": 2})
@@ -110,14 +110,14 @@ async def test_refusals_are_counted_by_reason(house: House, http: aiohttp.Client
 async def test_probes_and_admin_answer_while_the_queue_is_full(
     house: House, admin: aiohttp.ClientSession, post: Post
 ) -> None:
-    async with waiting(house, post, QueueLimits(1), 1):
+    async with waiting(house, post, QueueLimits(max_queue=1), 1):
         for path in ("/health", "/ready", "/metrics", "/v1/models", "/admin/engine", "/admin/fleet"):
             async with admin.get(path) as response:
                 assert response.status == 200, path
 
 
 async def test_caller_who_leaves_the_queue_makes_room(house: House, http: aiohttp.ClientSession, post: Post) -> None:
-    house.engine.gate = QueueGate(QueueLimits(1))
+    house.engine.gate = QueueGate(QueueLimits(max_queue=1))
     never = asyncio.Event()
     house.engine.script = lambda request: MockReply(gate=never if len(request.prompt_token_ids) == 3 else None)
     impatient = asyncio.create_task(post({"prompt": [1, 2, 3]}))

@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher
 from openai import AsyncOpenAI
 
-from lora_serve.core.config import GrammarConfig, ServerConfig
+from lora_serve.core.config import ServerConfig
 
 BASE = "tiny-base"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -61,11 +61,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 @pytest.fixture
 def server_config() -> ServerConfig:
     return ServerConfig(
-        host="127.0.0.1",
-        served_model_name=BASE,
-        auth="off",
-        max_body_bytes=2**20,
-        grammars=GrammarConfig(max_grammar_size=2**16),
+        model="", served_model_name=(BASE,), auth_mode="off", max_body_size=2**20, max_grammar_size=2**16
     )
 
 

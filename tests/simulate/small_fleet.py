@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_serve.core.batch import StepLoad
-from lora_serve.simulate.figures import Outcome
-from lora_serve.simulate.fleet import Fleet
+from lora_serve.simulate.figures import RequestRecord
+from lora_serve.simulate.fleet import Fleet, Scenario
 from lora_serve.simulate.profiles import Profile, TransferTime
-from lora_serve.simulate.scenario import Scenario
-from lora_serve.simulate.traces import TraceRow
-from lora_serve.simulate.workload import Arrival, WorkloadConfig
+from lora_serve.simulate.workload import Arrival, TraceRow, WorkloadConfig
 
 
 @dataclass(frozen=True)
@@ -62,5 +60,5 @@ def run(config: Scenario, arrivals: list[Arrival], policy: str = "fcfs", router:
     return fleet
 
 
-def outcomes(fleet: Fleet) -> list[Outcome]:
+def outcomes(fleet: Fleet) -> list[RequestRecord]:
     return sorted(fleet.recorder.outcomes, key=lambda outcome: outcome.index)

@@ -9,7 +9,8 @@ import pytest
 
 from lora_serve.engine.policies import policy_names
 from lora_serve.routing.routers import router_names
-from lora_serve.simulate.fleet import Fleet, Replica, StalledError
+from lora_serve.simulate.fleet import Fleet, StalledError
+from lora_serve.simulate.replica import Replica
 from tests.simulate.small_fleet import outcomes, rows, run, scenario
 
 MIXED = rows((50, 4), (3, 20), (90, 2), (17, 9), (33, 6))

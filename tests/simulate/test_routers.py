@@ -7,9 +7,8 @@ from functools import cache
 
 import pytest
 
-from lora_serve.routing.replica_state import Tier
-from lora_serve.simulate.fleet import Fleet, Gateway
-from lora_serve.simulate.scenario import Summary
+from lora_serve.routing.fleet_view import Tier
+from lora_serve.simulate.fleet import Fleet, Gateway, Summary
 from tests.simulate.small_fleet import outcomes, rows, scenario
 
 LENGTHS = rows((40, 6), (10, 3), (70, 4))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.simulate.traces import TraceRow, read_trace
-from lora_serve.simulate.workload import WorkloadConfig, make_arrivals
+from lora_serve.simulate.workload import TraceRow, WorkloadConfig, make_arrivals, read_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "benchmarks" / "traces"
 

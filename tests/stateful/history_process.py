@@ -116,8 +116,8 @@ def live(spec: ModelSpec, folders: Sequence[str], order: dict[str, Any]) -> None
         redis_url=order["url"] or None,
         max_loras=4,
         max_lora_rank=64,
-        host_bytes=10**8,
-        max_upload_bytes=10**7,
+        adapter_host_memory=10**8,
+        max_upload_size=10**7,
     )
     print(f"alive {os.getpid()}", flush=True)
     try:

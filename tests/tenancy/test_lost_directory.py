@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.core.config import AccountingConfig, AdapterConfig
+from lora_serve.core.config import AdapterConfig
+from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.tenancy.accounting import open_accounting
 from lora_serve.tenancy.audit.journal import Act
 from lora_serve.tenancy.directory.opening import open_directory
@@ -19,7 +20,7 @@ from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 def config(tmp_path: Path) -> AdapterConfig:
     (tmp_path / "store").mkdir()
     return AdapterConfig(
-        store=tmp_path / "store", max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=10**7
+        store=tmp_path / "store", max_loras=4, max_lora_rank=64, adapter_host_memory=10**8, max_upload_size=10**7
     )
 
 

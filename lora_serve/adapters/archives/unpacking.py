@@ -16,8 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-from lora_serve.adapters.archives.tar import BrokenArchiveError, TarMember, read_members
-from lora_serve.adapters.archives.zip import ByteAllowance, ZipMember, read_zip_members
+from lora_serve.adapters.archives.members import (
+    BrokenArchiveError,
+    ByteAllowance,
+    TarMember,
+    ZipMember,
+    read_members,
+    read_zip_members,
+)
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, SIDE_NAMES, WEIGHTS_NAME
 from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError

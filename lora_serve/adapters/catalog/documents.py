@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 def document_of(entry: CatalogEntry) -> str:
     """The entry as text."""
-    fields = msgspec.to_builtins(entry)
+    fields = msgspec.to_builtins(replace(entry, versions=tuple(version.read for version in entry.versions)))
     if not entry.shared_with:  # servers of versions before sharing read it too
         del fields["shared_with"]
     return json.dumps(fields, separators=(",", ":"))
@@ -31,9 +31,12 @@ def entry_of(text: str) -> CatalogEntry | None:
         try:
             entry = _decoder.decode(text)
         except msgspec.MsgspecError:  # texts of metadata may hold halves of a character, which JSON allows
-            entry = msgspec.convert(json.loads(text), CatalogEntry)
+            fields = json.loads(text)
+            for version in fields.get("versions", ()):
+                version["summary"] = msgspec.Raw(json.dumps(version["summary"]).encode())
+            entry = msgspec.convert(fields, CatalogEntry)
         return _checked(entry)
-    except (ValueError, TypeError, AttributeError, RecursionError, RequestError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RequestError) as error:
         _log.error("a record of the catalog cannot be read and is left out: %r", error)
         return None
 
@@ -47,8 +50,7 @@ def _checked(entry: CatalogEntry) -> CatalogEntry:
     numbers, is_shared = set[int](), False
     for version in entry.versions:
         numbers.add(version.version)
-        _ = version.traits, version.summary.get("converted_from", {}).keys()  # both raise for what is of another form
-        is_shared = is_shared or KEY in version.summary
+        is_shared = version.facts.chat_template is not None or is_shared  # raises for facts of another form
     route = entry.route
     if not numbers.issuperset((route.version, *route.history, *((route.canary.version,) if route.canary else ()))):
         raise ValueError("a route leads nowhere")
@@ -56,5 +58,5 @@ def _checked(entry: CatalogEntry) -> CatalogEntry:
 
 
 def _with_shared_texts(version: VersionEntry) -> VersionEntry:
-    note = version.summary.get(KEY)
-    return version if note is None else replace(version, summary={**version.summary, KEY: interned(note)})
+    note = version.facts.chat_template
+    return version if note is None else replace(version, noted={**version.summary, KEY: interned(note)})

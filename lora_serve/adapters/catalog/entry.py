@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, Count
 from lora_serve.core.errors import InvalidRequestError
@@ -17,28 +18,64 @@ MAX_METADATA_BYTES = 65536
 MAX_SHARED = 1000  # tenants by name
 
 FOLDER = "folder "  # how the source of a folder begins; its path follows
+T = TypeVar("T")
 _Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+
+if TYPE_CHECKING:
+    Noted = msgspec.Raw | Mapping[str, Any]
+else:  # A summary that is read stays JSON: a start reads all of them, and a page of cards shows a few.
+    Noted = msgspec.Raw
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A part of a record, read in one piece with all its checks; nothing in it leads back to it."""
 
 
-class VersionEntry(_Record, frozen=True):
+class Facts(msgspec.Struct, frozen=True, gc=False):
+    """The parts of a summary that are checked whenever a record is read."""
+
+    traits: AdapterTraits = AdapterTraits()
+    converted_from: Mapping[str, Any] = {}
+    chat_template: Any = None
+
+
+class VersionEntry(_Record, frozen=True, eq=False):  # noqa: PLW1641 - no hash, as its summary has none
     """One version of one adapter."""
 
     version: Count
     digest: Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
     rank: Count
     num_bytes: Count
-    summary: Mapping[str, Any]  # facts for the card
+    noted: Noted = msgspec.field(name="summary")
     source: str  # shown on the card
     created: _Finite  # Unix seconds
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VersionEntry) and asdict(self.read) == asdict(other.read)
+
     @property
-    def traits(self) -> AdapterTraits:
-        """The traits that the registration noted in the summary."""
-        return msgspec.convert(self.summary.get("traits", {}), AdapterTraits)
+    def summary(self) -> dict[str, Any]:
+        """The facts for the card."""
+        return _read(self.noted, dict)
+
+    @property
+    def read(self) -> VersionEntry:
+        """The same with its summary as a mapping."""
+        return replace(self, noted=self.summary)
+
+    @property
+    def facts(self) -> Facts:
+        """Raises msgspec.ValidationError for facts of another form."""
+        return _read(self.noted, Facts)
+
+
+def _read(noted: Noted, kind: type[T]) -> T:
+    if isinstance(noted, msgspec.Raw):
+        try:
+            return msgspec.json.decode(noted, type=kind)
+        except msgspec.DecodeError:  # texts may hold halves of a character, which JSON allows
+            noted = json.loads(bytes(noted))
+    return msgspec.convert(noted, kind)
 
 
 class Canary(_Record, frozen=True):
@@ -109,7 +146,7 @@ class CatalogEntry(_Record, frozen=True):
         """The reference that travels with requests."""
         found = version or self.default
         return AdapterRef(
-            self.tenant, self.name, found.version, found.digest, found.rank, found.num_bytes, found.traits
+            self.tenant, self.name, found.version, found.digest, found.rank, found.num_bytes, found.facts.traits
         )
 
     @property

@@ -40,12 +40,12 @@ class Follower:
             self._thread.join()
 
     def _run(self) -> None:
-        is_away, num_losses = False, -1
+        problem, num_losses = None, -1
         while not self._stopping.is_set():
-            was_away, is_away = is_away, not self._succeeds(self._follow)
-            if is_away != was_away:
-                why = f"is away; what is known here is served: {self._followed.problem}"
-                what = why if is_away else "is back"
+            is_away, told = not self._succeeds(self._follow), problem
+            problem = self._followed.problem if is_away else None
+            if problem != told:
+                what = f"is away; what is known here is served: {problem}" if problem else "is back"
                 _log.warning("the shared %s %s", self._title, what)
             newest = self._followed.num_losses
             if is_away or (num_losses != newest and not self._succeeds(self._returned)):

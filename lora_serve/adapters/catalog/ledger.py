@@ -166,7 +166,7 @@ class Ledger(Generic[S]):
                     state = state.after(Page(position, own))
                     changes |= own
             if changes and self.is_away:  # the follower notes when it is back; until then no edit waits for a timeout
-                raise AdapterUnavailableError(f"The shared {self.title} cannot be reached.", retry_after=5)
+                raise AdapterUnavailableError(str(self.problem), retry_after=5)
             if changes and not self._commit(changes, state):
                 self._refresh()
             elif is_open and not changes and not is_newest:

@@ -70,7 +70,7 @@ def note_of(found: FoundTemplate) -> dict[str, Any]:
 
 def noted_template(version: VersionEntry) -> NotedTemplate | None:
     """The note of a version; None if it brought no template, or one in a form that is not this server's."""
-    note = version.summary.get(KEY)
+    note = version.facts.chat_template
     if not isinstance(note, Mapping):
         return None
     texts, tokens = (note.get(part, {}) for part in _PARTS)
@@ -82,10 +82,10 @@ def noted_template(version: VersionEntry) -> NotedTemplate | None:
 
 def vouched(version: VersionEntry) -> VersionEntry:
     """The version as one that the admin key registered."""
-    note = version.summary.get(KEY)
+    note = version.facts.chat_template
     if not isinstance(note, Mapping) or "texts" not in note:
         return version
-    return replace(version, summary={**version.summary, KEY: {**note, "by": "admin"}})
+    return replace(version, noted={**version.summary, KEY: {**note, "by": "admin"}})
 
 
 def interned(note: Any) -> Any:

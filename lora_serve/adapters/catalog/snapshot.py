@@ -43,7 +43,7 @@ class Snapshot:
         """
         named = Counter([version.digest for entry in entries.values() for version in entry.versions])
         pinned = frozenset(entry.name for entry in entries.values() if entry.pinned)
-        held = frozenset(unreadable) - entries.keys() - aliases.keys()
+        held = frozenset(name for name in unreadable if name not in entries and name not in aliases)
         return cls(position, entries, aliases, tuple(sorted(entries)), named, pinned, held)
 
     def after(
@@ -72,7 +72,7 @@ class Snapshot:
             elif new is None and old is not None:
                 del known[bisect.bisect_left(known, name)]
         pinned = self.pinned - names | {name for name in names if name in entries and entries[name].pinned}
-        held = frozenset(unreadable) - entries.keys() - aliases.keys()
+        held = frozenset(name for name in unreadable if name not in entries and name not in aliases)
         return Snapshot(position, entries, aliases, tuple(known), named, pinned, held, num_gone)
 
     @property

@@ -18,7 +18,7 @@ from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import BLOB_NAME
-from lora_serve.adapters.stores.files import listed
+from lora_serve.adapters.stores.files import FILE_MODE, listed
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 _POSITION = "position"  # the name of a file
@@ -52,10 +52,15 @@ def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str, folde
 
 def note_position(folder: Path, position: Position) -> None:
     """Note the catalog's position in the store's folder, after every commit. Not flushed: where power was lost, or the
-    server killed meanwhile, another one, or none, is found, and every blob is looked at.
+    server killed meanwhile, another one, or none, is found, and every blob is looked at. Written over what is there:
+    ext4 flushes a file that was emptied first as it is closed.
     """
+    path = folder / _POSITION
     with suppress(OSError):
-        (folder / _POSITION).write_text(_text_of(position))
+        path.touch(FILE_MODE)
+        with path.open("r+") as file:
+            file.write(_text_of(position))
+            file.truncate()
 
 
 def _noted_position(folder: Path) -> str:

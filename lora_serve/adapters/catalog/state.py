@@ -87,16 +87,18 @@ class CatalogState:
 
     def after(self, page: Page) -> CatalogState:
         """The state once these records have changed. A record that cannot be read changes nothing."""
-        snapshot, kinds = self.snapshot, {key.partition(":")[0] + ":" for key in page.records}
+        snapshot, kinds = self.snapshot, {key[: key.find(":") + 1] for key in page.records}
         entries, aliases, leases = snapshot.entries, snapshot.aliases, self.leases
         entries = dict(entries) if ADAPTER in kinds else entries  # what a commit leaves alone is not copied
         aliases = dict(aliases) if ALIAS in kinds else aliases
         leases = dict(leases) if BLOB in kinds else leases
         unreadable, changed = set(self.unreadable), set[str]()
+        tables: dict[str, Any] = {ADAPTER: entries, ALIAS: aliases, BLOB: leases}
         for key, text in page.records.items():
-            kind, colon, name = key.partition(":")
-            is_read = _put(kind + colon, name, text, entries, aliases, leases)
-            if kind + colon in (ADAPTER, ALIAS):
+            end = key.find(":") + 1
+            kind, name = key[:end], key[end:]
+            is_read = _put(kind, name, text, tables)
+            if kind in (ADAPTER, ALIAS):
                 (unreadable.discard if is_read else unreadable.add)(name)
                 if entries.get(name) != snapshot.entries.get(name):
                     changed.add(name)
@@ -167,16 +169,8 @@ def lease_change(digest: str, lease: BlobLease) -> Changes:
     return {BLOB + digest: lease.text if lease.holders or lease.condemned else None}
 
 
-def _put(
-    kind: str,
-    name: str,
-    text: str | None,
-    entries: Mapping[str, CatalogEntry],
-    aliases: Mapping[str, str],
-    leases: Mapping[str, BlobLease],
-) -> bool:
+def _put(kind: str, name: str, text: str | None, tables: Mapping[str, Any]) -> bool:
     """True if the record could be read. The table of its kind is a copy, to be changed."""
-    tables: dict[str, Any] = {ADAPTER: entries, ALIAS: aliases, BLOB: leases}
     if text is None:
         tables.get(kind, {}).pop(name, None)
     elif kind == ADAPTER:

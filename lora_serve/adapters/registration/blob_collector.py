@@ -131,7 +131,7 @@ def _swept(own: DiskStore, catalog: Catalog, config: AdapterConfig) -> Iterator[
                     history = CatalogHistory(state, catalog.is_shared)
                     own.sweep_blob(digest, _may_be_named(own, state, digest), history.may_delete)
         yield
-    own.orphans.expire(config.unnamed_days)
+    own.orphans.expire(config.unnamed_blob_days)
     if digests := sorted({digest for digest, _ in own.orphans.all()}):
         more = f" and {len(digests) - _MAX_NAMED} more" if len(digests) > _MAX_NAMED else ""
         _log.warning(

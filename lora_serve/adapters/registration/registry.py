@@ -116,10 +116,10 @@ class Registry:
         Raises InvalidRequestError, ConflictError, InvalidAdapterError, PayloadTooLargeError, AdapterUnavailableError.
         """
         self.check_new(name, tenant, metadata)
-        roots = None if trusted else self._config.roots
+        roots = None if trusted else self._config.adapter_root
         found = Path(folder) if roots is None else find_folder(folder, roots)
         with _private_folder(self.new_folder) as copy:
-            copy_files(found, copy, self._config.max_upload_bytes, roots)
+            copy_files(found, copy, self._config.max_upload_size, roots)
             source = f"folder {folder}"
             return self._register(name, copy, source, tenant, pin, metadata, allow_noop, activate, by_admin=True)
 
@@ -183,7 +183,7 @@ class Registry:
 
     def set_host_bytes(self, host_bytes: int) -> None:
         """Set the host tier's new budget, the most that one adapter may need from now on."""
-        self._config = replace(self._config, host_bytes=host_bytes)
+        self._config = replace(self._config, adapter_host_memory=host_bytes)
 
     @property
     def is_sweeping(self) -> bool:
@@ -299,9 +299,9 @@ class Registry:
 
     def _validated(self, folder: Path, artifact: Artifact, allow_noop: bool, budget: ValidationBudget) -> AdapterSize:
         size = self._verifier.validate(self._staged(folder, artifact, budget), allow_noop=allow_noop)
-        if size.num_bytes > self._config.host_bytes:
+        if size.num_bytes > self._config.adapter_host_memory:
             raise InvalidAdapterError(
-                [f"it needs {size.num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
+                [f"it needs {size.num_bytes} bytes; --adapter-host-memory allows {self._config.adapter_host_memory}"]
             )
         return size
 

@@ -62,12 +62,12 @@ class SourceTable:
 def build_sources(config: AdapterConfig) -> SourceTable:
     """All sources. Raises ConfigError for a wrong --adapter-url, --redis-url or --tenant-source."""
     allowed = ("hf", "http", "https", *PACKAGES)  # folders and Redis keys may belong to any tenant
-    if wrong := [scheme for scheme in config.tenant_sources if scheme not in allowed]:
+    if wrong := [scheme for scheme in config.tenant_source if scheme not in allowed]:
         raise ConfigError(f"--tenant-source: expected one of {', '.join(allowed)} (got {wrong[0][:200]!r})")
-    archive_url = ArchiveUrlSource(config.urls, allow_inner=config.allow_inner_urls)
+    archive_url = ArchiveUrlSource(config.adapter_url, allow_inner=config.adapter_url_inner)
     return SourceTable(
         {
-            "": FolderSource(config.roots),
+            "": FolderSource(config.adapter_root),
             "hf": HubSource(),
             "http": archive_url,
             "https": archive_url,

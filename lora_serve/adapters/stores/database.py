@@ -7,6 +7,7 @@ until the store's monitor has opened the file for writing.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import sqlite3
@@ -25,6 +26,7 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError, Damaged
 
 _UNWRITABLE = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN))
 _DAMAGED = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
+_text = functools.partial(str, encoding="utf-8", errors="replace")  # a text that is broken must not hide the others
 _log = logging.getLogger(__name__)
 
 
@@ -137,6 +139,7 @@ class Database:
         make_private(self._path.parent)
         _make_file(self._path)
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        connection.text_factory = _text
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
@@ -236,6 +239,7 @@ def _connected_for_reading(path: Path) -> sqlite3.Connection:
     how = "vfs=unix-none" if has_log else "immutable=1"
     address = f"file:{quote(str(path.absolute()))}?mode=ro&{how}"
     connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+    connection.text_factory = _text
     if has_log:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     return connection

@@ -35,6 +35,7 @@ from lora_serve.adapters.stores.record_files import (
     TOMBSTONE,
     is_record,
     read_records,
+    record_path,
     remove_record,
     staged_records,
     write_record,
@@ -181,7 +182,8 @@ class DiskStore:
             return {"disk": self._table.stats()}
 
     def places_of(self, digest: str) -> tuple[str, ...]:
-        return ("disk",) if self.has(digest) else ()
+        blob = f"{self._blobs}/{digest.removeprefix('sha256:')}"
+        return ("disk",) if os.path.isdir(blob) else ()  # a page of cards asks 500 times
 
     def digests(self) -> frozenset[str]:
         with _readable_errors():
@@ -243,12 +245,12 @@ class DiskStore:
     def _write(self, blob: Path, folder: Path, records: Records, is_replaced: bool) -> None:
         """`is_replaced`: the blob that is there is broken, or cannot be read here; it stays until all is written."""
         with scratch_folder(self.tmp) as scratch:
-            for name in (names := content_names(folder)):
+            for name in content_names(folder):
                 link_or_copy(folder / name, scratch / name)
-            for name in names:  # once all are there, so that the first flush writes the file system's log for all
-                flush(scratch / name)
             for key, text in records.items():
-                write_record(scratch, key, text)
+                write_record(record_path(scratch, key), text)
+            for path in sorted(listed(scratch)):  # once all are there: the first writes the file system's log for all
+                flush(path)
             flush(scratch)
             make_private(self._blobs)
             if is_replaced:

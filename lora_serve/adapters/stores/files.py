@@ -31,7 +31,8 @@ def make_private(folder: Path) -> Path:
         with suppress(PermissionError):  # a parent that this user may change and not read
             flush(made.parent)
     try:
-        folder.chmod(FOLDER_MODE)
+        if stat.S_IMODE(folder.stat().st_mode) != FOLDER_MODE:
+            folder.chmod(FOLDER_MODE)
     except OSError as error:
         if error.errno not in UNWRITABLE:  # a folder of another owner, or on a read-only disk, stays as it is
             raise

@@ -35,7 +35,6 @@ class StoreMonitor:
         self._lock = threading.Lock()
         self._pending: dict[str, Callable[[], None]] = {}  # by description
         self._problem: str | None = None
-        self._has_reserve = False  # a server that starts on a full disk has its databases open for reading alone
         self._kept_again_from = 0.0  # `time.monotonic()`: until then what needed the reserve's room may be at work
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store monitor", daemon=True)
@@ -62,12 +61,17 @@ class StoreMonitor:
         let through: the reserve is given up for its records.
         """
         if self._problem is not None and not self.look():
-            if makes_room and self._has_reserve:
-                with suppress(OSError), self._lock:
-                    self._kept_again_from = time.monotonic() + MAX_PAUSE
-                    (self._store / RESERVE).unlink(missing_ok=True)
+            if makes_room and self._gave_up_reserve():
                 return
             raise StoreUnwritableError(f"No changes are taken at present: {self._problem}.", retry_after=MAX_PAUSE)
+
+    def _gave_up_reserve(self) -> bool:
+        """True if there is room now for what makes more; a server that started on a full disk opens its databases."""
+        with self._lock, suppress(OSError):  # a disk that is read-only, or it was given up a moment ago
+            (self._store / RESERVE).unlink()
+            self._kept_again_from = time.monotonic() + MAX_PAUSE
+            self._write_pending()
+        return self._kept_again_from > 0
 
     def start(self) -> None:
         """Test the store regularly, on a thread, until `close`."""
@@ -95,7 +99,6 @@ class StoreMonitor:
         if is_well:
             with suppress(OSError):  # there is no room for it yet
                 _keep_reserve(self._store)
-                self._has_reserve = True
         return is_well
 
     def _try(self) -> str | None:
@@ -109,6 +112,9 @@ class StoreMonitor:
                 self._kept_again_from = 0.0
         except OSError as error:
             return f"the store cannot be written: {words_of(error)}"
+        return self._write_pending()
+
+    def _write_pending(self) -> str | None:
         for what in list(self._pending):
             try:
                 self._pending[what]()

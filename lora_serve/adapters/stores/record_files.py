@@ -6,12 +6,13 @@ They are no part of the blob's digest and move with its folder. The catalog writ
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lora_serve.adapters.regular_file import NotRegularError, TooLargeFileError, read_regular
-from lora_serve.adapters.stores.files import FILE_MODE, flush, scratch_folder
+from lora_serve.adapters.stores.files import FILE_MODE, flush, make_private
 
 MAX_BYTES = 2**26  # of one record
 Texts = Mapping[str, str]  # by key
@@ -41,18 +42,20 @@ def _text(path: Path) -> str:
         return ""
 
 
-def write_record(folder: Path, key: str, text: str) -> Path:
-    """Write a record, flushed, as a new file. Raises OSError."""
-    path = folder / f"named-{key}.json"
+def record_path(folder: Path, key: str) -> Path:
+    """The place of a record."""
+    return folder / f"named-{key}.json"
+
+
+def write_record(path: Path, text: str) -> None:
+    """Write a record as a new file, which is still to be flushed. Raises OSError."""
     path.touch(FILE_MODE)
     path.write_text(text, encoding="utf-8")
-    flush(path)
-    return path
 
 
 def remove_record(blob: Path, key: str, tombstone: bool) -> None:
     """Remove a record, if there is one; needs no room on the disk. Raises OSError."""
-    path, trace = blob / f"named-{key}.json", blob / f"gone-{key}.json"
+    path, trace = record_path(blob, key), blob / f"gone-{key}.json"
     with suppress(FileNotFoundError):
         if tombstone:
             path.rename(trace)
@@ -70,21 +73,25 @@ def staged_records(
 
     `records`: by digest. Missing blobs are skipped. Raises OSError.
     """
-    if not any(records.values()):
-        yield lambda: None
-        return
-    with scratch_folder(tmp) as scratch:
-        files: dict[str, list[Path]] = {}
-        for digest, texts in records.items():
-            place = scratch / digest.removeprefix("sha256:")
-            place.mkdir()
-            files[digest] = [write_record(place, key, text) for key, text in texts.items()]
+    texts = {record_path(blob_of(digest), key): text for digest, own in records.items() for key, text in own.items()}
+    files = {place: make_private(tmp) / uuid.uuid4().hex for place in texts}
+    try:
+        for place, file in files.items():
+            write_record(file, texts[place])
+        for file in files.values():  # once all are there: see DiskStore
+            flush(file)
 
         def publish() -> None:
-            for digest, paths in files.items():
+            for place, file in files.items():
                 with suppress(FileNotFoundError):
-                    for path in paths:
-                        path.rename(blob_of(digest) / path.name)
-                    flush(blob_of(digest))
+                    file.rename(place)
+            for blob in {place.parent for place in files}:
+                with suppress(FileNotFoundError):
+                    flush(blob)
 
         yield publish
+    finally:
+        for file in files.values():
+            with suppress(OSError):  # the next sweep removes it
+                if file.exists():
+                    file.unlink()

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from lora_serve import __version__
 from lora_serve.client.ray.link import ReplicaLink, gateway_names
 from lora_serve.client.ray.transport import Transport
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import EngineLostError, LoraServeError
 from lora_serve.core.messages import FromEngine, Greeting, Reported
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.stats import ReplicaState, ReplicaStats
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate

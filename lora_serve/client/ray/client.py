@@ -18,9 +18,8 @@ from lora_serve.client.ray.figures import FleetFigures
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.client.ray.transport import Transport
 from lora_serve.client.ray.watching import FleetWatch
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import EngineLostError, NotReadyError
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from lora_serve.core.messages import (
     AdapterCommand,
     Convert,
@@ -41,10 +40,11 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.routing.routed_request import RoutedRequest, routed
+from lora_serve.routing.request import RoutedRequest, routed
 from lora_serve.routing.routers import create_router
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class RayEngineClient:
 
     async def watch(
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
-    ) -> list[Look]:
+    ) -> list[EngineView]:
         """See `EngineClient.watch`."""
         return await self._watch.looks(seen, tenants, in_full=in_full)
 

@@ -8,8 +8,8 @@ import time
 from lora_serve.client.ray.attached import AttachedReplicas
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.fleet_stats import EMPTY, added, counters_of, merged
-from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
+from lora_serve.core.figures import added, counters_of
+from lora_serve.core.stats import EMPTY, EngineStats, ReplicaState, ReplicaStats, merged
 
 _REASONS = {
     ReplicaState.DRAINING: "it ends once its requests have",

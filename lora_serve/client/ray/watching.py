@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from lora_serve.client.ray.attached import AttachedReplicas
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.core.errors import LoraServeError, NotReadyError
-from lora_serve.core.live import Look, looked_at
+from lora_serve.core.live import EngineView, name_replica
 
 PATIENCE = 0.3  # seconds for the replicas to answer; who needs longer is in a later call's list
 RETRY_AFTER = 5.0  # seconds
@@ -19,9 +19,9 @@ class FleetWatch:
 
     def __init__(self, fleet: AttachedReplicas) -> None:
         self._fleet = fleet
-        self._asked: dict[ReplicaLink, asyncio.Task[Look]] = {}
+        self._asked: dict[ReplicaLink, asyncio.Task[EngineView]] = {}
 
-    async def looks(self, seen: Mapping[str, int], tenants: Collection[str], *, in_full: bool) -> list[Look]:
+    async def looks(self, seen: Mapping[str, int], tenants: Collection[str], *, in_full: bool) -> list[EngineView]:
         """The looks of those that answered by now. Raises NotReadyError if no replica is there."""
         links = self._fleet.links
         if not links:
@@ -35,7 +35,7 @@ class FleetWatch:
         for link in done:
             del self._asked[link]
         answered = [(link, task) for link, task in done.items() if _is_answered(task)]
-        return [looked_at(task.result(), link.replica) for link, task in answered]
+        return [name_replica(task.result(), link.replica) for link, task in answered]
 
     async def close(self) -> None:
         """Wait for nobody any more."""
@@ -45,7 +45,7 @@ class FleetWatch:
         self._asked.clear()
 
 
-def _is_answered(task: asyncio.Task[Look]) -> bool:
+def _is_answered(task: asyncio.Task[EngineView]) -> bool:
     """False if the replica was lost meanwhile; other errors are raised."""
     if task.cancelled():
         return False

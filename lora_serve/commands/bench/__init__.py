@@ -9,11 +9,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from lora_serve.commands.failure import ExitCode
+from lora_serve.commands.output import ExitCode
 
 
 def run(arguments: list[str]) -> int:
-    """Runs the bench; returns the exit code. Raises ConfigError for a wrong command line, or if nobody answers."""
+    """Runs the bench; returns the exit code. Raises ConfigError for a wrong command line, or if no server answers."""
     from lora_serve.commands.bench.flags import PROGRAM, bench_parser, check_flags
     from lora_serve.commands.flags import named_urls, urls_here
     from lora_serve.commands.output import Output

@@ -27,7 +27,7 @@ PLAIN_WORDS = tuple(_ENGLISH.split())
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ServerFacts:
     """The answers of one server."""
 
     base: str | None = None
@@ -40,12 +40,12 @@ class Found:
     kernels: Mapping[str, str] = field(default_factory=dict)  # ours only: level, dtype, order, source
 
 
-async def discover(root: str, api_key: str | None) -> Found:
-    """Asks the server. Raises ConfigError if nobody answers."""
+async def discover(root: str, api_key: str | None) -> ServerFacts:
+    """Asks the server. Raises ConfigError if no server answers."""
     async with open_session() as http:
         server = _Server(http, root, api_key)
         if (listed := await server.get("/v1/models", must_answer=True)) is None:
-            return Found()
+            return ServerFacts()
         cards = [card for card in listed.get("data") or [] if isinstance(card, dict)]
         base = next((card for card in cards if not card.get("parent")), {})
         about, version, lora = await asyncio.gather(
@@ -53,7 +53,7 @@ async def discover(root: str, api_key: str | None) -> Found:
         )
     ids = {_stem(item): int(item["id"]) for item in lora if "id" in item} if isinstance(lora, list) else {}
     meta = base.get("meta") or {}
-    return Found(
+    return ServerFacts(
         base.get("id"),
         tuple(card["id"] for card in cards if card.get("parent")) or tuple(ids),
         ids,
@@ -88,7 +88,7 @@ class _Server:
     api_key: str | None
 
     async def get(self, path: str, must_answer: bool = False) -> Any:
-        """The answer's JSON, or None. Raises ConfigError if `must_answer` and nobody is there."""
+        """The answer's JSON, or None. Raises ConfigError if `must_answer` and no server is there."""
         try:
             return await self._json("GET", path, None)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

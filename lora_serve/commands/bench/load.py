@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -50,7 +51,7 @@ class _Run:
         first = next(requests, None)
         if first is None:
             return
-        whole = _again(first, requests)
+        whole = itertools.chain((first,), requests)
         await (self.closed_loop(whole) if first.at is None else self.open_loop(whole))
 
     async def closed_loop(self, requests: Iterable[PlannedRequest]) -> None:
@@ -98,8 +99,3 @@ class _Run:
 
     def _is_over(self) -> bool:
         return self.plan.cut_off is not None and self.clock.now() >= self.plan.cut_off
-
-
-def _again(first: PlannedRequest, rest: Iterator[PlannedRequest]) -> Iterator[PlannedRequest]:
-    yield first
-    yield from rest

@@ -31,14 +31,14 @@ class Plan:
     answered.
 
     Open loop, for requests that have a time (all or none): each is sent at its time, whether or not earlier ones are
-    answered; `concurrency` then caps how many are under way, None does not, and whoever waits for a place is late by
-    the server's fault, not by the plan's: latencies count from the planned time.
+    answered; `concurrency` then caps how many are under way, None does not, and a request that waits for a place is
+    late by the server's fault, not by the plan's: latencies count from the planned time.
     """
 
     requests: Iterable[PlannedRequest]  # iterated once per run; may be endless if `duration` is given
     concurrency: int | None = None
     duration: float | None = None  # seconds after which no more requests are sent; those under way are awaited
-    cut_off: float | None = None  # seconds after which whoever is not answered has failed
+    cut_off: float | None = None  # seconds after which an unanswered request has failed
     warmup: tuple[PlannedRequest, ...] = ()  # sent before, as a closed loop, in no figure
 
 

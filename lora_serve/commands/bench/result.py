@@ -23,7 +23,7 @@ class Chunk:
 class RequestRecord:
     """The course of one request; after a failure `chunks` are those received until then.
 
-    Counts and times of tokens are those of `token_counts.count_tokens`.
+    Counts and times of tokens are those of `sending.count_tokens`.
     """
 
     index: int

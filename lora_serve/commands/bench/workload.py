@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lora_serve.commands.bench.plan import PlannedRequest
-from lora_serve.simulate.traces import TraceRow
+from lora_serve.simulate.workload import TraceRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from lora_serve.commands.registry import backing_up, copying, looking, mending
-from lora_serve.commands.registry.verb import EXIT_CODES, Verb, run_verb
-from lora_serve.commands.subcommands import make_parser, run_subcommand
+from lora_serve.commands.flags import make_parser, run_subcommand
+from lora_serve.commands.registry.checking import LOOK_VERBS, MEND_VERBS
+from lora_serve.commands.registry.copying import BACKUP_VERBS, COPY_VERBS
+from lora_serve.commands.registry.subcommand import EXIT_CODES, Verb, run_verb
 
 PROGRAM = "lora-serve registry"
-VERBS: tuple[Verb, ...] = (*copying.VERBS, *looking.VERBS, *mending.VERBS, *backing_up.VERBS)
+VERBS: tuple[Verb, ...] = (*COPY_VERBS, *LOOK_VERBS, *MEND_VERBS, *BACKUP_VERBS)
 DESCRIPTION = """Works on the registry itself, a store folder or Redis, without a server. A store folder is locked
 meanwhile, so no server may be using it, but for `backup`; Redis may be live. `export`, `import` and `migrate` carry
 adapters from one registry to another, and no keys; `backup` and `restore` keep all that a server knows, keys as
@@ -22,5 +23,5 @@ def run(arguments: list[str]) -> int:
     return run_subcommand(parser, arguments, run_verb)
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
+def _add_json(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output, nothing else")

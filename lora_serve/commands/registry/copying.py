@@ -1,47 +1,36 @@
-"""`lora-serve registry export | import | migrate`."""
+"""`lora-serve registry export | import | migrate | backup | restore`."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from lora_serve.adapters.maintenance.backup import BackupError, OtherDatabases, back_up, restore
+from lora_serve.adapters.maintenance.backup_folder import BackupList
+from lora_serve.adapters.maintenance.blob_copier import OnProgress
 from lora_serve.adapters.maintenance.merging import MergeOutcome
 from lora_serve.adapters.maintenance.registries import RegistryAddress
 from lora_serve.adapters.maintenance.transfer import Transfer, TransferReport, finish_export, is_unfinished, open_ends
-from lora_serve.commands.output import Output, bytes_text, plain
-from lora_serve.commands.registry.addresses import (
-    add_prefix_flag,
-    add_registry_flags,
+from lora_serve.commands.flags import argument
+from lora_serve.commands.output import Output, bytes_text, plain, time_text
+from lora_serve.commands.registry.subcommand import (
+    REDIS_PREFIX,
+    REGISTRY,
+    Verb,
     folder_address,
     folder_or_url,
     registry_address,
 )
-from lora_serve.commands.registry.verb import Verb
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from lora_serve.tenancy.audit import journal as audit_journal
+from lora_serve.tenancy.directory import opening
+from lora_serve.tenancy.usage import journal as usage_journal
 
-
-def _export_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", required=True, metavar="FOLDER", help="new or empty, or of an export that broke off")
-    add_registry_flags(parser)
-
-
-def _import_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--from", required=True, dest="source", metavar="FOLDER", help="what an export has written")
-    add_registry_flags(parser)
-    _add_overwrite(parser)
-
-
-def _migrate_flags(parser: argparse.ArgumentParser) -> None:
-    what = "a store folder, or a Redis URL"
-    parser.add_argument("--from", required=True, dest="source", metavar="DIR|URL", help=what)
-    parser.add_argument("--to", required=True, metavar="DIR|URL", help=what)
-    add_prefix_flag(parser)
-    _add_overwrite(parser)
-
-
-def _add_overwrite(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--overwrite", action="store_true", help="an id that is another one there becomes exactly what "
-                        "the source says: its other versions go")  # fmt: skip
+_OTHERS = OtherDatabases(
+    (opening.FILE_NAME, usage_journal.FILE_NAME, audit_journal.FILE_NAME), {opening.FILE_NAME: opening.JOURNAL}
+)
+_NO_SECRETS = "tenants' keys are in it as hashes only; the admin key is not: a restored store makes a new one"
 
 
 def _export(flags: argparse.Namespace, output: Output) -> bool:
@@ -141,7 +130,62 @@ def _next_steps(target: RegistryAddress) -> tuple[str, ...]:
     return first, keys
 
 
-VERBS = (
+def _backup(flags: argparse.Namespace, output: Output) -> bool:
+    source, target = registry_address(flags), folder_address("--to", flags.to)
+    return _run_backup("backup", source, target, back_up, output)
+
+
+def _restore(flags: argparse.Namespace, output: Output) -> bool:
+    source, target = folder_address("--from", flags.source), registry_address(flags)
+    return _run_backup("restore", source, target, restore, output)
+
+
+def _run_backup(
+    verb: str,
+    source: RegistryAddress,
+    target: RegistryAddress,
+    work: Callable[[RegistryAddress, RegistryAddress, OtherDatabases, OnProgress], BackupList],
+    output: Output,
+) -> bool:
+    with output.progress_of(f"{verb} to {target.text}") as on_progress:
+        try:
+            listed = work(source, target, _OTHERS, on_progress)
+        except BackupError as error:
+            output.note(str(error))
+            return False
+    document = {
+        "object": f"registry.{verb}",
+        "from": source.text,
+        "to": target.text,
+        "taken": int(listed.taken),
+        "epoch": listed.position.epoch,
+        "generation": listed.position.generation,
+        "databases": list(listed.databases),
+        "blobs": len(listed.digests),
+        "missing": [{"digest": digest, "named_by": list(labels)} for digest, labels in listed.missing.items()],
+    }
+    what = f"{len(listed.digests)} blobs and {', '.join(listed.databases)}"
+    done = "backed up in" if verb == "backup" else "restored in"
+    output.show(document, f"{what}, as they were at {time_text(int(listed.taken))}, {done} {plain(target.text)}")
+    if not output.as_json:
+        output.note(_NO_SECRETS)
+    output.note(*(_missing_line(verb, digest, labels) for digest, labels in listed.missing.items()))
+    return not listed.missing
+
+
+def _missing_line(verb: str, digest: str, labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 8} more" if len(labels) > 8 else ""
+    reason = "cannot be read where it is kept" if verb == "backup" else "was not in the backup: register it again"
+    return f"missing: {digest}, named by {', '.join(labels[:8])}{more}: it {reason}"
+
+
+_OVERWRITE = argument(
+    "--overwrite",
+    action="store_true",
+    default=False,
+    help="an id that is another one there becomes exactly what the source says: its other versions go",
+)
+COPY_VERBS = (
     Verb(
         "export",
         "Write the whole registry into a folder: a backup, on which `serve --store FOLDER` can run.",
@@ -150,7 +194,10 @@ VERBS = (
             "export --to backup --store /srv/lora_serve",
             "export --to backup --redis-url redis://redis:6379/0",
         ),
-        _export_flags,
+        (
+            argument("--to", required=True, metavar="FOLDER", help="new or empty, or of an export that broke off"),
+            *REGISTRY,
+        ),
         _export,
     ),
     Verb(
@@ -160,7 +207,11 @@ VERBS = (
             "import --from backup --store /srv/lora_serve",
             "import --from backup --redis-url redis://redis:6379/0 --json",
         ),
-        _import_flags,
+        (
+            argument("--from", required=True, dest="source", metavar="FOLDER", help="what an export has written"),
+            *REGISTRY,
+            _OVERWRITE,
+        ),
         _import,
     ),
     Verb(
@@ -170,7 +221,40 @@ VERBS = (
             "migrate --from /srv/lora_serve --to redis://redis:6379/0",
             "migrate --from redis://redis:6379/0 --to /srv/lora_serve --overwrite",
         ),
-        _migrate_flags,
+        (
+            argument("--from", required=True, dest="source", metavar="DIR|URL", help="a store folder, or a Redis URL"),
+            argument("--to", required=True, metavar="DIR|URL", help="a store folder, or a Redis URL"),
+            REDIS_PREFIX,
+            _OVERWRITE,
+        ),
         _migrate,
+    ),
+)
+BACKUP_VERBS = (
+    Verb(
+        "backup",
+        "Copy adapters, tenants, hashed keys, usage and audit log into a folder, beside a running server.",
+        (
+            "backup --to backup-2026-01-31 --store /srv/lora_serve",
+            "backup --to backup --redis-url redis://redis:6379/0",
+        ),
+        (
+            argument("--to", required=True, metavar="FOLDER", help="new or empty, or of a backup that broke off"),
+            *REGISTRY,
+        ),
+        _backup,
+    ),
+    Verb(
+        "restore",
+        "Make a store folder, or the registry in an empty Redis, from a backup.",
+        (
+            "restore --from backup-2026-01-31 --store /srv/restored",
+            "restore --from backup --redis-url redis://redis:6379/0",
+        ),
+        (
+            argument("--from", required=True, dest="source", metavar="FOLDER", help="what a backup has written"),
+            *REGISTRY,
+        ),
+        _restore,
     ),
 )

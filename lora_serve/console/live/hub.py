@@ -15,7 +15,7 @@ from lora_serve.console.live.channel import Channel, Viewer
 from lora_serve.console.live.overall import overall_of, tiers_of
 from lora_serve.console.live.scene import Owns, Scene
 from lora_serve.core.errors import CapacityError, EngineLostError, LoraServeError
-from lora_serve.core.live import LiveSettings, LiveTier, Look
+from lora_serve.core.live import EngineView, LiveSettings, LiveTier
 
 MAX_VIEWERS = 64
 MAX_OF_TENANTS = 48  # of all tenants together, so that the admin can look in any case
@@ -47,7 +47,7 @@ class Hub:
         self._watched = watched
         self._channels: dict[tuple[str | None, float, int], Channel] = {}  # by scope, `since` and rate
         self._scenes: dict[tuple[str | None, float], Scene] = {}
-        self._present: dict[str, tuple[Look, float]] = {}  # the last look at each engine, and when that was
+        self._present: dict[str, tuple[EngineView, float]] = {}  # the last look at each engine, and when that was
         self._marks: dict[str, int] = {}  # by engine: what was seen of it
         self._settings: dict[str, LiveSettings] = {}
         self._tiers: Mapping[str, LiveTier] = {}
@@ -176,7 +176,7 @@ class Hub:
                 self._tiers = tiers_of(tuple(self._settings.values()), await self._watched.store_tiers())
             self._looked_at = now
 
-    def _take(self, looks: list[Look], now: float) -> None:
+    def _take(self, looks: list[EngineView], now: float) -> None:
         self._marks |= {look.replica: look.mark for look in looks}
         self._present |= {look.replica: (look, now) for look in looks}
         self._settings |= {look.replica: look.settings for look in looks if look.settings is not None}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lora_serve.console.live.frames import Blocks
-from lora_serve.core.live import LiveLimits, LiveSettings, LiveTier, Look
+from lora_serve.core.live import EngineView, LiveLimits, LiveSettings, LiveTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Overall:
 
 
 def overall_of(
-    present: Sequence[Look], settings: LiveSettings, tiers: Mapping[str, LiveTier], num_restarts: int
+    present: Sequence[EngineView], settings: LiveSettings, tiers: Mapping[str, LiveTier], num_restarts: int
 ) -> Overall:
     """The sums over all engines; limits are those of one, as the admin sets them for each."""
     return Overall(

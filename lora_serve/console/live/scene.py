@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from lora_serve.console.live.frames import Latency, TokenRate
 from lora_serve.console.live.times import LastSecond, RecentTimes
-from lora_serve.core.live import LiveCount, LiveMove, LiveRequest, LiveSlot, LiveStep, Look
+from lora_serve.core.live import EngineView, LiveCount, LiveMove, LiveRequest, LiveSlot, LiveStep
 
 _MAX_KNOWN = 4096  # requests
 
@@ -86,7 +86,7 @@ class Scene:
         self._last_tokens: dict[str, float] = {}  # when each request got its last token
         self._begun: set[str] = set()  # requests whose first token was counted
 
-    def take(self, news: Iterable[Look], present: Sequence[Look]) -> Happened:
+    def take(self, news: Iterable[EngineView], present: Sequence[EngineView]) -> Happened:
         """Takes in new looks; `present`: the last one at each engine. Returns what this scope may see of the events."""
         steps: list[LiveStep] = []
         ended: list[LiveRequest] = []
@@ -124,7 +124,7 @@ class Scene:
         scope = self.scope
         return scope is not None and item.tenant == scope and self._owns(scope, self._since, item.name, item.digest)
 
-    def _steps_of(self, look: Look) -> Iterable[LiveStep]:
+    def _steps_of(self, look: EngineView) -> Iterable[LiveStep]:
         """The steps with the scope's own rows alone."""
         if self.scope is None:
             return look.steps
@@ -132,7 +132,7 @@ class Scene:
         rows = [(step, tuple(row for row in step.rows if row[0] in own)) for step in look.steps]
         return [replace(step, rows=kept) for step, kept in rows if kept]
 
-    def _slots_of(self, look: Look) -> Iterable[LiveSlot]:
+    def _slots_of(self, look: EngineView) -> Iterable[LiveSlot]:
         """The slots that the scope owns or uses, under names that it knows: adapters of the same bytes share one."""
         running = [request for request in look.requests if request.state == "running"]
         mine = self._own_requests(running)
@@ -151,7 +151,7 @@ class Scene:
                 shown.append(told)
         return shown
 
-    def _show(self, present: Sequence[Look]) -> None:
+    def _show(self, present: Sequence[EngineView]) -> None:
         self.requests = [request for look in present for request in self._own_requests(look.requests)]
         self.slots = [slot for look in present for slot in self._slots_of(look)]
         self.loading = list(dict.fromkeys(load.digest for look in present for load in self._own_adapters(look.loads)))
@@ -163,7 +163,7 @@ class Scene:
                 running[tenant] += count.running
         self.queue = {tenant: LiveCount(waiting[tenant], running[tenant]) for tenant in waiting}
 
-    def _queue_of(self, look: Look) -> Mapping[str, LiveCount]:
+    def _queue_of(self, look: EngineView) -> Mapping[str, LiveCount]:
         scope = self.scope
         if scope is None:
             return look.queue

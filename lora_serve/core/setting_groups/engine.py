@@ -2,135 +2,172 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
-
-from pydantic import Field
 
 from lora_serve.core.extensions import AttentionName, EngineHostName, LoraKernelName, PolicyName
 from lora_serve.core.setting_types import (
     MAX_COUNT,
-    MAX_ROWS,
-    MAX_STEP_TOKENS,
-    MAX_TARGET_MS,
-    MIN_TARGET_MS,
     YEAR,
     Bytes,
     Count,
     Draft,
     Gibibytes,
-    SettingsGroup,
     TenantWeights,
+    setting,
 )
 
+_MAX_ROWS = 4096  # of one step
+MIN_TARGET_MS, _MAX_TARGET_MS = 0.001, 1000.0 * YEAR
 
-class BatchSettings(SettingsGroup):
-    """The size of a step, and the requests that wait for one."""
 
-    max_num_seqs: Count = Field(64, ge=1, le=MAX_ROWS, description="rows in one step at most")
-    max_num_batched_tokens: Count = Field(
-        512, ge=16, le=MAX_STEP_TOKENS, description="tokens in one step at most; longer prompts run in chunks"
+@dataclass(frozen=True, kw_only=True)
+class BatchLimits:
+    """Limits of a batch's start and size, which may be changed while the server runs."""
+
+    max_num_seqs: Count = setting(64, "rows in one step at most", ge=1, le=_MAX_ROWS)
+    max_num_batched_tokens: Count = setting(
+        512, "tokens in one step at most; longer prompts run in chunks", ge=16, le=2**20
     )
-    batch_wait_ms: float = Field(
-        0.0, ge=0, le=60_000, description="milliseconds that the first waiting request waits for others; 0: none"
+    batch_wait_ms: float = setting(
+        0.0, "milliseconds that the first waiting request waits for others; 0: none", ge=0, le=60_000
     )
-    preferred_batch_size: int | None = Field(
-        None, ge=1, le=MAX_ROWS, description="waiting requests that start a batch before --batch-wait-ms is over"
+    preferred_batch_size: int | None = setting(
+        None, "waiting requests that start a batch before --batch-wait-ms is over", ge=1, le=_MAX_ROWS
     )
-    latency_target_ms: float | None = Field(
+    latency_target_ms: float | None = setting(
         None,
+        "milliseconds that the p95 of time to first token may be: batches are sized for it; default: any",
         ge=MIN_TARGET_MS,
-        le=MAX_TARGET_MS,
-        description="milliseconds that the p95 of time to first token may be: batches are sized for it; default: any",
+        le=_MAX_TARGET_MS,
     )
-    inter_token_target_ms: float | None = Field(
+    inter_token_target_ms: float | None = setting(
         None,
+        "milliseconds that the p95 of inter-token time may be: batches are sized for it; default: any",
         ge=MIN_TARGET_MS,
-        le=MAX_TARGET_MS,
-        description="milliseconds that the p95 of inter-token time may be: batches are sized for it; default: any",
+        le=_MAX_TARGET_MS,
     )
-    prompt_stretch: float = Field(
-        2.0,
-        ge=0,
-        le=1_000_000,
-        description="times as long as without prompts that a step with decode rows may be, about; 0: any",
+    prompt_stretch: float = setting(
+        2.0, "times as long as without prompts that a step with decode rows may be, about; 0: any", ge=0, le=1_000_000
     )
-    max_queue: int = Field(1024, ge=1, le=MAX_COUNT, description="waiting requests at most; more are refused with 503")
-    max_queue_tokens: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="prompt tokens that wait at most; default: any number"
+
+    @property
+    def batch_wait(self) -> float:
+        """Seconds from the first waiting request; 0: a batch never waits."""
+        return self.batch_wait_ms / 1000
+
+    @property
+    def ttft_target(self) -> float | None:
+        """Seconds, of the p95 of time to first token; None: nothing is adapted."""
+        return None if self.latency_target_ms is None else self.latency_target_ms / 1000
+
+    @property
+    def itl_target(self) -> float | None:
+        """Seconds, likewise of inter-token time."""
+        return None if self.inter_token_target_ms is None else self.inter_token_target_ms / 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueLimits:
+    """The most that may wait before requests are refused; None: as many as the other limits allow."""
+
+    max_queue: int = setting(1024, "waiting requests at most; more are refused with 503", ge=1, le=MAX_COUNT)
+    max_queue_tokens: int | None = setting(
+        None, "prompt tokens that wait at most; default: any number", ge=1, le=MAX_COUNT
     )
-    max_tenant_queue: int | None = Field(
+    max_tenant_queue: int | None = setting(
         None,
+        "waiting requests of one tenant at most; more are refused with 429; default: any number",
         ge=1,
         le=MAX_COUNT,
-        description="waiting requests of one tenant at most; more are refused with 429; default: any number",
     )
-    max_tenant_queue_tokens: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="prompt tokens of one tenant that wait at most; default: any number"
+    max_tenant_queue_tokens: int | None = setting(
+        None, "prompt tokens of one tenant that wait at most; default: any number", ge=1, le=MAX_COUNT
     )
 
+    def times(self, count: int) -> QueueLimits:
+        """The limits of so many engines together."""
+        return replace(self, **{name: count * limit for name, limit in asdict(self).items() if limit is not None})
 
-class KVCacheSettings(SettingsGroup):
+
+class BatchSettings(QueueLimits, BatchLimits):
+    """The size of a step, and the requests that wait for one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCacheSettings:
     """Memory of the KV cache, and the sharing of its blocks."""
 
-    kv_cache_memory: Bytes | None = Field(
-        None, ge=1, description="bytes of the KV cache; default: chosen from the memory that is free"
+    kv_cache_memory: Bytes | None = setting(
+        None, "bytes of the KV cache; default: chosen from the memory that is free", ge=1
     )
-    block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
-    swap_space: Gibibytes | None = Field(
-        None,
-        description="bytes of host memory for KV blocks of preempted requests (4: 4GiB); default: 4GiB on cuda, else 0",
+    block_size: int = setting(16, "tokens per KV block", ge=1, le=256)
+    swap_space: Gibibytes | None = setting(
+        None, "bytes of host memory for KV blocks of preempted requests (4: 4GiB); default: 4GiB on cuda, else 0"
     )
-    memory_limit: Bytes | None = Field(
-        None,
-        ge=1024,
-        description="bytes of device memory for weights, KV, adapters and steps; default: what is free at start",
+    memory_limit: Bytes | None = setting(
+        None, "bytes of device memory for weights, KV, adapters and steps; default: what is free at start", ge=1024
     )
-    gpu_memory_utilization: float | None = Field(
-        None, gt=0, le=1, description="part of a GPU's memory for all that --memory-limit bounds; default: what is free"
+    gpu_memory_utilization: float | None = setting(
+        None, "part of a GPU's memory for all that --memory-limit bounds; default: what is free", gt=0, le=1
     )
-    enable_prefix_caching: bool = Field(
-        True, description="reuse the KV blocks of equal beginnings of prompts, within a tenant"
-    )
-    share_base_prefixes: bool = Field(
-        False, description="let tenants reuse one another's KV blocks of the base model alone: a prompt's timing tells"
+    enable_prefix_caching: bool = setting(True, "reuse the KV blocks of equal beginnings of prompts, within a tenant")
+    share_base_prefixes: bool = setting(
+        False, "let tenants reuse one another's KV blocks of the base model alone: a prompt's timing tells"
     )
 
 
-class EngineSettings(SettingsGroup):
-    """The engine's process, its order of requests, its kernels."""
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """The engine's process."""
 
-    engine: EngineHostName = Field(
-        "thread", description="where the engine runs; process: in a child, which is started again if it crashes"
+    engine: EngineHostName = setting(
+        "thread", "where the engine runs; process: in a child, which is started again if it crashes"
     )
-    engine_step_timeout: float = Field(
-        300.0,
-        ge=0,
-        le=YEAR,
-        description="seconds without progress after which the engine counts as hung; 0: any number",
+    engine_step_timeout: float = setting(
+        300.0, "seconds without progress after which the engine counts as hung; 0: any number", ge=0, le=YEAR
     )
-    engine_max_restarts: int = Field(
+    engine_max_restarts: int = setting(
         5,
+        "restarts of the engine within ten minutes, after which the server gives up and exits with 3",
         ge=0,
         le=MAX_COUNT,
-        description="restarts of the engine within ten minutes, after which the server gives up and exits with 3",
     )
-    policy: PolicyName = Field("fcfs", description="order of waiting requests")
-    max_wait_ms: float = Field(
-        10_000,
-        gt=0,
-        le=1000 * YEAR,
-        description="milliseconds after which no policy lets anybody overtake a waiting request",
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulingSettings:
+    """The order of requests, and drafts of their tokens."""
+
+    policy: PolicyName = setting("fcfs", "order of waiting requests")
+    max_wait_ms: float = setting(
+        10_000, "milliseconds after which no policy lets anybody overtake a waiting request", gt=0, le=1000 * YEAR
     )
-    tenant_weight: TenantWeights = Field(
-        (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
+    tenant_weight: TenantWeights = setting(
+        (), "TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
     )
-    speculate: Draft = Field(
+    speculate: Draft = setting(
         "auto",
-        description="tokens of a row and step that may be guessed from its prompt and answer: 1 to 16; auto: as many as"
-        " pay; off: none",
+        "tokens of a row and step that may be guessed from its prompt and answer: 1 to 16; auto: as many as "
+        "pay; off: none",
     )
-    attention: AttentionName = Field("auto", description="paged attention; auto: the fastest that runs here")
-    fuse_layers: bool = Field(True, description="fused kernels (CPU) for layers where they prove to be equal")
-    lora_kernel: LoraKernelName = Field("auto", description="LoRA delta; auto: the fastest that runs here")
-    cuda_graphs: bool = Field(True, description="on GPUs capture decode steps once and replay them")
-    warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")
+
+    @property
+    def max_wait(self) -> float:
+        """Seconds after which no policy lets anybody overtake a request."""
+        return self.max_wait_ms / 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSettings:
+    """The kernels, and the work that is done before the first request."""
+
+    attention: AttentionName = setting("auto", "paged attention; auto: the fastest that runs here")
+    fuse_layers: bool = setting(True, "fused kernels (CPU) for layers where they prove to be equal")
+    lora_kernel: LoraKernelName = setting("auto", "LoRA delta; auto: the fastest that runs here")
+    cuda_graphs: bool = setting(True, "on GPUs capture decode steps once and replay them")
+    warmup: Literal["auto", "full", "off"] = setting("auto", "work done before /ready answers 200")
+
+
+class EngineSettings(KernelSettings, SchedulingSettings, HostSettings):
+    """The engine's process, its order of requests, its kernels."""

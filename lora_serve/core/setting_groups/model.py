@@ -2,86 +2,121 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator
 
 from lora_serve.core.extensions import ReasoningFormatName, ToolCallFormatName
-from lora_serve.core.setting_types import Count, Names, SettingsGroup
+from lora_serve.core.setting_types import Count, Names, setting
 
 _MAX_NAME = 512  # characters: of a name on the wire
 _SEPARATORS = ":,"  # they stand between names: base:adapter, and in lists of adapters
 
 
-class ServedModelSettings(SettingsGroup):
-    """The base model, its name on the wire, and the address."""
+def _read_dtype(value: object) -> object:
+    return {"half": "float16", "float": "float32"}.get(str(value), value)  # vLLM's other names
 
-    model: str = Field(description="folder or hub id of the base model")
-    served_model_name: Names = Field(
+
+def _check_served_model_name(value: tuple[str, ...]) -> tuple[str, ...]:
+    if any(len(name) > _MAX_NAME or any(c.isspace() or c in _SEPARATORS for c in name) for name in value):
+        raise ValueError(
+            f"expected a name of at most {_MAX_NAME} characters without spaces, `:` and `,`; several in a JSON list"
+        )
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """The place of the base model."""
+
+    model: str = setting(MISSING, "folder or hub id of the base model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddressSettings(ModelSource):
+    """The base model's name on the wire, and the address."""
+
+    served_model_name: Annotated[Names, AfterValidator(_check_served_model_name)] = setting(
         (),
-        description="name of the base model on the wire, and others that mean it too; default: the name of the "
-        "model's folder, or its hub id",
+        "name of the base model on the wire, and others that mean it too; default: the name of the model's "
+        "folder, or its hub id",
     )
-    host: str = Field("127.0.0.1", max_length=253, pattern=r"^[\w.:%\[\]-]+$", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs; auto: cuda if present")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto",
-        description="weights and activations; auto: the checkpoint's own where the device multiplies it faster than "
-        "float32, else float32",
-    )
-    task: Literal["auto", "generate", "embed", "classify", "pooling"] = Field(
-        "auto",
-        description="what the model does; auto: as its config.json and sentence-transformers files say; pooling: "
-        "classify with a classifier's head, else embed",
-    )
-    pooling: Literal["auto", "cls", "mean", "last"] = Field(
-        "auto", description="which tokens make an embedding; auto: as the model's files say"
-    )
-    quantization: Literal["none", "int8", "int4"] = Field(
-        "none", description="quantise the base's linear weights at load; none: serve the checkpoint as it is"
-    )
-    max_model_len: Count | None = Field(
-        None, ge=8, le=2**30, description="tokens, prompt and answer together; default: the model's own limit"
-    )
+    host: str = setting("127.0.0.1", "address to listen on", max_length=253, pattern=r"^[\w.:%\[\]-]+$")
+    port: int = setting(8000, "TCP port; 0 takes a free one", ge=0, le=65535)
 
-    tool_call_parser: ToolCallFormatName = Field(
-        "auto",
-        description="how the model writes calls of tools; auto: as its chat template shows; none: calls are text",
-    )
+    @cached_property
+    def base_name(self) -> str:
+        """The base model's name on the wire."""
+        return self.served_model_name[0] if self.served_model_name else name_of_model(self.model)
 
-    reasoning_parser: ReasoningFormatName = Field(
-        "auto", description="how the model writes its reasoning; auto: as its chat template shows; none: it is text"
-    )
+    @cached_property
+    def other_names(self) -> frozenset[str]:
+        """Names that mean the base model too: those given, else the folder's path, which clients of vLLM send."""
+        if self.served_model_name:
+            return frozenset(self.served_model_name[1:]) - {self.base_name}
+        if not is_there(Path(self.model).is_dir):
+            return frozenset()
+        paths = {path.rstrip("/") for path in (self.model, os.path.abspath(self.model))}
+        return frozenset({*paths, *(f"{path}/" for path in paths)} - {self.base_name})
 
-    chat_template: str | None = Field(
-        None, description="file of the chat template, in place of the model's own; or the template itself"
-    )
-
-    @field_validator("dtype", mode="before")
-    @classmethod
-    def _read_dtype(cls, value: object) -> object:
-        return {"half": "float16", "float": "float32"}.get(str(value), value)  # vLLM's other names
-
-    @field_validator("served_model_name")
-    @classmethod
-    def _check_served_model_name(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any(len(name) > _MAX_NAME or any(c.isspace() or c in _SEPARATORS for c in name) for name in value):
-            raise ValueError(
-                f"expected a name of at most {_MAX_NAME} characters without spaces, `:` and `,`; several in a JSON list"
-            )
-        return value
-
-    @model_validator(mode="after")
-    def _check_name_on_the_wire(self) -> Self:
+    def check_name_on_the_wire(self) -> None:
+        """Raises ValueError."""
         name = name_of_model(self.model)
         if not self.served_model_name and any(c.isspace() or c in _SEPARATORS for c in name):
             raise ValueError(
                 f"--model: {name[:200]!r} would be the name on the wire, where spaces, `:` and `,` separate names: "
                 "give --served-model-name"
             )
-        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelForm:
+    """The base model's device and form."""
+
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "where the model runs; auto: cuda if present")
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_read_dtype)] = setting(
+        "auto",
+        "weights and activations; auto: the checkpoint's own where the device multiplies it faster than "
+        "float32, else float32",
+    )
+    task: Literal["auto", "generate", "embed", "classify", "pooling"] = setting(
+        "auto",
+        "what the model does; auto: as its config.json and sentence-transformers files say; pooling: "
+        "classify with a classifier's head, else embed",
+    )
+    pooling: Literal["auto", "cls", "mean", "last"] = setting(
+        "auto", "which tokens make an embedding; auto: as the model's files say"
+    )
+    quantization: Literal["none", "int8", "int4"] = setting(
+        "none", "quantise the base's linear weights at load; none: serve the checkpoint as it is"
+    )
+    max_model_len: Count | None = setting(
+        None, "tokens, prompt and answer together; default: the model's own limit", ge=8, le=2**30
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFormats:
+    """The forms in which the model writes, and is written to."""
+
+    tool_call_parser: ToolCallFormatName = setting(
+        "auto", "how the model writes calls of tools; auto: as its chat template shows; none: calls are text"
+    )
+    reasoning_parser: ReasoningFormatName = setting(
+        "auto", "how the model writes its reasoning; auto: as its chat template shows; none: it is text"
+    )
+    chat_template: str | None = setting(
+        None, "file of the chat template, in place of the model's own; or the template itself"
+    )
+
+
+class ServedModelSettings(ChatFormats, ModelForm, AddressSettings):
+    """The base model, its name on the wire, and the address."""
 
 
 def name_of_model(model: str) -> str:
@@ -91,3 +126,11 @@ def name_of_model(model: str) -> str:
         return (path.resolve().name if path.name in ("", "..") else path.absolute().name) if path.is_dir() else model
     except (OSError, ValueError):
         return model
+
+
+def is_there(asked: Callable[[], bool]) -> bool:
+    """True if `asked` says so; a name that no file can have is one that is not there, too."""
+    try:
+        return asked()
+    except (OSError, ValueError):
+        return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from lora_serve.adapters.dummy import DUMMY_DIGEST
@@ -16,22 +15,11 @@ from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError
 from lora_serve.core.messages import Resize, TenantBudget
 from lora_serve.core.stats import AdapterCounters, EvictionReason, TierStats
-from lora_serve.engine.adapters.counters import CacheCounters
-from lora_serve.engine.adapters.load_estimate import LoadEstimate
+from lora_serve.engine.adapters.counters import CacheCounters, LoadEstimate
 from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.recorder import Recorder
 
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class SlotChange(Generic[V]):
-    """A change to a slot that the runner makes before the next batch: load `adapter`, or clear the slot if that is
-    None.
-    """
-
-    slot: SlotRef
-    adapter: V | None
 
 
 class AdapterResidency(Generic[V]):
@@ -58,9 +46,9 @@ class AdapterResidency(Generic[V]):
         self._wanted: Counter[str] = Counter()
         self._protected: frozenset[str] = frozenset()
         self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
-        self._changes: list[SlotChange[V]] = []
+        self._changes: list[tuple[SlotRef, V | None]] = []
         self._counters = CacheCounters()
-        self._warm_up_counters = CacheCounters()  # shown to nobody
+        self._warm_up_counters = CacheCounters()  # not shown
         self._estimate = LoadEstimate()
         self.num_hung_loads = 0  # since start
         self._load_seconds: dict[str, float] = {}  # by digest: adapters that load slowly stay longer
@@ -71,7 +59,7 @@ class AdapterResidency(Generic[V]):
         """Counts one more request that needs the adapter, as a hit or a miss of each tier."""
         self._wanted[adapter.digest] += 1
         self._counters_of(adapter.digest).wanted(
-            adapter.digest, on_device=adapter.digest in self.slots, on_host=adapter.digest in self.host
+            adapter, on_device=adapter.digest in self.slots, on_host=adapter.digest in self.host
         )
 
     def protect(self, adapters: Sequence[AdapterRef]) -> None:
@@ -129,7 +117,7 @@ class AdapterResidency(Generic[V]):
         digest = adapter.digest
         if self.is_here(digest) or digest in self._in_flight:
             return True
-        if digest not in self._protected and not self._has_room(adapter):
+        if digest not in self._protected and not self._can_load(adapter):
             return False
         self._load(adapter)
         return True
@@ -144,9 +132,9 @@ class AdapterResidency(Generic[V]):
         is_possible = adapter.digest not in self.slots and self.slots.has_free(adapter)
         return is_possible and self._to_device(adapter)
 
-    def take_changes(self) -> tuple[SlotChange[V], ...]:
-        """The slot changes that the runner must make before the next batch, in order."""
-        changes, self._changes = tuple(self._changes), []
+    def take_changes(self) -> list[tuple[SlotRef, V | None]]:
+        """The slots that the runner must fill, or clear (None), before the next batch, in order."""
+        changes, self._changes = self._changes, []
         return changes
 
     # -- messages ----------------------------------------------------------------------------------------------
@@ -210,7 +198,7 @@ class AdapterResidency(Generic[V]):
     def fetched(self, adapter: AdapterRef) -> V | None:
         """The adapter's weights in host memory; None, and a load under way, if they are not there."""
         value = self.host.get(adapter.digest)
-        if value is None and adapter.digest not in self._in_flight and self._has_room(adapter):
+        if value is None and adapter.digest not in self._in_flight and self._can_load(adapter):
             self._load(adapter)
         return value
 
@@ -243,8 +231,8 @@ class AdapterResidency(Generic[V]):
         nothing, if the pinned adapters would not fit.
         """
         num_slots = self.slots.num_slots if command.max_loras is None else command.max_loras
-        device_bytes = self.slots.max_bytes if command.device_bytes is None else command.device_bytes
-        host_bytes = self.host.max_bytes if command.host_bytes is None else command.host_bytes
+        device_bytes = self.slots.max_bytes if command.adapter_memory is None else command.adapter_memory
+        host_bytes = self.host.max_bytes if command.adapter_host_memory is None else command.adapter_host_memory
         host_items = self.host.max_items if command.max_cpu_loras is None else command.max_cpu_loras
         for slot in self.slots.resize(num_slots, device_bytes):
             self._drop(slot, EvictionReason.SHRUNK)
@@ -256,10 +244,6 @@ class AdapterResidency(Generic[V]):
             self._drop(slot, EvictionReason.SHRUNK)
 
     # -- figures -----------------------------------------------------------------------------------------------
-
-    @property
-    def loading_digests(self) -> tuple[str, ...]:
-        return tuple(self._in_flight)
 
     @property
     def loading(self) -> tuple[AdapterRef, ...]:
@@ -294,12 +278,12 @@ class AdapterResidency(Generic[V]):
         slot, evicted = placed
         for victim in evicted:
             self._drop(victim, EvictionReason.CAPACITY)
-        self._changes.append(SlotChange(slot, self.host.get(adapter.digest)))
+        self._changes.append((slot, self.host.get(adapter.digest)))
         self._counters_of(adapter.digest).placed_on_device()
         return True
 
     def _drop(self, slot: SlotRef, reason: EvictionReason) -> None:
-        self._changes.append(SlotChange(slot, None))
+        self._changes.append((slot, None))
         self._counters_of(slot.digest).left_device(slot.digest, reason)
         if self._recorder.is_on:
             self._recorder.moved(slot.digest, "device", "none")
@@ -318,7 +302,7 @@ class AdapterResidency(Generic[V]):
         """Eviction order of host memory: adapters that wait for their first use leave late, protected ones last."""
         return 2 if digest in self._protected else int(digest in self._wanted)
 
-    def _has_room(self, adapter: AdapterRef) -> bool:
+    def _can_load(self, adapter: AdapterRef) -> bool:
         """True if host memory can hold it beside all wanted adapters that are not on the device yet, floors kept."""
         coming = [ref.num_bytes for ref, _ in self._in_flight.values()]
         wanted = frozenset(digest for digest in self._wanted if digest in self.host and digest not in self.slots)

@@ -236,14 +236,9 @@ class SlotTable:
         for entry in sorted(self._entries.values(), key=lambda entry: entry.slot.index):
             slot, adapter = entry.slot, entry.adapter
             yield SlotInfo(
-                slot.index,
-                slot.generation,
-                slot.digest,
-                adapter.name,
-                adapter.num_bytes,
-                entry.num_rows,
+                slot.index, slot.generation, slot.digest, adapter.name, adapter.num_bytes, entry.num_rows,
                 entry.is_pinned,
-            )
+            )  # fmt: skip
 
     def _check_budgets(self, adapters: Sequence[AdapterRef]) -> None:
         if not self._has_budgets:

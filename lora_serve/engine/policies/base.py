@@ -10,8 +10,8 @@ from itertools import chain
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
-from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.step_cost import StepCost
 
 Key = tuple[float, ...]
 

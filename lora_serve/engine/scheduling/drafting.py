@@ -9,16 +9,12 @@ from dataclasses import dataclass, replace
 from lora_serve.core.batch import AllowedTokens, StepLoad
 from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.stats import AdapterSpeculation, SpeculationStats
-from lora_serve.engine.batching.step_cost import StepCost
-from lora_serve.engine.kv.blocks import BlockManager
-from lora_serve.engine.scheduling.continuation import Ends
+from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.scheduling.step_rows import StepRows
-from lora_serve.engine.sequence import Sequence
-from lora_serve.engine.speculation.acceptance import AcceptanceByOwner
-from lora_serve.engine.speculation.allowance import SHARE
-from lora_serve.engine.speculation.drafter import Drafter
-from lora_serve.engine.speculation.gain import DraftedStep, Gain, GainByRows
-from lora_serve.engine.speculation.habits import HabitsByOwner, Owner
+from lora_serve.engine.sequence import Ends, Sequence
+from lora_serve.engine.speculation.acceptance import SHARE, AcceptanceByOwner, DraftedStep, DraftTrial, DraftTrials
+from lora_serve.engine.speculation.drafter import Drafter, NgramCaches
+from lora_serve.engine.step_cost import StepCost
 
 _READ_PER_ROW, _READ_PER_STEP = 1024, 4096  # tokens that a step takes into indexes: about a millisecond
 _NUM_SWEEPS = 3  # of Dinkelbach's iteration; it converges faster than linearly
@@ -49,7 +45,7 @@ class Drafting:
     A guess that comes true with probability p is worth p tokens and costs c seconds; the step without drafts gives n
     tokens in t seconds. The most (n + sum p) / (t + sum c) is that of all guesses with p / c above it: a fractional
     program, solved by Dinkelbach's iteration (On nonlinear fractional programming, 1967). So where rows are many or
-    guesses poor, there are none. What was expected is held against what is measured (`speculation/gain.py`).
+    guesses poor, there are none. What was expected is held against what is measured (`DraftTrial`).
     """
 
     def __init__(self, setting: str, cost: StepCost, ends: Ends, blocks: BlockManager) -> None:
@@ -60,8 +56,8 @@ class Drafting:
         self._cost = cost  # of all tenants: it is learned of the machine, as for batching
         self._ends = ends
         self._blocks = blocks
-        self._gains = GainByRows()
-        self._gain: Gain | None = None  # that the present step may tell something of
+        self._trials = DraftTrials()
+        self._trial: DraftTrial | None = None  # that the present step may tell something of
         self._plain_seconds = 0.0  # that the present step would take without its drafts
         self._promise = 0.0  # of its drafts: the logarithm of the gain in tokens per second
         self._num_accepted = 0  # guesses of the present step
@@ -69,18 +65,19 @@ class Drafting:
         self._guess_seconds = 0.0  # for one more token to be checked
         self._row_share = 0.0  # of a row's seconds, what a row may take for guesses
         self._acceptance = AcceptanceByOwner()
-        self._habits = HabitsByOwner()
+        self._ngrams = NgramCaches()
         self._num_drafts = 0
         self._num_drafted = 0
         self._accepted_by_place = [0] * self._most
 
     def add(self, running: Collection[Sequence], rows: StepRows) -> None:
-        """Lengthens rows that decode by guesses, with the tokens and the blocks that nobody else takes."""
+        """Lengthens rows that decode by guesses, with the tokens and the blocks that are left over."""
         self._num_accepted = 0
-        self._gain = None
+        self._trial = None
         for sequence, wanted in self.choose(running, rows):
-            room = (len(sequence.blocks) + self._blocks.num_free) * self._blocks.block_size - len(sequence.token_ids)
-            draft, allowed = _allowed(sequence, wanted[: min(room, rows.budget)])
+            num_slots = (len(sequence.blocks) + self._blocks.num_free) * self._blocks.block_size
+            most = min(num_slots - len(sequence.token_ids), rows.budget)
+            draft, allowed = _allowed(sequence, wanted[:most])
             row = rows.row(sequence.sequence_id)
             assert row is not None, "the draft is one of a row"
             if not draft or not rows.fits_draft(row.start, len(draft)):
@@ -102,18 +99,18 @@ class Drafting:
         if not self._is_auto:
             return self._chosen(running, rows)
         scopes = {sequence.request.scope for sequence in running}
-        self._gain = gain = self._gains.of(scopes, len(running))
-        if not gain.begin_step():
+        self._trial = trial = self._trials.of_step(scopes, len(running))
+        if not trial.begin_step():
             return []
         found = self._chosen(running, rows)
-        return found if found and gain.may_run(self._promise) else []
+        return found if found and trial.may_run(self._promise) else []
 
     def _chosen(self, running: Iterable[Sequence], rows: StepRows) -> list[tuple[Sequence, tuple[int, ...]]]:
-        if self._is_auto and not any(s.drafter is None or s.drafter.allowance.seconds > 0 for s in running):
+        if self._is_auto and not any(s.drafter is None or s.drafter.budget.seconds > 0 for s in running):
             return []  # most steps of text that cannot be guessed end here
         decoding = [sequence for sequence in running if _continues(sequence, rows)]
         drafters = [(sequence, sequence.drafter or self._begin(sequence)) for sequence in decoding]
-        looking = [found for found in drafters if not self._is_auto or found[1].allowance.seconds > 0]
+        looking = [found for found in drafters if not self._is_auto or found[1].budget.seconds > 0]
         if not looking:
             return []
         num_kv = sum(len(sequence.token_ids) for sequence in decoding)
@@ -133,11 +130,11 @@ class Drafting:
         drafter = sequence.drafter
         if drafter is None:
             return
-        drafter.allowance.seconds += self._row_share
+        drafter.budget.seconds += self._row_share
         if drafter.guesses or is_last:
             drafter.learn(num_before, is_last=is_last)
         if num_drafted:
-            drafter.allowance.earn(num_accepted * self._row_seconds - num_drafted * self._guess_seconds)
+            drafter.budget.earn(num_accepted * self._row_seconds - num_drafted * self._guess_seconds)
             self._num_drafts += 1
             self._num_accepted += num_accepted
             self._num_drafted += num_drafted
@@ -148,16 +145,16 @@ class Drafting:
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Compares the time of a step that only decoded with what was expected."""
-        gain = self._gain
-        if gain is None or load.num_tokens != load.num_rows or seconds <= 0:
+        trial = self._trial
+        if trial is None or load.num_tokens != load.num_rows or seconds <= 0:
             return
         if load.num_drafted:
             num_tokens, expected = load.num_rows + self._num_accepted, self._cost.seconds(load)
-            gain.observe_drafted(
+            trial.observe_drafted(
                 DraftedStep(load.num_rows, num_tokens, self._promise, self._plain_seconds, expected, seconds)
             )
-        elif gain.is_control:
-            gain.observe_plain(self._cost.seconds(load), seconds)
+        elif trial.is_control:
+            trial.observe_plain(self._cost.seconds(load), seconds)
 
     def stats(self, names: Mapping[str, str]) -> SpeculationStats:
         """`names`: those of the adapters that are known here, by digest."""
@@ -172,14 +169,9 @@ class Drafting:
             for digests, num_drafted, num_accepted in self._acceptance.busiest(_NUM_SHOWN)
         ]
         return SpeculationStats(
-            self._most,
-            self._num_drafts,
-            self._num_drafted,
-            sum(self._accepted_by_place),
-            tuple(self._accepted_by_place),
-            tuple(adapters),
-            self._mode,
-        )
+            self._most, self._num_drafts, self._num_drafted, sum(self._accepted_by_place),
+            tuple(self._accepted_by_place), tuple(adapters), self._mode,
+        )  # fmt: skip
 
     def _candidates(self, looking: list[tuple[Sequence, Drafter]], price: float, budget: int) -> list[_Candidate]:
         found, to_read = [], _READ_PER_STEP
@@ -195,7 +187,7 @@ class Drafting:
             seconds = per_token + per_pair * num_known
             rates = drafter.draft(min(self._most, left, budget), price * seconds)
             if self._is_auto:
-                drafter.allowance.pay_look(len(rates), len(looking))
+                drafter.budget.pay_lookup(len(rates), len(looking))
             if rates:
                 found.append(_Candidate(sequence, drafter, seconds, rates))
         return found
@@ -217,16 +209,13 @@ class Drafting:
         return price
 
     def _begin(self, sequence: Sequence) -> Drafter:
-        request, owner = sequence.request, _owner(sequence)
-        habits, acceptance = self._habits.of(owner), self._acceptance.of(owner)
+        request = sequence.request
+        owner = (request.scope, tuple(ref.digest for ref in sequence.refs))
+        ngrams, acceptance = self._ngrams.of(owner), self._acceptance.of(owner)
         ends = request.sampling.ends(self._ends.eos_token_ids)
-        drafter = Drafter(sequence.token_ids, habits, acceptance, ends, sequence.num_prompt)
+        drafter = Drafter(sequence.token_ids, ngrams, acceptance, ends, sequence.num_prompt)
         sequence.drafter = drafter
         return drafter
-
-
-def _owner(sequence: Sequence) -> Owner:
-    return sequence.request.scope, tuple(ref.digest for ref in sequence.refs)
 
 
 def _allowed(sequence: Sequence, draft: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[AllowedTokens, ...]]:

@@ -13,24 +13,19 @@ from lora_serve.core.batch import Batch, RowOutput, StepLoad
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, RequestTimeoutError
 from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
 from lora_serve.core.request import FinishReason, InferenceRequest
-from lora_serve.engine.adapters.cold_start import ColdStart
 from lora_serve.engine.adapters.residency import AdapterResidency
-from lora_serve.engine.batching.batcher import Batcher
-from lora_serve.engine.batching.latency_controller import StepLimits
-from lora_serve.engine.constraints.base import Constraints, GrammarCompiled, begin_to_compile
-from lora_serve.engine.kv.blocks import BlockManager
-from lora_serve.engine.kv.prefix_cache import PrefixCache
-from lora_serve.engine.kv.swapping import Swapping
+from lora_serve.engine.batcher import Batcher
+from lora_serve.engine.blocks import BlockManager, PrefixCache
+from lora_serve.engine.constraints import Constraints, GrammarCompiled, begin_to_compile
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.recorder import Recorder
-from lora_serve.engine.scheduling.continuation import Ends
+from lora_serve.engine.scheduling.adapter_waits import PREFETCH_WINDOW, AdapterPrefetcher, ColdStart, SlotTurns
 from lora_serve.engine.scheduling.drafting import Drafting
-from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.outputs import Outputs, is_end
-from lora_serve.engine.scheduling.prefetching import PREFETCH_WINDOW, AdapterPrefetcher
-from lora_serve.engine.scheduling.slot_turns import SlotTurns
-from lora_serve.engine.scheduling.step_rows import StepRows, chunk_of, row_of
-from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.scheduling.step_rows import MemoryGuard, StepRows, chunk_of, row_of
+from lora_serve.engine.sequence import Ends, Sequence
+from lora_serve.engine.step_cost import StepLimits
+from lora_serve.engine.swapping import Swapping
 
 
 @dataclass(eq=False)
@@ -109,7 +104,7 @@ class Scheduler:
             self._cold_start.is_cold(sequence, now)
 
     def adapters_moved(self) -> None:
-        """Notes that a command may have taken adapters away or given them room: requests ask for theirs anew."""
+        """Notes that a command may have taken adapters away or made space for them: requests ask for theirs anew."""
         self._prefetcher.is_due = True
 
     def by_row(self) -> dict[int, Sequence]:
@@ -196,7 +191,7 @@ class Scheduler:
         for sequence in self._policy.order(now):
             if sequence.is_compiling:
                 continue
-            if not rows.has_room_for(sequence):
+            if not rows.can_run(sequence):
                 break
             bucket = self.batcher.bucket_of(sequence)
             if bucket not in buckets and not sequence.has_run:
@@ -204,7 +199,7 @@ class Scheduler:
             if rows and sequence.is_pooling and max(bucket, sequence.num_remaining) > rows.budget:
                 break
             self._cold_start.fall_back_if_due(sequence, now)
-            if not self._has_room(sequence, limits) and self._policy.victim(self.running, sequence) is None:
+            if not self._can_admit(sequence, limits) and self._policy.victim(self.running, sequence) is None:
                 break
             if sequence.adapters and not self._take_slots(sequence, turns, rows, events, now):
                 continue
@@ -237,13 +232,13 @@ class Scheduler:
             turns.passed_over(sequence)
         return has_slots
 
-    def _has_room(self, newcomer: Sequence, limits: StepLimits) -> bool:
+    def _can_admit(self, newcomer: Sequence, limits: StepLimits) -> bool:
         has_place = len(self.running) < limits.max_rows
-        return not self.running or (has_place and self.prefix_cache.has_room(newcomer))
+        return not self.running or (has_place and self.prefix_cache.can_allocate(newcomer))
 
     def _make_way(self, newcomer: Sequence, limits: StepLimits, rows: StepRows) -> bool:
-        """Preempts the policy's victims until there is room; False: that was not enough."""
-        while not self._has_room(newcomer, limits):
+        """Preempts the policy's victims until it can be admitted; False: that was not enough."""
+        while not self._can_admit(newcomer, limits):
             victim = self._policy.victim(self.running, newcomer)
             if victim is None:
                 return False

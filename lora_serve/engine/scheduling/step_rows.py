@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import AllowedTokens, Row, RowAdapter, SampleInput
-from lora_serve.core.memory import MemoryLoad, memory_load
-from lora_serve.engine.scheduling.memory_guard import MemoryGuard
+from lora_serve.core.memory import MemoryLoad, MemoryPlan, memory_load
+from lora_serve.core.stats import MemoryStats
+from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.sequence import Sequence
 
+_STEPS_BEFORE_GROWTH = 16  # successful ones before a limit lowered by lack of memory is raised again
+_GROWTH = 1.25
 _PROMPT_LOGPROB_CHUNK = 128  # tokens per step of a row that wants logits of every position: bounds their memory
 
 
@@ -56,6 +60,67 @@ def _sample_input(sequence: Sequence, eos_token_ids: tuple[int, ...]) -> SampleI
     )
 
 
+@dataclass(eq=False)
+class MemoryGuard:
+    """Keeps weights + KV pool + resident adapters + activations(step) <= limit.
+
+    Memory can be short all the same, through fragmentation or other programs: then steps have half as many tokens as
+    the one that failed, and a quarter more after every few successful ones, until they are as large again.
+    """
+
+    _plan: MemoryPlan
+    _slots: SlotTable
+    _max_tokens: int | None = None
+    _failed_tokens: int = 0
+    _num_well: int = 0
+    _num_out_of_memory: int = 0
+    _last: int = 0
+    _largest: int = 0
+
+    def max_tokens(self, configured: int) -> int:
+        """The most tokens of the next step."""
+        return configured if self._max_tokens is None else min(configured, self._max_tokens)
+
+    def fits(self, load: MemoryLoad, adapters: Iterable[AdapterRef]) -> bool:
+        """True if a step may be composed that makes these `adapters` resident, if they are not yet."""
+        if self._plan.limit is None:
+            return True
+        newcomers = sum(adapter.num_bytes for adapter in adapters if adapter.digest not in self._slots)
+        return self._taken() + newcomers + self._plan.activations.num_bytes(load) <= self._plan.limit
+
+    def composed(self, load: MemoryLoad) -> None:
+        """Notes the step that runs next."""
+        self._last = self._plan.activations.num_bytes(load)
+        self._largest = max(self._largest, self._taken() + self._last)
+
+    def ran_out(self, num_tokens: int) -> None:
+        """Notes that the device had no memory for a step of so many tokens."""
+        self._num_out_of_memory += 1
+        self._num_well = 0
+        self._failed_tokens = max(self._failed_tokens, num_tokens)
+        self._max_tokens = max(1, num_tokens // 2)
+
+    def ran_well(self) -> None:
+        """Notes a step that was computed in one piece."""
+        if self._max_tokens is None:
+            return
+        self._num_well += 1
+        if self._num_well % _STEPS_BEFORE_GROWTH == 0:
+            self._max_tokens = int(self._max_tokens * _GROWTH) + 1
+        if self._max_tokens > self._failed_tokens:
+            self._max_tokens, self._failed_tokens = None, 0
+
+    def stats(self) -> MemoryStats:
+        plan = self._plan
+        return MemoryStats(
+            plan.limit, plan.weight_bytes, plan.kv_bytes, self._slots.num_bytes, self._last, self._largest,
+            plan.measured_peak(), self._num_out_of_memory, self._max_tokens,
+        )  # fmt: skip
+
+    def _taken(self) -> int:
+        return self._plan.weight_bytes + self._plan.kv_bytes + self._slots.num_bytes
+
+
 class StepRows:
     """The rows composed so far. `budget`: tokens left; below 0 after a row that is too long for any step and runs
     alone.
@@ -100,7 +165,7 @@ class StepRows:
         self._load = self._with_draft(row.start, len(draft))
 
     def fits_draft(self, start: int, count: int) -> bool:
-        """True if memory has room for so many guesses in a row at `start`."""
+        """True if so many guesses fit into memory in a row at `start`."""
         load = replace(self._with_draft(start, count), num_adapters=len(self._digests))
         return self._memory.fits(load, ())
 
@@ -119,7 +184,7 @@ class StepRows:
         return tuple(row for row, _ in self._rows.values())
 
     def fitting(self, sequence: Sequence, count: int) -> int:
-        """The number of `count` tokens of a sequence that memory has room for beside the rows composed so far.
+        """The number of `count` tokens of a sequence that fit into memory beside the rows composed so far.
 
         Without other rows at least one token fits, as some row must go on. Rows of pooling requests fit whole or not at
         all.
@@ -134,11 +199,11 @@ class StepRows:
             low, high = (middle, high) if self._fits(sequence, middle) else (low, middle)
         return low
 
-    def has_room_for(self, sequence: Sequence) -> bool:
+    def can_run(self, sequence: Sequence) -> bool:
         """True if a new sequence could run any token now."""
         return self.budget > 0 and self.fitting(sequence, sequence.num_remaining if sequence.is_pooling else 1) > 0
 
-    def has_memory_for(self, adapter: AdapterRef) -> bool:
+    def can_load(self, adapter: AdapterRef) -> bool:
         """True if the adapter could be made resident beside these rows."""
         return self._memory.fits(self.load, (adapter,))
 

@@ -53,8 +53,8 @@ def load_engine(configure: Configure, replica: str, files: Path) -> tuple[LocalE
 def _cache(config: AdapterConfig, files: Path) -> DiskStore:
     """For copies of what this machine does not see: as many bytes as a server's own cache, or half of what is free."""
     folder, _ = own_folder(files if config.store == Path() else config.store)  # locked until this process ends
-    max_bytes = config.disk_bytes or shutil.disk_usage(folder).free // 2
-    return DiskStore(folder, max_bytes, is_cache=True, policy=config.eviction)
+    max_bytes = config.adapter_disk_memory or shutil.disk_usage(folder).free // 2
+    return DiskStore(folder, max_bytes, is_cache=True, policy=config.adapter_eviction)
 
 
 def own_folder(parent: Path) -> tuple[Path, StoreLock]:

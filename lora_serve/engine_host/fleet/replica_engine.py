@@ -12,12 +12,13 @@ from dataclasses import replace
 from lora_serve import __version__
 from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.client.message_client import MessageClient
-from lora_serve.core.config import EngineConfig, QueueLimits
+from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import InternalError, InvalidRequestError
 from lora_serve.core.machine import files_id, machine_id
 from lora_serve.core.messages import Evict, FromEngine, Greeting, Ready, Reply, Reported, Submit, ToEngine, WarmUpDone
 from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
 from lora_serve.engine_host.fleet.autoscaling import load
@@ -25,7 +26,7 @@ from lora_serve.engine_host.fleet.gateways import OWN, Gateways, Way
 from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
 from lora_serve.engine_host.service import EngineService, ServedEngine
 from lora_serve.logs import timed
-from lora_serve.routing.prefix_roots import RecentRoots, prefix_roots
+from lora_serve.routing.request import RecentRoots, prefix_roots
 
 _log = logging.getLogger(__name__)
 REPORT_SECONDS = 1.0
@@ -168,7 +169,7 @@ class _OwnClient(MessageClient):
     gateways: Gateways
 
     def __init__(self) -> None:
-        super().__init__(QueueGate(QueueLimits(2**31)))
+        super().__init__(QueueGate(QueueLimits(max_queue=2**31)))
 
     def receive(self, message: FromEngine) -> None:
         """Hand a message to whoever waits for it."""

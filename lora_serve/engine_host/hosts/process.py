@@ -12,6 +12,7 @@ from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
+from lora_serve.core.config import EngineConfig
 from lora_serve.core.messages import WarmUpDone
 from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
@@ -40,7 +41,7 @@ async def open_host(
     blob_server = BlobServer(blobs, settings.adapter_load_threads, scratch, timeout)
     client = ProcessEngineClient(
         lambda: EngineProcess.start(command, configure),
-        QueueGate(settings.engine_slice().queue),
+        QueueGate(settings.part(EngineConfig).queue),
         DesiredState(settings.max_loras),
         blob_server.run,
         blob_server.drop,

@@ -15,6 +15,7 @@ from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
+from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.blobs import FleetBlobs
@@ -58,7 +59,7 @@ async def open_host(
             settings.adapter_load_timeout,
         )
         users = LinkUsers(blobs.run, blobs.left)
-        transport, queue = ServeTransport(fleet.name), settings.engine_slice().queue
+        transport, queue = ServeTransport(fleet.name), settings.part(EngineConfig).queue
         client = RayEngineClient(transport, queue, fleet.wait, users, fleet.router)
         try:
             yield RayHost(client, fleet.name, cluster)

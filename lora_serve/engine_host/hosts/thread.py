@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.thread import ThreadEngineClient
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
@@ -49,9 +50,9 @@ class ThreadHost:
     async def load(self) -> LoadedEngine:
         """See `EngineHost.load`."""
         settings = self._settings
-        configs = settings.engine_slice(), settings.adapter_slice()
+        configs = settings.part(EngineConfig), settings.part(AdapterConfig)
         with timed(f"model {settings.model}"):
-            parts = await asyncio.to_thread(build_parts, settings.model_slice(), *configs)
+            parts = await asyncio.to_thread(build_parts, settings.part(ModelConfig), *configs)
         local = self._local = LocalEngine(parts, *configs, self._blobs, self._text)
         client = self._client = ThreadEngineClient(
             local.engine, local.mailbox, QueueGate(configs[0].queue), local.rebuild

@@ -51,7 +51,7 @@ class PreparedBase:
 
     @staticmethod
     def of(spec: ModelSpec) -> PreparedBase:
-        """Called once per process: the fingerprint takes a millisecond to work out."""
+        """The facts of a model."""
         return PreparedBase(spec.fingerprint, spec.linears)
 
 

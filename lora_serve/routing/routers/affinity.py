@@ -4,16 +4,16 @@ Rendezvous hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam: Consiste
 2018): each set of adapters has its own order of replicas, and no replica gets a request while its tokens are above
 1.25 times the mean. Reports correct the order: replicas that have the adapters, or are loading them, come before all
 others, and of these the ones that have computed the prompt's beginning. Device and host memory count alike: a copy into
-a slot is short, and an adapter that cools goes back to its home, so that the others forget it. One that nobody has goes
-where it pushes no other out.
+a slot is short, and an adapter that cools goes back to its home, so that the others forget it. One that no replica has
+goes where it pushes no other out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lora_serve.routing.replica_state import ReplicaState, Tier
-from lora_serve.routing.routed_request import RoutedRequest
+from lora_serve.routing.fleet_view import ReplicaState, Tier
+from lora_serve.routing.request import RoutedRequest
 from lora_serve.routing.routers import base
 
 BOUND = 1.25  # of the mean load

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from lora_serve.routing.replica_state import ReplicaState
-from lora_serve.routing.routed_request import RoutedRequest
+from lora_serve.routing.fleet_view import ReplicaState
+from lora_serve.routing.request import RoutedRequest
 
 
 class Router(ABC):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lora_serve.routing.replica_state import ReplicaState
-from lora_serve.routing.routed_request import RoutedRequest
+from lora_serve.routing.fleet_view import ReplicaState
+from lora_serve.routing.request import RoutedRequest
 from lora_serve.routing.routers import base
 
 

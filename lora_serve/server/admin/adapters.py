@@ -82,8 +82,8 @@ async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> Ad
 def card_from(services: Services, entry: CatalogEntry, figures: Figures, caller: Caller) -> AdapterCard:
     """The adapter's card as the caller may see it."""
     aliases = tuple(services.catalog.snapshot.aliases_of(entry.name))
-    defaults = known_defaults(entry.metadata, services.config.requests).card()
-    rule = services.adapter_config.chat_templates
+    defaults = known_defaults(entry.metadata, services.config).card()
+    rule = services.adapter_config.adapter_chat_templates
     if caller.scope is not None:
         return tenant_card(entry, caller.scope, figures, aliases, defaults, rule)
     return adapter_card(entry, figures, aliases, defaults, rule)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, shown_source
@@ -26,15 +27,16 @@ def adapter_card(
     """The default version's facts at the top, every version below. `defaults`: for requests that leave fields out.
     `template_rule`: see NotedTemplate.
     """
-    facts = _version_card(entry, entry.default, figures, template_rule)
-    return {
+    cards = {version.version: _version_card(entry, version, figures, template_rule) for version in entry.versions}
+    facts = cards[entry.default_version]
+    card = {
         "id": entry.name,
         "object": "adapter",
         "tenant": entry.tenant,
         "shared_with": list(entry.shared_with),
         "pinned": entry.pinned,
         "created": int(entry.created),
-        "metadata": as_given(dict(entry.metadata)),
+        "metadata": as_given(entry.metadata),
         "defaults": defaults,
         "version": entry.default_version,
         "route": wire.VersionRoute(entry.default_version, entry.route.canary, entry.history, _shares(entry, figures)),
@@ -43,14 +45,12 @@ def adapter_card(
         "activity": activity_card(figures.answers(entry)),
         "warnings": [*facts["warnings"], *metadata_warnings(entry.metadata)],
         "versions": [
-            {
-                "version": version.version,
-                "created": int(version.created),
-                **_version_card(entry, version, figures, template_rule),
-            }
+            {"version": version.version, "created": int(version.created), **cards[version.version]}
             for version in entry.versions
         ],
     }
+    copied: dict[str, Any] = to_builtins(card)  # an answer is emptied as it is written: nothing in it is the catalog's
+    return copied
 
 
 def tenant_card(
@@ -107,10 +107,11 @@ def _version_card(
     entry: CatalogEntry, version: VersionEntry, figures: Figures, template_rule: str
 ) -> wire.VersionFacts:
     counters = figures.counters(version.digest)
-    traits, noted = version.traits, dict(version.summary)
+    known, noted = version.facts, dict(version.summary)
+    traits = known.traits
     noted.pop("traits", None)
     noted.pop(KEY, None)
-    template = noted_template(version)
+    template = None if known.chat_template is None else noted_template(version)
     return {
         "digest": version.digest,
         "rank": version.rank,
@@ -130,8 +131,8 @@ def _version_card(
         "tiers": figures.tiers(version.digest),
         "replicas": figures.replicas(version.digest),
         "activity": activity_card(figures.answers(entry, version)),
-        "hits": counters.hits,
-        "misses": counters.misses,
+        "hits": counters.hits.get(entry.name, 0),
+        "misses": counters.misses.get(entry.name, 0),
         "loads": counters.loads,
         "evictions": counters.evictions,
         "eviction_reasons": counters.eviction_reasons,

@@ -4,7 +4,7 @@ its lives, its queue's limits, and what the server leans on.
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from aiohttp import web
@@ -18,8 +18,6 @@ from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import LimitFields
 from lora_serve.server.schemas.answers.admin import AdapterLimits, EngineHealth, JournalCard, QueueCard, RedisCard
 from lora_serve.server.services import SERVICES, Services
-
-_MAY_BE_OFF = ("preferred_batch_size", "latency_target_ms", "inter_token_target_ms")
 
 
 async def get_engine(request: web.Request) -> web.StreamResponse:
@@ -45,17 +43,9 @@ async def put_engine(request: web.Request) -> web.StreamResponse:
     body = await read_json(request, keep_null=True)
     if "speculate" in body:
         raise InvalidRequestError("`speculate` cannot be changed while the server runs.", param="speculate")
-    off = {name: 0 for name in _MAY_BE_OFF if name in body and body[name] is None}
+    off = {name: 0 for name in Tune.MAY_BE_OFF if name in body and body[name] is None}
     fields = check_fields(LimitFields, body | off)
-    resize = Resize(fields.max_loras, fields.adapter_memory, fields.adapter_host_memory, fields.max_cpu_loras)
-    tune = Tune(
-        fields.max_num_seqs,
-        fields.max_num_batched_tokens,
-        _seconds(fields.batch_wait_ms),
-        fields.preferred_batch_size,
-        _seconds(fields.latency_target_ms),
-        _seconds(fields.inter_token_target_ms),
-    )
+    resize, tune = Resize(**_named(Resize, fields)), Tune(**_named(Tune, fields))
     if (resize, tune) == (Resize(), Tune()):
         raise InvalidRequestError(f"Give at least one of {', '.join(LimitFields.model_fields)}.")
     await services.background.complete(_change(services, resize, tune), "changing limits")
@@ -69,7 +59,7 @@ async def _change(services: Services, resize: Resize, tune: Tune) -> None:
     if resize != Resize():
         await services.client.adapters(resize)  # first, as the engine alone may refuse
         services.limits.change(resize)
-        services.registry.set_host_bytes(services.limits.of(services.adapter_config).host_bytes)
+        services.registry.set_host_bytes(services.adapter_limits.adapter_host_memory)
     if tune != Tune():
         await services.client.adapters(tune)
 
@@ -106,10 +96,6 @@ def batcher_card(stats: BatcherStats | None) -> dict[str, Any] | None:
     }
 
 
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
-
-
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
@@ -121,7 +107,7 @@ async def get_engine_health(request: web.Request) -> web.StreamResponse:
     """
     services = request.app[SERVICES]
     history, lifecycle, gate = services.history, services.lifecycle, services.client.gate
-    limits = services.adapter_limits
+    limits = gate.limits
     return json_response(
         EngineHealth(
             state=lifecycle.state,
@@ -131,14 +117,24 @@ async def get_engine_health(request: web.Request) -> web.StreamResponse:
             warm_up=history.stages,
             num_restarts=services.metrics.num_engine_restarts,
             restarts=list(reversed(history.restarts)),
-            queue=QueueCard(gate.num_requests, gate.num_tokens, *astuple(gate.limits)),
-            adapter_limits=AdapterLimits(
-                limits.max_loras, limits.device_bytes, limits.host_bytes, limits.max_cpu_loras
+            queue=QueueCard(
+                num_requests=gate.num_requests,
+                num_tokens=gate.num_tokens,
+                max_requests=limits.max_queue,
+                max_tokens=limits.max_queue_tokens,
+                max_tenant_requests=limits.max_tenant_queue,
+                max_tenant_tokens=limits.max_tenant_queue_tokens,
             ),
+            adapter_limits=AdapterLimits(**_named(Resize, services.adapter_limits)),
             store_problem=services.store_problem,
             redis=redis_card(services),
         )
     )
+
+
+def _named(command: type[Resize | Tune], limits: object) -> dict[str, Any]:
+    """The values of a command's fields, which are settings."""
+    return {name: getattr(limits, name) for name in command.__struct_fields__}
 
 
 def redis_card(services: Services) -> RedisCard | None:

@@ -8,8 +8,7 @@ from aiohttp import web
 
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.errors import AdapterNotFoundError, LoraServeError
-from lora_serve.core.fleet_stats import EMPTY
-from lora_serve.core.stats import EngineStats, ReplicaStats
+from lora_serve.core.stats import EMPTY, EngineStats, ReplicaStats
 from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.bodies.json_body import check_query
 from lora_serve.server.fleet import places_of, replicas_of

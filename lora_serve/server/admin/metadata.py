@@ -34,7 +34,7 @@ async def set_metadata(request: web.Request) -> web.StreamResponse:
 
 async def check_metadata(services: Services, caller: Caller, metadata: Mapping[str, Any] | None) -> None:
     """Refuse defaults that no request could have. Raises InvalidRequestError naming the field, RateLimitedError."""
-    defaults = read_defaults(metadata, services.config.requests)
+    defaults = read_defaults(metadata, services.config)
     _check_parser("tool_call_parser", defaults.tool_call_parser, tool_calls.names())
     _check_parser("reasoning_parser", defaults.reasoning_parser, reasoning.names())
     if defaults.response_format is None:

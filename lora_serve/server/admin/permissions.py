@@ -76,7 +76,7 @@ def registration_for(services: Services, caller: Caller, fields: RegisterFields)
 
 def check_source(services: Services, caller: Caller, source: str) -> None:
     """Raises ForbiddenError unless the operator lets tenants register from the source (--tenant-source)."""
-    allowed = services.adapter_config.tenant_sources
+    allowed = services.adapter_config.tenant_source
     match = _SCHEME.match(source)
     if not caller.sees_all and (match is None or match[1].lower() not in allowed):
         known = ", ".join(f"{scheme}://" for scheme in allowed)

@@ -39,8 +39,7 @@ from lora_serve.server.admin.permissions import registration_for
 from lora_serve.server.admin.registration import check_new_id, complete_registration
 from lora_serve.server.background.registering import Progress, Stage
 from lora_serve.server.background.staging import Staged
-from lora_serve.server.bodies.body_stream import CHUNK_BYTES, BodyStream
-from lora_serve.server.bodies.json_body import check_fields, read_query
+from lora_serve.server.bodies.json_body import CHUNK_BYTES, BodyStream, check_fields, read_query
 from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.route import OtherBody
@@ -175,8 +174,8 @@ async def _staged(services: Services, progress: Progress) -> AsyncIterator[Uploa
         folder, aside = services.registry.new_folder(), services.registry.new_folder()
     except OSError as error:
         raise AdapterUnavailableError(UNWRITABLE) from error
-    timeout = services.config.connections.body_timeout
-    upload = Upload(folder, aside / "archive", services.adapter_config.max_upload_bytes, timeout, progress)
+    timeout = services.config.body_timeout
+    upload = Upload(folder, aside / "archive", services.adapter_config.max_upload_size, timeout, progress)
     try:
         yield upload
     except ConnectionError:

@@ -29,7 +29,7 @@ async def get_usage(request: web.Request) -> web.StreamResponse:
     A tenant-admin sees its own tenant's.
     """
     services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(UsageQuery, request)
-    start, end = _whole(query, services.meter.config.bucket_seconds)
+    start, end = _whole(query, services.meter.config.usage_bucket_seconds)
     tenant = _tenant(caller, query.tenant)
     rows, is_complete = await services.meter.rows(start, end, tenant)
     wanted = query.model_dump(include=set(KEY_FIELDS) - {"tenant"})
@@ -59,7 +59,7 @@ def _since_it_was_made(services: Services, caller: Caller, rows: Sequence[UsageR
     """The rows without those of an earlier tenant of the same name. In a bucket that may hold both, a row is told by
     its key or, for residency and the admin key, by the content that the tenant has.
     """
-    size = services.meter.config.bucket_seconds
+    size = services.meter.config.usage_bucket_seconds
     first = int(caller.since // size) * size
     keys = {key.id for key in services.keys.directory.snapshot.keys_of(caller.tenant)}
     entries = services.catalog.snapshot.entries.values()

@@ -21,12 +21,14 @@ from lora_serve.server.background.tasks import LONG
 
 _GROUP = 8  # elements
 _SINGLE = frozenset((int, float, bool, type(None)))
+_HOLDERS = (dict, list, tuple)
 _SMALL = 2_000  # values, or a 32nd of their characters, that are written at once
 _TEXT_SLICE = 2**16  # characters
 PIECE = 2**18  # bytes that are sent at once
 # A text, or a number that msgspec spells in another way: 0.00001 and 1e-6 are 1e-05 and 1e-06.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<![\d.])-?(?:0\.0000\d+|\d[\d.]*e-\d+)')
-_NOT_FOR_MSGSPEC = (OverflowError, UnicodeEncodeError)  # an integer of more than 64 bits, half a character
+# An integer of more than 64 bits; half a character, or its escape.
+_NOT_FOR_MSGSPEC = (OverflowError, UnicodeEncodeError, msgspec.DecodeError)
 _NOT_PLAIN = re.compile(r"[^ -~]+")
 
 Encode = Callable[[Any], bytes]
@@ -56,7 +58,11 @@ def spaced(value: Any) -> bytes:
 
 def as_given(value: Any) -> Any:
     """A value from a caller's JSON, to be written as Python spells it."""
-    return msgspec.Raw(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return msgspec.Raw(text.encode())
+    except UnicodeEncodeError:  # half a character, which a record of an earlier version may hold
+        return msgspec.Raw(json.dumps(value, separators=(",", ":")).encode())
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -158,14 +164,13 @@ def _is_small(value: Any) -> bool:
     weight = 0
     while left:  # only what holds others is put there: a page of cards has a hundred thousand values
         item = left.pop()
-        if isinstance(item, Iterator):
-            return False
-        if isinstance(item, msgspec.Raw):
-            weight += len(bytes(item)) // 32
-            continue
         if isinstance(item, msgspec.Struct):
             item = [getattr(item, name) for name in item.__struct_fields__]
-        if not isinstance(item, dict | list | tuple):
+        if not isinstance(item, _HOLDERS):
+            if isinstance(item, Iterator):
+                return False
+            if isinstance(item, msgspec.Raw):
+                weight += len(bytes(item)) // 32
             continue
         if (weight := weight + 2 * len(item)) > _SMALL:
             return False

@@ -121,7 +121,7 @@ def _wrong(where: str, message: str) -> InvalidRequestError:
 async def create_message(request: web.Request) -> web.StreamResponse:
     """Answer in the form of Anthropic's Messages."""
     given = await read_json(request)
-    fields = check_fields(MessageFields, given, request.app[SERVICES].config.requests)
+    fields = check_fields(MessageFields, given, request.app[SERVICES].config)
     asked = await _asked(fields, given)
     with with_names(NAMES):
         rows, chat = await chat_of(request, asked)

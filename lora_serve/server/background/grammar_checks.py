@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from lora_serve.core.adapter import AddedToken
-from lora_serve.core.config import GrammarConfig
 from lora_serve.core.request import TokenGrammar
+from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.text.grammars.checking import checked_own_text, checked_text
 from lora_serve.text.grammars.compiling import GrammarCompiler

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lora_serve.core.errors import InvalidRequestError, WrongKeyError
+from lora_serve.core.errors import AuthenticationError, InvalidRequestError, WrongKeyError
 from lora_serve.core.request import Task
 from lora_serve.core.tenant import Caller
 from lora_serve.server.context import CONTEXT
@@ -29,22 +30,22 @@ _AUTHENTICATE: Mapping[Access, Authenticate] = {
 
 
 def authenticated(request: web.Request, authenticate: Authenticate) -> Caller:
-    """The caller whose key the request has. Raises what `authenticate` raises, and WrongKeysError if the address has
-    sent too many wrong keys.
+    """The caller whose key the request has; Anthropic's clients send theirs in a header of another name, Azure's in a
+    third, and a proxy may add one that is not ours: the first right key counts. Raises what `authenticate` raises, and
+    WrongKeysError if the address has sent too many wrong keys.
 
     The address is the connection's: a header that names another could be anybody's invention.
     """
+    others = (request.headers.get(name) for name in ("X-Api-Key", "Api-Key"))
+    *firsts, last = (request.headers.get("Authorization"), *(f"Bearer {key}" for key in others if key))
+    for credentials in firsts:
+        with suppress(AuthenticationError):
+            return authenticate(request.app[SERVICES].authenticator, credentials)
     try:
-        return authenticate(request.app[SERVICES].authenticator, _credentials(request))
+        return authenticate(request.app[SERVICES].authenticator, last)
     except WrongKeyError:
         request.app[WRONG_KEYS].note(request.remote or "")
         raise
-
-
-def _credentials(request: web.Request) -> str | None:
-    """The header of the key; Anthropic's clients send theirs in one of another name, Azure's in a third."""
-    key = request.headers.get("X-Api-Key") or request.headers.get("Api-Key")
-    return request.headers.get("Authorization") or (None if key is None else f"Bearer {key}")
 
 
 def guarded(route: Route) -> Handler:
@@ -79,7 +80,7 @@ async def _for_others(request: web.Request, route: Route) -> web.StreamResponse:
     caller = _enter(request, route.access)
     if route.is_act:
         services = request.app[SERVICES]
-        await services.quotas.begin_act(caller, services.config.attempts.acts_of(caller.role))
+        await services.quotas.begin_act(caller, services.config.acts_of(caller.role))
         await services.check_store(route.is_deletion)  # one that takes no changes could not even keep the audit line
     return await route.handler(request)
 

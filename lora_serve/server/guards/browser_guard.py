@@ -38,10 +38,10 @@ class BrowserGuard:
     """The guard of one application."""
 
     def __init__(self, config: ServerConfig, *, asks_for_key: bool) -> None:
-        self._rules = config.browsers
+        self._rules = config
         self._asks_for_key = asks_for_key
         self._is_local = is_loopback(config.host)
-        self._names = {"localhost", *config.browsers.hosts}
+        self._names = {"localhost", *config.hosts}
         if own := parse_name(config.host):
             self._names.add(own)
 

@@ -64,7 +64,10 @@ def _check_room(refs: list[AdapterRef], limits: AdapterConfig) -> None:
             f"`adapters` names {len(refs)} adapters; host memory holds {limits.max_cpu_loras} (--max-cpu-loras)."
         )
     num_bytes = sum(ref.num_bytes for ref in refs)
-    for flag, allowed in (("--adapter-memory", limits.device_bytes), ("--adapter-host-memory", limits.host_bytes)):
+    for flag, allowed in (
+        ("--adapter-memory", limits.adapter_memory),
+        ("--adapter-host-memory", limits.adapter_host_memory),
+    ):
         if allowed is not None and num_bytes > allowed:
             raise _refused(f"These adapters need {num_bytes} bytes together; {flag} allows {allowed}.")
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from lora_serve.core.config import RequestLimits
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.setting_groups.http import RequestLimits
 from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.schemas.adapter_defaults import SAMPLING_NAMES, DefaultsFields, check_sampling
 from lora_serve.server.schemas.generation import SamplingFields

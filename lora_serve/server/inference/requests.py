@@ -44,7 +44,7 @@ def generation_requests(
     grammar: TokenGrammar | None = None,
 ) -> list[InferenceRequest]:
     """`fields.num_rows` requests for each prompt, in the order of the choices. Raises InvalidRequestError."""
-    most = request.app[SERVICES].config.requests.max_logprobs
+    most = request.app[SERVICES].config.max_logprobs
     limits = _of_vocabulary(_own_limits(limits, model, fields), model.spec.vocab_size, most)
     params = _sampling_params(fields, model, limits)
     template = replace(_template(request, model, fields), grammar=grammar)

@@ -16,10 +16,11 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.noted_template import noted_template
 from lora_serve.adapters.catalog.resolution import Resolution, Selection
 from lora_serve.core.adapter import AdapterRef, AdapterTraits
-from lora_serve.core.config import AdapterConfig, RequestLimits
+from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import OnCold
+from lora_serve.core.setting_groups.http import RequestLimits
 from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterMember, AdapterSet
 from lora_serve.server.context import CONTEXT
@@ -74,7 +75,7 @@ def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
     fallback = resolver.fallback(fields, adapters)
     services = request.app[SERVICES]
     text, spec = tokenizer_for(services, adapters.single, adapters.named, resolver.caller)
-    defaults = _defaults_of(adapters.named, services.config.requests)
+    defaults = _defaults_of(adapters.named, services.config)
     return ResolvedModel(adapters, fallback, text, spec, defaults, _hint(services, adapters.named))
 
 
@@ -93,7 +94,10 @@ def named_tokenizer(request: web.Request, fields: NamingFields) -> tuple[TextMod
 
 
 def _hint(services: Services, named: Resolution | None) -> str:
-    noted, rule = None if named is None else noted_template(named.version), services.adapter_config.chat_templates
+    noted, rule = (
+        None if named is None else noted_template(named.version),
+        services.adapter_config.adapter_chat_templates,
+    )
     if noted is None or not noted.differs or noted.is_used(rule):
         return ""
     return f" The adapter's own chat template is not used ({noted.reason(rule)})."
@@ -121,7 +125,7 @@ def tokenizer_for(
         return services.text, services.spec
     text, size = services.text.with_added(adapter.traits.added_tokens), adapter.traits.vocab_size
     noted = None if named is None else noted_template(named.version)
-    if noted is not None and noted.is_used(services.adapter_config.chat_templates):
+    if noted is not None and noted.is_used(services.adapter_config.adapter_chat_templates):
         tenant = caller.scope or adapter.tenant
         text = text.with_template(services.templates.of(services.text.template, noted, tenant))
     return text, replace(services.spec, vocab_size=size) if size else services.spec

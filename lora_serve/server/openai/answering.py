@@ -23,11 +23,12 @@ from lora_serve.server.answers.errors import WireError, wire_error
 from lora_serve.server.answers.json_answer import PIECE, compact, json_answer, written
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.context import CONTEXT, RequestContext
-from lora_serve.server.inference.rows import AnswerUse, Rows
+from lora_serve.server.inference.rows import Rows
 from lora_serve.server.openai.logprobs import num_values
 from lora_serve.server.schemas.answers.generation import CachedTokens, Usage
 from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.server.services import SERVICES
+from lora_serve.tenancy.usage.figures import AnswerUse
 from lora_serve.text.output import OutputText, Piece, StopRules
 
 HEADERS = {

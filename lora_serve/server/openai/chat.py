@@ -38,7 +38,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
 async def chat_of(request: web.Request, given: dict[str, Any]) -> tuple[Rows, ChatBody]:
     """The rows of a chat whose fields are `given`, and its answer. Raises InvalidRequestError, AdapterNotFoundError."""
     services, context = request.app[SERVICES], request[CONTEXT]
-    fields = check_fields(ChatFields, given, services.config.requests)
+    fields = check_fields(ChatFields, given, services.config)
     messages = await chat_messages(fields.messages)
     model = resolve(request, fields)
     fields = model.with_defaults(fields)

@@ -30,11 +30,11 @@ from lora_serve.text.tokenizer import TextModel
 async def create_completion(request: web.Request) -> web.StreamResponse:
     """Complete a text."""
     services, context = request.app[SERVICES], request[CONTEXT]
-    fields = check_fields(CompletionFields, await read_json(request), services.config.requests)
+    fields = check_fields(CompletionFields, await read_json(request), services.config)
     model = resolve(request, fields)
     fields = model.with_defaults(fields)
     grammar = await requested_grammar(services, context, model, fields)
-    prompts = await completion_prompts(model.text, model.spec, fields, services.config.requests.max_prompts)
+    prompts = await completion_prompts(model.text, model.spec, fields, services.config.max_prompts)
     logprobs = 0 if fields.logprobs is None and fields.num_rows > fields.n else fields.logprobs
     limits = TokenLimits(fields.answer_tokens, logprobs, _prompt_logprobs(fields))
     token_ids = [prompt.token_ids for prompt in prompts]

@@ -41,7 +41,7 @@ async def generate_tokens(request: web.Request) -> web.StreamResponse:
     given = await read_json(request)
     asked = check_fields(GenerateFields, given)
     with with_names({"prompt": "token_ids"}):
-        fields = check_fields(CompletionFields, completion_fields(asked, given), services.config.requests)
+        fields = check_fields(CompletionFields, completion_fields(asked, given), services.config)
         model = resolve(request, fields)
         fields = model.with_defaults(fields)
         grammar = await requested_grammar(services, context, model, fields)

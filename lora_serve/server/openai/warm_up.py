@@ -11,6 +11,7 @@ from typing import cast
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Event, FinishEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import InferenceRequest, SamplingParams
+from lora_serve.core.tenant import WARM_UP
 from lora_serve.server.answers.json_answer import compact
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs
 from lora_serve.server.services import Services
@@ -29,7 +30,7 @@ async def answer_warm_up_text(services: Services) -> None:
     if services.spec.pooling is not None or not token_ids or room < 1:
         return
     sampling = SamplingParams(max_tokens=_NEW_TOKENS, temperature=0.0, logprobs=1, ignore_eos=True)
-    request = InferenceRequest(TEXT_ID, token_ids, sampling, tenant="warm-up: text", arrival_time=time.monotonic())
+    request = InferenceRequest(TEXT_ID, token_ids, sampling, tenant=f"{WARM_UP}text", arrival_time=time.monotonic())
     services.client.gate.enter((request,), limited=False)
     output = OutputText(text, request, StopRules(("\n\n",)), services.spec.eos_token_ids)
     entries: list[TokenLogprobs] = []

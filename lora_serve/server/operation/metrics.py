@@ -6,7 +6,7 @@ The text format is always 0.0.4: under OpenMetrics negotiation prometheus_client
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from aiohttp import web
@@ -22,16 +22,27 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from lora_serve.core.errors import AuthenticationError, ForbiddenError, LoraServeError
-from lora_serve.core.stats import STEP_TOKENS, EngineStats, EvictionReason, SpeculationStats, TierStats
+from lora_serve.core.figures import COUNTS, MetricName, marks_of
+from lora_serve.core.stats import (
+    STEP_TOKENS,
+    EngineStats,
+    EvictionReason,
+    ReplicaState,
+    ReplicaStats,
+    SpeculationStats,
+    TierStats,
+)
 from lora_serve.server.fleet import replicas_of
 from lora_serve.server.guards.access import authenticated
-from lora_serve.server.operation.fleet_metrics import fleet_families, kv_usage
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.telemetry.metrics import OTHER_TENANTS, Metrics
 from lora_serve.tenancy.authentication.authenticator import Authenticator
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_ADAPTERS_LISTED = 1000  # names in a label of vllm:lora_requests_info
+MAX_REPLICAS_LISTED = 256  # each has its own series; `lora_serve_replicas` counts all
+_Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
+_UNLABELLED: Mapping[str, str] = {}
 # The replacements of names. Samples that have one of these labels are added up.
 _INSTEAD = {
     "tenant": OTHER_TENANTS, "adapter": OTHER_TENANTS, "running_lora_adapters": "", "waiting_lora_adapters": "",
@@ -149,20 +160,19 @@ def without_names(families: Iterable[Metric]) -> Iterator[Metric]:
 
 def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:
     """vLLM's gauges, and our own of batches: means over the last batches, which the engine remembers."""
-    yield _gauge("vllm:num_requests_running", "Rows in the batch.", stats.num_running, labels)
-    yield _gauge("vllm:num_requests_waiting", "Sequences that wait.", stats.num_waiting, labels)
-    yield _gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", kv_usage(stats), labels)
-    yield _counter("vllm:num_preemptions", "Sequences set back to make room.", stats.num_preemptions, labels)
-    yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.num_prefix_queries, labels)
-    yield _counter("vllm:prefix_cache_hits", "Prompt tokens found.", stats.num_prefix_hits, labels)
+    yield from _named(stats, ("num_running", "num_waiting"), labels)
+    yield _gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", _kv_usage(stats), labels)
+    yield from _named(stats, ("num_preemptions", "num_prefix_queries", "num_prefix_hits"), labels)
     yield _step_tokens(stats, labels)
     cache = {**labels, "block_size": str(stats.block_size), "num_gpu_blocks": str(stats.num_blocks)}
     yield _gauge("vllm:cache_config_info", "The KV cache's shape.", 1, cache)
-    yield lora_requests_info(stats)
-    yield from grammar_families(stats)
+    yield _lora_requests_info(stats)
+    yield from _named(stats, ("num_constrained", "num_forced"))
+    costs = ("num_masks", "mask_seconds", "wait_seconds", "num_compiled", "compile_seconds")
+    yield from _named(stats.constraints, costs)
     if stats.speculation.most:
-        yield from speculation_families(stats.speculation, labels)
-    yield _counter("lora_serve_adapter_loads_hung", "Loads given up as the store hangs.", stats.num_hung_loads)
+        yield from _speculation_families(stats.speculation, labels)
+    yield from _named(stats, ("num_hung_loads",))
     batches = stats.recent_batches
     for name, text, values in (
         ("lora_serve_batch_rows", "Rows per batch", [batch.num_rows for batch in batches]),
@@ -172,33 +182,11 @@ def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[M
         yield _gauge(name, f"{text}, mean of the last batches.", sum(values) / max(1, len(values)))
 
 
-def grammar_families(stats: EngineStats) -> Iterator[Metric]:
-    """Rows that obey a grammar, and what their grammars cost."""
-    found = stats.constraints
-    yield _gauge("lora_serve_grammar_rows", "Rows in the batch that obey a grammar.", stats.num_constrained)
-    yield _counter("lora_serve_grammar_forced_tokens", "Tokens that no step sampled.", stats.num_forced)
-    yield _counter("lora_serve_grammar_masks", "Masks, one for each token of such a row.", found.num_masks)
-    text = "Seconds of computing masks, beside the forward pass."
-    yield _counter("lora_serve_grammar_mask_seconds", text, found.mask_seconds)
-    text = "Seconds that steps waited for masks after the forward pass."
-    yield _counter("lora_serve_grammar_wait_seconds", text, found.wait_seconds)
-    yield _counter("lora_serve_grammar_compilations", "Grammars compiled.", found.num_compiled)
-    yield _counter("lora_serve_grammar_compile_seconds", "Seconds of compiling grammars.", found.compile_seconds)
-
-
-def speculation_families(found: SpeculationStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+def _speculation_families(found: SpeculationStats, labels: Mapping[str, str]) -> Iterator[Metric]:
     """vLLM's counters of guessed tokens, which it too has only where tokens are guessed."""
-    yield _counter("vllm:spec_decode_num_drafts", "Drafts run.", found.num_drafts, labels)
-    yield _counter("vllm:spec_decode_num_draft_tokens", "Guessed tokens run.", found.num_drafted, labels)
-    yield _counter("vllm:spec_decode_num_accepted_tokens", "Guessed tokens accepted.", found.num_accepted, labels)
-    places = CounterMetricFamily(
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Guessed tokens accepted, by their place in the draft.",
-        labels=[*labels, "position"],
-    )
-    for place, count in enumerate(found.accepted_by_place):
-        places.add_metric([*labels.values(), str(place)], count)
-    yield places
+    yield from _named(found, ("num_drafts", "num_drafted", "num_accepted"), labels)
+    name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Guessed tokens accepted, by their place in the draft."
+    yield _by("position", CounterMetricFamily, name, text, enumerate(found.accepted_by_place), labels)
 
 
 def _step_tokens(stats: EngineStats, labels: Mapping[str, str]) -> Metric:
@@ -209,7 +197,7 @@ def _step_tokens(stats: EngineStats, labels: Mapping[str, str]) -> Metric:
     return family
 
 
-def lora_requests_info(stats: EngineStats) -> Metric:
+def _lora_requests_info(stats: EngineStats) -> Metric:
     """One sample whose value is the time, as in vLLM: names of the adapters on the device, and of those awaited."""
     labels = {
         "max_lora": str(stats.max_loras),
@@ -225,40 +213,109 @@ def _names(names: Iterable[str]) -> str:
 
 def tier_families(tiers: Mapping[str, TierStats]) -> Iterator[Metric]:
     """Each family once, with a sample per tier that knows the figure."""
-    counts = {
-        name: CounterMetricFamily(f"lora_serve_adapter_{name}", f"Adapter {name} per tier.", labels=["tier"])
-        for name in ("hits", "misses", "loads")
-    }
+
+    def of_each(names: Iterable[str]) -> Iterator[Metric]:
+        for name in names:
+            values = ((tier, getattr(figures, name)) for tier, figures in tiers.items())
+            yield _by("tier", *_declared(TierStats, name), values)
+
+    yield from of_each(("hits", "misses", "loads"))
     evictions = CounterMetricFamily(
         "lora_serve_adapter_evictions", "Adapter evictions per tier and reason.", labels=["tier", "reason"]
     )
     seconds = SummaryMetricFamily("lora_serve_adapter_load_seconds", "Seconds per load into the tier.", labels=["tier"])
-    gauges = {
-        "num_bytes": GaugeMetricFamily("lora_serve_adapter_bytes", "Bytes of adapters in the tier.", labels=["tier"]),
-        "budget_bytes": GaugeMetricFamily(
-            "lora_serve_adapter_budget_bytes", "Bytes that the tier may hold; 0: no limit.", labels=["tier"]
-        ),
-        "num_items": GaugeMetricFamily("lora_serve_adapter_count", "Adapters in the tier.", labels=["tier"]),
-    }
     for tier, figures in tiers.items():
-        for name, family in counts.items():
-            family.add_metric([tier], getattr(figures, name))
         for reason in EvictionReason:
             evictions.add_metric([tier, reason], figures.eviction_reasons.get(reason, 0))
-        for name, gauge in gauges.items():
-            if (value := getattr(figures, name)) is not None:
-                gauge.add_metric([tier], value)
         seconds.add_metric([tier], figures.loads, figures.load_seconds)
-    yield from (*counts.values(), evictions, *gauges.values(), seconds)
+    yield evictions
+    yield from of_each(("num_bytes", "budget_bytes", "num_items"))
+    yield seconds
 
 
-def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=list(labels or {}))
-    family.add_metric(list((labels or {}).values()), value)
-    return family
+def _kv_usage(stats: EngineStats) -> float:
+    """The part of the KV blocks that is in use."""
+    return 1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0
 
 
-def _counter(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
-    family = CounterMetricFamily(name, text, labels=list(labels or {}))
-    family.add_metric(list((labels or {}).values()), value)
-    return family
+# Of each replica; the metrics without the label `replica` are their sums.
+_OF_REPLICAS: tuple[tuple[_Family, str, str, Callable[[EngineStats], float]], ...] = (
+    (GaugeMetricFamily, "running", "Rows in the batch", lambda stats: stats.num_running),
+    (GaugeMetricFamily, "waiting", "Sequences that wait", lambda stats: stats.num_waiting),
+    (GaugeMetricFamily, "waiting_tokens", "Prompt tokens still to be computed", lambda stats: stats.num_waiting_tokens),
+    (GaugeMetricFamily, "kv_cache_usage", "KV blocks in use", _kv_usage),
+    (GaugeMetricFamily, "adapters", "Adapters on the device", lambda stats: len(stats.slots)),
+    (GaugeMetricFamily, "max_adapters", "Device slots", lambda stats: stats.max_loras),
+    (CounterMetricFamily, "adapter_loads", "Adapters brought onto the device", lambda stats: _device(stats, "loads")),
+    (
+        CounterMetricFamily, "adapter_evictions", "Adapters that left the device",
+        lambda stats: _device(stats, "evictions"),
+    ),
+    (CounterMetricFamily, "steps", "Steps run", lambda stats: stats.num_steps),
+)  # fmt: skip
+
+
+def fleet_families(replicas: Sequence[ReplicaStats], num_lost: int) -> Iterator[Metric]:
+    """Replicas by state, and the figures of each. `num_lost`: since the server's start."""
+    states = ((state, sum(replica.state is state for replica in replicas)) for state in ReplicaState)
+    yield _by("state", GaugeMetricFamily, "lora_serve_replicas", "Engine replicas, by state.", states)
+    yield _counter("lora_serve_replicas_lost", "Engine replicas of a fleet that were lost.", num_lost)
+    listed = replicas[:MAX_REPLICAS_LISTED]
+    name, text = "lora_serve_replica_ready", "1 while the replica takes new requests."
+    ready = ((replica.replica, replica.state is ReplicaState.READY) for replica in listed)
+    yield _by("replica", GaugeMetricFamily, name, text, ready)
+    name, text = "lora_serve_replica_requests", "Sequences that this server has under way on the replica."
+    yield _by("replica", GaugeMetricFamily, name, text, ((replica.replica, replica.num_requests) for replica in listed))
+    told = [(replica.replica, replica.stats) for replica in listed if replica.stats is not None]
+    for family, name, text, figure in _OF_REPLICAS:
+        end = "; 1 is all of them." if name == "kv_cache_usage" else "."
+        values = ((replica, figure(stats)) for replica, stats in told)
+        yield _by("replica", family, f"lora_serve_replica_{name}", f"{text}, per replica{end}", values)
+
+
+def _device(stats: EngineStats, name: str) -> int:
+    tier = stats.tiers.get("device")
+    return 0 if tier is None else getattr(tier, name)
+
+
+def _named(figures: object, names: Iterable[str], labels: Mapping[str, str] = _UNLABELLED) -> Iterator[Metric]:
+    """Figures under the names that their class declares."""
+    for name in names:
+        family, metric, text = _declared(type(figures), name)
+        yield _one(family, metric, text, getattr(figures, name), labels)
+
+
+def _declared(kind: type, name: str) -> tuple[_Family, str, str]:
+    marks = marks_of(kind)[name]
+    found = next(mark for mark in marks if isinstance(mark, MetricName))
+    return CounterMetricFamily if COUNTS in marks else GaugeMetricFamily, found.name, found.text
+
+
+def _by(
+    label: str,
+    family: _Family,
+    name: str,
+    text: str,
+    values: Iterable[tuple[object, float | None]],
+    labels: Mapping[str, str] = _UNLABELLED,
+) -> Metric:
+    """A family with a sample for each value of a label that knows the figure."""
+    made = family(name, text, labels=[*labels, label])
+    for of, value in values:
+        if value is not None:
+            made.add_metric([*labels.values(), str(of)], value)
+    return made
+
+
+def _one(family: _Family, name: str, text: str, value: float, labels: Mapping[str, str]) -> Metric:
+    made = family(name, text, labels=list(labels))
+    made.add_metric(list(labels.values()), value)
+    return made
+
+
+def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] = _UNLABELLED) -> Metric:
+    return _one(GaugeMetricFamily, name, text, value, labels)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return _one(CounterMetricFamily, name, text, value, _UNLABELLED)

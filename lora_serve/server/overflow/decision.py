@@ -14,12 +14,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from lora_serve.client.base import EngineClient
-from lora_serve.core.config import OverflowConfig
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.model_map import ModelMap
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.wait_forecast import WaitForecast
+from lora_serve.core.setting_groups.overflow import OverflowConfig
+from lora_serve.engine.queue_gate import WaitForecast
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.background.tasks import running
 from lora_serve.server.context import CONTEXT
@@ -53,9 +53,9 @@ class Overflow:
         self._may_leave = may_leave
         self._id = secrets.token_hex(8)
         self._salt = secrets.token_bytes(32)
-        self._map = ModelMap(config.model_map)
+        self._map = ModelMap(config.overflow_model_map)
         self.neighbours = tuple(
-            Neighbour(name, url, config.api_key, f"{self._id}.{number}")
+            Neighbour(name, url, config.overflow_api_key, f"{self._id}.{number}")
             for number, (name, url) in enumerate(config.neighbours)
         )
         up = {one.name: lambda one=one: float(one.breaker.state is not State.OPEN) for one in self.neighbours}
@@ -97,7 +97,7 @@ class Overflow:
             self._check_sender(request.headers[HEADER])
             return None
         wait = self._gate.predicted_wait(rows)
-        if wait <= self._config.after:
+        if wait <= self._config.overflow_after_ms / 1000:
             return None
         model = self._model_there(adapters, rows)
         if model is None:
@@ -114,9 +114,9 @@ class Overflow:
             ends=spec.eos_token_ids,
             stop=stop if is_whole else (),
             is_whole=is_whole,
-            patience=min(self._config.timeout, max(LEAST_PATIENCE, wait)),
-            gap=self._config.gap,
-            whole=self._config.whole,
+            patience=min(self._config.overflow_timeout_ms / 1000, max(LEAST_PATIENCE, wait)),
+            gap=self._config.overflow_gap_ms / 1000,
+            whole=self._config.overflow_answer_ms / 1000,
             salt=self._salt,
         )
         return Way(min(able, key=lambda one: one.expected), asked, request[CONTEXT], self._metrics)

@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, create_model
 
-from lora_serve.core.setting_types import (
-    MAX_COUNT,
-    MAX_ROWS,
-    MAX_SLOTS,
-    MAX_STEP_TOKENS,
-    MAX_TARGET_MS,
-    MIN_TARGET_MS,
-)
+from lora_serve.core.messages import Resize, Tune
+from lora_serve.core.setting_groups.adapters import AdapterTierSettings
+from lora_serve.core.setting_groups.engine import MIN_TARGET_MS, BatchLimits
 from lora_serve.core.tenant import MAX_LIMIT, NO_LIMITS, TENANT_LIMITS, Quota, Role
 from lora_serve.server.schemas.answers.base import with_fields_of
 from lora_serve.server.schemas.fields import Bytes, Fields, Name, as_bytes
@@ -36,7 +31,6 @@ def _check_target(milliseconds: float) -> float:
     return milliseconds
 
 
-Target = Annotated[float, Field(ge=0, le=MAX_TARGET_MS), AfterValidator(_check_target)]
 _OF_TENANTS = Refused("a limit of the whole tenant: set it there", (None,))
 _LIMITS: dict[str, Any] = {
     field.name: NumBytes | None if "bytes" in field.name else Count | None for field in fields(Quota)
@@ -82,19 +76,30 @@ class AliasFields(Fields):
     target: Name
 
 
-class LimitFields(Fields):
-    """PUT /admin/engine; what is left out stays as it is. Names and bounds are the flags'; 0, or null: no target"""
+def _bounded(name: str) -> Any:
+    """The type of a limit, with its setting's bounds."""
+    setting = next(field for field in (*fields(AdapterTierSettings), *fields(BatchLimits)) if field.name == name)
+    bounds = {key: bound for key, bound in setting.metadata.items() if key in ("ge", "le")}
+    if not bounds:
+        return Bytes | None
+    if name in Tune.MAY_BE_OFF:
+        bounds["ge"] = 0
+    if name.endswith("_target_ms"):
+        return Annotated[float, Field(**bounds), AfterValidator(_check_target)] | None
+    return Annotated[float if name.endswith("_ms") else int, Field(**bounds)] | None
 
-    max_loras: Annotated[int, Field(ge=1, le=MAX_SLOTS)] | None = None
-    adapter_memory: Bytes | None = None
-    adapter_host_memory: Bytes | None = None
-    max_cpu_loras: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
-    max_num_seqs: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
-    max_num_batched_tokens: Annotated[int, Field(ge=16, le=MAX_STEP_TOKENS)] | None = None
-    batch_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
-    preferred_batch_size: Annotated[int, Field(ge=0, le=MAX_ROWS)] | None = None
-    latency_target_ms: Target | None = None
-    inter_token_target_ms: Target | None = None
+
+_LIMITS: dict[str, Any] = {
+    name: (_bounded(name), None) for name in (*Resize.__struct_fields__, *Tune.__struct_fields__)
+}
+LimitFields = create_model(
+    "LimitFields",
+    __base__=Fields,
+    __module__=__name__,
+    __doc__="PUT /admin/engine; what is left out stays as it is. Names and bounds are the flags'; "
+    "0, or null: no target",
+    **_LIMITS,
+)
 
 
 class LoadLoraFields(Fields):

@@ -16,7 +16,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from lora_serve.core.config import RequestLimits
+from lora_serve.core.setting_groups.http import RequestLimits
 from lora_serve.core.setting_texts import parse_bytes
 
 MAX_NAME_LENGTH = 512

@@ -26,9 +26,7 @@ class Answering:
     """The state of the request that a connection serves for its silent client."""
 
     is_complete: bool  # the request came to its end; else it never will
-    has_begun: (
-        bool  # bytes of the answer are out: they serve as well as an interim answer, which may not come in between
-    )
+    has_begun: bool  # bytes of the answer are out: they serve as well as an interim one, which may not come in between
     may_be_asked: bool  # the client understands interim answers
 
 

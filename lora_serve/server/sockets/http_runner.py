@@ -1,11 +1,33 @@
-"""aiohttp's runner, whose server makes our connections."""
+"""aiohttp's runner and the connections that its server makes.
+
+Clients may end their side first. Broken HTTP is refused in few words: aiohttp's own refusal names its versions, repeats
+the bytes and logs them with a traceback, so that any client could fill the log, with prompts and keys in it.
+"""
 
 from __future__ import annotations
 
-from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+import asyncio
+import logging
+import re
+from typing import Any
 
-from lora_serve.server.sockets.connections import HttpConnection
+from aiohttp import EMPTY_PAYLOAD, HttpVersion10, HttpVersion11, hdrs, web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
+from aiohttp.web_request import BaseRequest
+
+from lora_serve.server.answers.errors import WireError
+from lora_serve.server.context import secure
+from lora_serve.server.sockets.client_faults import is_clients_fault, log_clients_fault
+from lora_serve.server.sockets.half_closed import Answering, HalfClosed
+
+READ_BYTES = 2**14  # of a connection, at once; an upload of 400 MiB costs the loop 0.95 s with it, 0.6 s with 2**15
+_NOTHING = Answering(is_complete=False, has_begun=False, may_be_asked=False)  # no request is there, and none will be
+# A request's first line with more than one blank between its parts, which the parser takes for one.
+_WITH_BLANKS = re.compile(rb"^[A-Z]+(?:  +[^ \r\n]+ +| [^ \r\n]+  +)HTTP/", re.MULTILINE)
+_log = logging.getLogger(__name__)
 
 
 class HttpRunner(web.AppRunner):
@@ -27,3 +49,109 @@ class HttpRunner(web.AppRunner):
 class _HttpServer(web.Server):
     def __call__(self) -> RequestHandler:
         return HttpConnection(self, loop=self._loop, **self._kwargs)
+
+
+class HttpConnection(RequestHandler):
+    """aiohttp's connection, except for broken HTTP, bodies (which stay coded) and clients that end their side."""
+
+    __slots__ = ("_body", "_half_closed", "_line", "_root_path")
+
+    def __init__(self, server: web.Server, **options: Any) -> None:
+        super().__init__(server, auto_decompress=False, **options)  # bodies/json_body.py decodes, and checks
+        self._root_path: str = getattr(server, "root_path", "")  # aiohttp's own servers have none
+        self._body: StreamReader = EMPTY_PAYLOAD  # of the last request that was read
+        self._line = b""  # the beginning of a request of which no more has come
+        self._half_closed: HalfClosed | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Read less at once than asyncio does: all that was read is parsed in one go, and may be many tiny chunks."""
+        super().connection_made(transport)
+        if hasattr(transport, "max_size"):
+            transport.max_size = READ_BYTES  # asyncio's own: 256 KiB
+
+    def data_received(self, data: bytes) -> None:
+        """Refuse what aiohttp's parser is lenient about, so that a proxy in front of it reads nothing else in it."""
+        num_known, line = len(self._messages), self._line + data if self._body.is_eof() else b""
+        is_broken = _WITH_BLANKS.match(line.lstrip(b"\r\n")) is not None
+        super().data_received(b"\0\r\n\r\n" if is_broken else data)
+        new = range(num_known, len(self._messages))
+        self._line = b"" if new else line[:READ_BYTES]
+        is_odd = len(new) > 1 and _WITH_BLANKS.search(data, data.find(b"\n")) is not None
+        for index in new:
+            message, self._body = self._messages[index]
+            if isinstance(message, RawRequestMessage):
+                self._messages[index] = self._checked(message, self._body, is_odd and index > num_known)
+
+    def _checked(self, message: RawRequestMessage, body: StreamReader, is_odd: bool) -> tuple[Any, StreamReader]:
+        """The request, without the prefix of its path; an error in its place if it is not as HTTP has to be."""
+        coding = message.headers.get(hdrs.TRANSFER_ENCODING, "chunked").lower()
+        if is_odd or message.version not in (HttpVersion10, HttpVersion11) or coding != "chunked":
+            error = BadHttpMessage("another version, another coding, or blanks")
+            return _ErrInfo(status=400, exc=error, message=error.message), EMPTY_PAYLOAD
+        path = message.url.raw_path
+        if self._root_path and f"{path}/".startswith(f"{self._root_path}/"):
+            url = message.url.with_path(path.removeprefix(self._root_path) or "/", encoded=True, keep_query=True)
+            message = message._replace(path=url.raw_path_qs, url=url)
+        return message, body
+
+    def eof_received(self) -> bool | None:  # type: ignore[override] # which has nothing to return
+        """The client sends no more. Returns whether the connection stays open for answers; with TLS it never does."""
+        answering = self._answering()
+        if self.transport is None or self.ssl_context or (answering and not answering.is_complete):
+            return None
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self.transport, self._answering)
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection is closed, by either side."""
+        if self._half_closed is not None:
+            self._half_closed.stop()
+        super().connection_lost(exc)
+
+    async def finish_response(
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """The handler has answered. A connection whose client sends no more is closed after the last answer."""
+        self._end_after(resp)
+        finished = await super().finish_response(request, resp, start_time)
+        self._end_after(resp)  # the client may have ended its side meanwhile
+        return finished
+
+    def _end_after(self, response: web.StreamResponse) -> None:
+        if self._half_closed is not None and not self._messages:
+            response.force_close()
+
+    def _answering(self) -> Answering | None:
+        request = self._current_request
+        if request is None:
+            is_idle = self._waiter is not None and not self._waiter.done()
+            return _NOTHING if is_idle else None
+        return Answering(
+            is_complete=request.content.is_eof(),
+            has_begun=request.writer.output_size > 0,
+            may_be_asked=request.version >= HttpVersion11,
+        )
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """aiohttp reads on after the answer, and logs a client's fault of that time as an error of the server."""
+        if is_clients_fault(error := kw.get("exc_info")):
+            log_clients_fault(error)
+        else:
+            super().log_exception(*args, **kw)
+
+    def handle_error(
+        self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer a request that does not get as far as a handler."""
+        if status >= 500 or request.writer.output_size > 0:
+            answer = super().handle_error(request, status, exc, None)  # with its traceback: an error of ours
+        else:
+            _log.info("broken HTTP from %s: %s", request.remote, type(exc).__name__)
+            words = "This is not HTTP/1.1 as it has to be."
+            if isinstance(exc, LineTooLong):
+                words = "A line of the request's head is too long (--max-header-size)."
+            answer = WireError(status, words, "invalid_request_error", code="bad_http").response()
+            answer.force_close()
+        secure(answer.headers)
+        return answer

@@ -64,7 +64,7 @@ def check_exposure(config: ServerConfig, listener: socket.socket) -> None:
     is where the socket is bound.
     """
     address = str(listener.getsockname()[0])
-    if is_loopback(address) or auth_required(config.auth, config.host) or config.auth == "off":
+    if is_loopback(address) or auth_required(config.auth_mode, config.host) or config.auth_mode == "off":
         return
     raise ConfigError(
         f"--host: {config.host} is {address}, which other machines can reach, and no key would be asked for: "
@@ -77,7 +77,7 @@ def warn_of_exposure(config: ServerConfig, listener: socket.socket) -> None:
     address = str(listener.getsockname()[0])
     if is_loopback(address):
         return
-    if not auth_required(config.auth, config.host):
+    if not auth_required(config.auth_mode, config.host):
         logger.warning("anybody who can reach %s may use the models: --auth off", address)
-    if config.tls is None:
+    if config.ssl_certfile is None:
         logger.warning("keys and prompts to %s are not encrypted here: --ssl-certfile, or a proxy before it", address)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import ssl
 
-from lora_serve.core.config import TlsConfig
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.setting_groups.http import TlsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ def _context(config: TlsConfig) -> ssl.SSLContext:
 
 
 def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
+    assert config.ssl_certfile is not None
     try:
         # A key under a password would otherwise ask for it at the terminal.
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")

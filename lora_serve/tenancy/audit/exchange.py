@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
-import redis
-
-from lora_serve.adapters.redis_connection import connect, drop_other_type, said
-from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.adapters.redis_connection import connect, drop_other_type, readable_errors
 from lora_serve.tenancy.audit.journal import AuditJournal, AuditLine, Matches, first_matching
 
 MAX_LINES = 100_000  # of each replica; its own file has all
 _PAGE = 1000
+_TITLE = "audit log"
 _log = logging.getLogger(__name__)
 
 
@@ -32,7 +29,7 @@ class AuditExchange:
 
     def publish(self, journal: AuditJournal) -> None:
         """Writes the lines that Redis does not have yet."""
-        with _readable_errors():
+        with readable_errors(_TITLE):
             drop_other_type(self._redis, f"{self._prefix}replicas", b"set")
             self._redis.sadd(f"{self._prefix}replicas", self._replica)
             if not self._tell(journal):  # somebody else's entry is in the way, or was and left its id
@@ -43,7 +40,7 @@ class AuditExchange:
     def latest_of_others(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
         """The matching lines of the other replicas, at most `limit` of each, newest first, with ids before `before`."""
         newest = "+" if before is None else str(int(before.partition("-")[0]))
-        with _readable_errors():
+        with readable_errors(_TITLE):
             names = sorted(name.decode() for name in self._redis.smembers(f"{self._prefix}replicas"))
             found: list[AuditLine] = []
             for name in names:
@@ -60,23 +57,24 @@ class AuditExchange:
         A line of this replica that the journal does not have, or has otherwise, stays: it is evidence of a change.
         """
         drop_other_type(self._redis, self._prefix + self._replica, b"stream")
-        last = self._last()
-        if isinstance(last, _Stranger):
+        last = self._last_number()
+        if last < 0:
             return False
-        number = max(0, journal.num_lines - MAX_LINES) if last is None else last.number
+        number = last or max(0, journal.num_lines - MAX_LINES)
         while page := journal.lines(number):
-            self._write(page)
             number = page[-1].number
-            last = self._last()
-            if not isinstance(last, AuditLine) or last.number < number:
+            told = [line for line in page if line.is_sound]
+            self._write(told)
+            if told and self._last_number() < told[-1].number:
                 return False
         return True
 
-    def _last(self) -> AuditLine | _Stranger | None:
-        """The last entry; None if there is none."""
+    def _last_number(self) -> int:
+        """The number of the last line; 0: there is none; -1: the last entry is none."""
         for entry, fields in self._redis.xrevrange(self._prefix + self._replica, count=1):
-            return _line_of(self._replica, entry, fields) or _Stranger()
-        return None
+            line = _line_of(self._replica, entry, fields)
+            return -1 if line is None else line.number
+        return 0
 
     def _write(self, page: list[AuditLine]) -> None:
         name, pipe = self._prefix + self._replica, self._redis.pipeline(transaction=False)
@@ -94,25 +92,12 @@ class AuditExchange:
             newest = f"({page[-1][0].decode()}"
 
 
-class _Stranger:
-    """An entry that no server has written."""
-
-
 def _line_of(replica: str, entry: bytes, fields: Mapping[bytes, bytes]) -> AuditLine | None:
     """The entry as a line; None if no server has written it."""
     try:
         time_ms, number = map(int, entry.split(b"-"))
         line = AuditLine(replica, number, time_ms, fields[b"line"].decode(), fields[b"digest"].decode())
-        is_ours = 0 < number < 2**62 and line.act["time_ms"] == time_ms
+        is_ours = 0 < number < 2**62 and line.is_sound
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return line if is_ours else None
-
-
-@contextmanager
-def _readable_errors() -> Iterator[None]:
-    try:
-        yield
-    except (redis.RedisError, OSError, ValueError, KeyError) as error:
-        _log.debug("audit in redis: %r", error)
-        raise AdapterUnavailableError(f"The shared audit log in Redis {said(error)}.", 5) from None

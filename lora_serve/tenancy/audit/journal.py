@@ -12,11 +12,12 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from lora_serve.adapters.stores.database import Database, Schema, made_by
 from lora_serve.adapters.stores.monitor import StoreMonitor
@@ -48,6 +49,9 @@ class Act:
     request_id: str
 
 
+_UNREADABLE = asdict(Act("", "", "", "unreadable", "", "", "", 0, ""))
+
+
 @dataclass(frozen=True, slots=True)
 class AuditLine:
     """One line as it is kept."""
@@ -65,8 +69,19 @@ class AuditLine:
 
     @property
     def act(self) -> dict[str, Any]:
-        act: dict[str, Any] = json.loads(self.line)
-        return act
+        """The act; in place of one that cannot be read, one that says so and is no tenant's."""
+        nothing = {"time_ms": self.time_ms, **_UNREADABLE}
+        with suppress(ValueError, RecursionError):
+            act = json.loads(self.line)
+            if isinstance(act, dict) and all(type(act.get(name)) is type(value) for name, value in nothing.items()):
+                return act if _is_time(act["time_ms"]) else nothing
+        return nothing
+
+    @property
+    def is_sound(self) -> bool:
+        """True if the act can be read and is of this time."""
+        act = self.act
+        return act["action"] != _UNREADABLE["action"] and bool(act["time_ms"] == self.time_ms)
 
 
 Matches = Callable[[AuditLine], bool]
@@ -96,11 +111,11 @@ class AuditJournal:
     def append(self, act: Act) -> AuditLine:
         """Writes a line, durable on return. Raises AdapterUnavailableError."""
         with self._lock, self._database.transaction():
-            last = self._database.execute("SELECT number, time_ms, digest FROM audit ORDER BY number DESC LIMIT 1")
-            number, time_ms, before = last.fetchone() or (0, 0, FIRST)
-            time_ms = max(time_ms, int(1000 * self._clock()))
+            query = "SELECT number, time_ms, line, digest FROM audit ORDER BY number DESC LIMIT 1"
+            last = self._line(*(self._database.execute(query).fetchone() or (0, 0, "", FIRST)))
+            time_ms = max(last.time_ms, int(1000 * self._clock()))
             line = json.dumps({"time_ms": time_ms, **asdict(act)}, sort_keys=True)
-            row = (number + 1, time_ms, line, chained(before, line))
+            row = (last.number + 1, time_ms, line, chained(last.digest, line))
             self._database.execute("INSERT INTO audit VALUES (?, ?, ?, ?)", row)
         return AuditLine(self._replica, *row)
 
@@ -124,19 +139,18 @@ class AuditJournal:
         last = self.latest(limit=1)
         return last[0].number if last else 0
 
-    def first_broken(self) -> int | None:
-        """The number of the first line that does not follow from the one before; None: all do.
+    def broken(self) -> Iterator[int]:
+        """The numbers of the lines that do not follow from the one before.
 
         Raises DamagedFileError for lines that cannot be read.
         """
         before, number = FIRST, 0
         while page := self._readable_lines(number):
             for line in page:
-                number += 1
-                if line.number != number or line.digest != chained(before, line.line):
-                    return line.number
-                before = line.digest
-        return None
+                follows = line.number == number + 1 and line.digest == chained(before, line.line)
+                if not follows or line.act["time_ms"] != line.time_ms:
+                    yield line.number
+                before, number = line.digest, line.number
 
     def close(self) -> None:
         with self._lock:
@@ -151,7 +165,16 @@ class AuditJournal:
     def _select(self, where: str, values: Sequence[object]) -> list[AuditLine]:
         with self._lock:
             query = f"SELECT number, time_ms, line, digest FROM audit WHERE {where}"  # noqa: S608 - our own text
-            return [AuditLine(self._replica, *row) for row in self._database.select(query, values)]
+            return [self._line(*row) for row in self._database.select(query, values)]
+
+    def _line(self, number: int, time_ms: object, text: object, digest: object) -> AuditLine:
+        """A row of the table, whatever is in it."""
+        line = AuditLine(self._replica, number, time_ms if _is_time(time_ms) else 0, str(text), str(digest))
+        return line if line.time_ms else replace(line, time_ms=line.act["time_ms"])
+
+
+def _is_time(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 10**14
 
 
 def chained(before: str, line: str) -> str:

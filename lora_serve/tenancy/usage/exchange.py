@@ -10,25 +10,19 @@ hash [bucket, key...] -> [figures...] that expires when it is too old.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import astuple
 from itertools import groupby
-from typing import Any
 
-import redis
-
-from lora_serve.adapters.redis_connection import connect, drop_other_type, said
-from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.adapters.redis_connection import connect, drop_other_type, readable_errors
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey, UsageRow
 from lora_serve.tenancy.usage.journal import UsageJournal
 
 DAY = 86_400
-_log = logging.getLogger(__name__)
+_TITLE = "usage figures"
 
 
 class UsageExchange:
@@ -52,7 +46,7 @@ class UsageExchange:
 
     def publish(self, journal: UsageJournal) -> None:
         """Writes the rows that changed in this replica's journal."""
-        with _readable_errors():
+        with readable_errors(_TITLE):
             self._check_receipt(journal)
             while rows := journal.unpublished():
                 receipt = uuid.uuid4().hex
@@ -61,7 +55,7 @@ class UsageExchange:
 
     def rows_of_others(self, start: int, end: int, tenant: str | None = None) -> list[UsageRow]:
         """The other replicas' rows of the buckets from `start` to before `end`; `tenant` None: all tenants'."""
-        with _readable_errors():
+        with readable_errors(_TITLE):
             names = sorted(name.decode() for name in self._redis.smembers(f"{self._prefix}replicas"))
             found: list[UsageRow] = []
             for name in names:
@@ -108,25 +102,12 @@ def _row(field: bytes, text: bytes) -> UsageRow | None:
     try:
         bucket, *key = json.loads(field)
         figures = UsageFigures(*json.loads(text))
-        is_ours = isinstance(bucket, int) and all(_is_sum(figure) for figure in astuple(figures))
-        return (bucket, UsageKey(*map(str, key)), figures) if is_ours else None
+        is_sound = all(type(figure) in (int, float) and 0 <= figure < math.inf for figure in astuple(figures))
+        return (bucket, UsageKey(*map(str, key)), figures) if isinstance(bucket, int) and is_sound else None
     except (ValueError, TypeError, RecursionError):
         return None
-
-
-def _is_sum(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _record(row: UsageRow) -> tuple[str, str]:
     bucket, key, figures = row
     return json.dumps([bucket, *astuple(key)]), json.dumps(astuple(figures))
-
-
-@contextmanager
-def _readable_errors() -> Iterator[Any]:
-    try:
-        yield
-    except (redis.RedisError, OSError, ValueError, TypeError) as error:
-        _log.debug("usage in redis: %r", error)
-        raise AdapterUnavailableError(f"The shared usage figures in Redis {said(error)}.", 5) from None

@@ -6,6 +6,7 @@ server died before or after it knew of it.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple
@@ -34,10 +35,17 @@ _ADD = (
     f"ON CONFLICT (bucket, {', '.join(KEY_FIELDS)}) DO UPDATE SET is_published = 0, "
     + ", ".join(f"{name} = {name} + excluded.{name}" for name in FIGURES)
 )
-_SELECT = f"SELECT bucket, {_COLUMNS} FROM usage WHERE "  # noqa: S608 - names of fields
+_READABLE = " AND ".join((
+    "typeof(bucket) = 'integer' AND bucket BETWEEN 0 AND 253402300799",  # in the year 9999
+    *(f"typeof({name}) = 'text'" for name in KEY_FIELDS),
+    *(f"typeof({name}) IN ('integer', 'real') AND {name} BETWEEN 0 AND 1e300" for name in FIGURES),
+))  # fmt: skip
+_SELECT = f"SELECT bucket, {_COLUMNS} FROM usage WHERE {_READABLE} AND "  # noqa: S608 - names of fields
+_UNREADABLE = f"SELECT bucket, {', '.join(KEY_FIELDS)} FROM usage WHERE NOT ({_READABLE}) LIMIT 10"  # noqa: S608
 _MAX_PAGE = 1000
 _PRAGMAS = ("cache_size = -256",)  # KiB: it is appended to, and grows for ever
 _TITLE = "usage journal"
+_log = logging.getLogger(__name__)
 
 
 class UsageJournal:
@@ -48,9 +56,13 @@ class UsageJournal:
         self._database = Database(store / FILE_NAME, Schema(_VERSION, made_by(_SCHEMA), _PRAGMAS), _TITLE, monitor)
         self._lock = threading.Lock()
         with self._database.checked():
-            if self._database.execute("SELECT number FROM last_batch").fetchone() is None:
+            found = self._database.execute("SELECT number FROM last_batch WHERE typeof(number) = 'integer'")
+            if found.fetchone() is None:
                 raise self._database.damaged("the number of its last batch is gone")
             self._database.execute("SELECT receipt FROM last_receipt").fetchone()
+            if rows := self._database.execute(_UNREADABLE).fetchall():
+                named = "; ".join(" ".join(map(str, row)) for row in rows)
+                _log.error("usage journal: rows that cannot be read are in no sum: %s", named)
 
     @property
     def last_batch(self) -> int:

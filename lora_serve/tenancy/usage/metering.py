@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lora_serve.core.config import AccountingConfig
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.tenancy.long_reads import LongReads
 from lora_serve.tenancy.usage.figures import Batch, UsageFigures, UsageKey, UsageRow, add_to, coarser
 from lora_serve.tenancy.usage.journal import UsageJournal, rows_of
@@ -67,7 +67,7 @@ class Meter:
     async def keep_flushing(self) -> None:
         """Flushes again and again until it is cancelled."""
         while True:
-            await asyncio.sleep(self.config.flush_seconds)
+            await asyncio.sleep(self.config.usage_flush_seconds)
             await self.flush()
 
     async def flush(self) -> None:
@@ -108,7 +108,7 @@ class Meter:
         return [row for row in rows if start <= row[0] < end and tenant in (None, row[1].tenant)]
 
     def _bucket(self) -> int:
-        return int(self._clock() // self.config.bucket_seconds) * self.config.bucket_seconds
+        return int(self._clock() // self.config.usage_bucket_seconds) * self.config.usage_bucket_seconds
 
     async def _write(self, journal: UsageJournal) -> None:
         """A batch that may have been written keeps its number and its content until that is known."""
@@ -146,7 +146,7 @@ class Meter:
         if today == self._forgotten_on:
             return
         try:
-            await asyncio.to_thread(journal.forget, (today - self.config.keep_days) * DAY)
+            await asyncio.to_thread(journal.forget, (today - self.config.usage_keep_days) * DAY)
         except AdapterUnavailableError:
             return
         self._forgotten_on = today

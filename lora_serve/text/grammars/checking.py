@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lora_serve.core.config import GrammarConfig
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 from lora_serve.text.grammars.faults import grammar_fault, refused, regex_fault, schema_fault

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from lora_serve.core.config import GrammarConfig
+from lora_serve.core.setting_groups.grammars import GrammarConfig
 
 NUM_BYTES = 256
 NUM_STEPS = 5  # into a grammar, which are tried

@@ -1,27 +1,18 @@
-"""The server's side of the rendering processes: started when they are needed, ended when one does not answer."""
+"""The server's side of the rendering processes."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import threading
-import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import lora_serve
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.worker_processes import CLOSED, Worker, WorkerPool
 from lora_serve.text.marked import Marked, Marks
-from lora_serve.text.rendering.wire import ClosedError, frame_of, packed, receive, send
+from lora_serve.text.rendering.wire import frame_of, packed
 
 _WORKER = "lora_serve.text.rendering.worker"
-_ENVIRONMENT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
 SECONDS = 0.5
-_START_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0  # the process ends by itself long before, unless the machine stands still
 _MIN_CHARACTERS = 2**20  # that any chat may have
 _GROWTH = 8  # characters that a template may write for each that it is given
@@ -44,12 +35,7 @@ class TemplateProcesses:
 
     def __init__(self, num_processes: int = 2, seconds: float = SECONDS) -> None:
         """`seconds`: of the processor, for one template."""
-        self._seconds = seconds
-        self._free = threading.Semaphore(num_processes)
-        self._idle: list[_Process] = []
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._finalizer = weakref.finalize(self, _end_all, self._idle)
+        self._pool = WorkerPool(_WORKER, str(seconds), num_processes=num_processes)
 
     def fault_in(self, source: str) -> str | None:
         """The reason why a text is no template; None: it is one. Raises AdapterUnavailableError."""
@@ -73,85 +59,29 @@ class TemplateProcesses:
 
     def close(self) -> None:
         """End the processes; those at work when they have answered."""
-        with self._lock:
-            self._is_closed = True
-        self._finalizer()
+        self._pool.close()
 
     def _ask(self, job: dict[str, Any], max_characters: int) -> dict[str, Any]:
         frame = frame_of(job)
         most = max(max_characters, _GROWTH * len(frame))
-        with self._free:
-            process = self._take()
-            try:
-                answer = process.ask(frame_of({**job, "max_characters": most}), most)
-            except BaseException:
-                process.end()
-                raise
-            self._give_back(process)
+        try:
+            with self._pool.worker() as worker:
+                answer = _answer_of(worker, frame_of({**job, "max_characters": most}), most)
+        except CLOSED as error:
+            raise AdapterUnavailableError(
+                "The adapter's chat template cannot be rendered at present; try again."
+            ) from error
         if "limit" in answer:
             raise TemplateLimitError(str(answer["limit"]))
         if "error" in answer:
             raise TemplateFaultError(str(answer["error"]), answer.get("line"))
         return answer
 
-    def _take(self) -> _Process:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return _Process(self._seconds)
 
-    def _give_back(self, process: _Process) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(process)
-                return
-        process.end()
-
-
-class _Process:
-    """One rendering process, which does one job after another."""
-
-    def __init__(self, seconds: float) -> None:
-        """Raises AdapterUnavailableError if it does not start."""
-        self._connection, theirs = socket.socketpair()
-        self._connection.settimeout(_START_SECONDS)
-        own = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        own["PYTHONPATH"] = str(Path(lora_serve.__file__).resolve().parents[1])
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", _WORKER, str(seconds)], stdin=theirs.fileno(), env=own
-                )
-        except OSError as error:
-            self._connection.close()
-            raise _unavailable() from error
-        try:
-            receive(self._connection, 2)  # it is ready
-        except (ClosedError, OSError) as error:
-            self.end()
-            raise _unavailable() from error
-
-    def ask(self, frame: bytes, max_characters: int) -> dict[str, Any]:
-        """The answer to a job. Raises TemplateLimitError if there is none."""
-        self._connection.settimeout(_ANSWER_SECONDS)
-        try:
-            send(self._connection, frame)
-            found = json.loads(receive(self._connection, 12 * max_characters + 2**16))
-        except (ClosedError, OSError, ValueError, RecursionError):
-            raise TemplateLimitError("it takes more time or memory than there may be") from None
-        return found if isinstance(found, dict) else {}
-
-    def end(self) -> None:
-        """End the process, whatever it does."""
-        self._connection.close()
-        self._process.kill()
-        self._process.wait()
-
-
-def _end_all(processes: list[_Process]) -> None:
-    while processes:
-        processes.pop().end()
-
-
-def _unavailable() -> AdapterUnavailableError:
-    return AdapterUnavailableError("The adapter's chat template cannot be rendered at present; try again.")
+def _answer_of(worker: Worker, frame: bytes, max_characters: int) -> dict[str, Any]:
+    """The answer to a job. Raises TemplateLimitError if there is none."""
+    try:
+        found = json.loads(worker.ask(frame, seconds=_ANSWER_SECONDS, max_bytes=12 * max_characters + 2**16))
+    except (*CLOSED, ValueError, RecursionError):
+        raise TemplateLimitError("it takes more time or memory than there may be") from None
+    return found if isinstance(found, dict) else {}

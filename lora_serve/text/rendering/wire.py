@@ -1,4 +1,4 @@
-"""Jobs and answers between the server and a rendering process: frames of JSON, which cannot make objects of their own.
+"""Jobs and answers between the server and a rendering process: JSON, which cannot make objects of their own.
 
 A value is written with its kind, so that marked texts keep what they stand for: [0, items], [1, pairs], [2, marked
 text, true text]; everything else stands for itself.
@@ -7,18 +7,10 @@ text, true text]; everything else stands for itself.
 from __future__ import annotations
 
 import json
-import socket
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from lora_serve.text.marked import Marked, true_text
-
-_HEAD = struct.Struct(">Q")
-
-
-class ClosedError(Exception):
-    """The other side is gone."""
 
 
 def packed(value: Any) -> Any:
@@ -44,29 +36,6 @@ def unpacked(value: Any, meaning: Callable[[str], str]) -> Any:
     return [unpacked(item, meaning) for item in value[1]]
 
 
-def send(connection: socket.socket, frame: bytes) -> None:
-    """Raises OSError."""
-    connection.sendall(_HEAD.pack(len(frame)) + frame)
-
-
-def receive(connection: socket.socket, max_bytes: int | None = None) -> bytes:
-    """The next frame. Raises ClosedError, also for one of more than `max_bytes`; OSError."""
-    (length,) = _HEAD.unpack(_exactly(connection, _HEAD.size))
-    if max_bytes is not None and length > max_bytes:
-        raise ClosedError
-    return _exactly(connection, length)
-
-
 def frame_of(message: Mapping[str, Any]) -> bytes:
     """The message as ASCII, so that halves of surrogate pairs survive."""
     return json.dumps(message).encode()
-
-
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    content = bytearray()
-    while len(content) < length:
-        piece = connection.recv(min(length - len(content), 2**20))
-        if not piece:
-            raise ClosedError
-        content += piece
-    return bytes(content)

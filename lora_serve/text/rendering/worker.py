@@ -1,4 +1,4 @@
-"""A rendering process: `python -m lora_serve.text.rendering.worker`, with a socket as its standard input.
+"""A rendering process: `python -m lora_serve.text.rendering.worker` (core/worker_processes.py).
 
 Whatever a template does, the process ends or answers: Python's own code is stopped by a first timer, anything below it
 by a second one, at which the kernel ends the process; memory beyond the bound cannot be had. The process opens no file
@@ -12,12 +12,10 @@ import gc
 import json
 import resource
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,9 +23,10 @@ import jinja2
 import jinja2.constants  # both are read when they are needed first, and no file can be opened then
 import jinja2.debug
 
+from lora_serve.core.worker_processes import limit_memory, serve
 from lora_serve.text.marked import Marks
 from lora_serve.text.rendering.sandbox import compiled, make_environment
-from lora_serve.text.rendering.wire import ClosedError, frame_of, receive, send, unpacked
+from lora_serve.text.rendering.wire import frame_of, unpacked
 
 KILLED_AFTER = 1.6  # times the seconds that a template may have, the kernel ends the process
 MEMORY_BYTES = 256 * 2**20  # beside what the process needs itself
@@ -42,22 +41,17 @@ class _TooSlow(BaseException):  # which no `except Exception` of a filter catche
 
 def main() -> None:
     """Answer jobs until the server closes the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the socket
-    signal.signal(signal.SIGPROF, _stop)
-    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
-    with socket.socket(fileno=0) as connection:
-        renderer, seconds = _Renderer(), float(sys.argv[1])
+    renderer, seconds = _Renderer(), float(sys.argv[1])
+
+    def prepare() -> None:
+        signal.signal(signal.SIGPROF, _stop)
+        signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
         renderer.answer(
             {"source": "{{ strftime_now('%Y') }}{{ [1]|tojson }}", "render": {"names": [1, []], "meanings": {}}}
         )  # imports all
         _limit()
-        send(connection, b"{}")
-        while True:
-            try:
-                job = receive(connection)
-            except (ClosedError, OSError):
-                return
-            send(connection, frame_of(_limited(renderer, json.loads(job), seconds)))
+
+    serve(lambda job: frame_of(_limited(renderer, json.loads(job), seconds)), prepare)
 
 
 class _Renderer:
@@ -123,10 +117,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _limit() -> None:
     """Give up what no template needs."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
     sys.setrecursionlimit(500)

@@ -129,7 +129,7 @@ def test_new_store_and_one_that_was_never_lost_are_opened(filled: AdapterConfig,
     with open_storage(filled) as storage:
         assert len(storage.catalog.snapshot.entries) == 3
     with open_storage(
-        AdapterConfig(store=tmp_path / "new", max_loras=4, max_lora_rank=64, host_bytes=1, max_upload_bytes=1)
+        AdapterConfig(store=tmp_path / "new", max_loras=4, max_lora_rank=64, adapter_host_memory=1, max_upload_size=1)
     ) as storage:
         assert not storage.catalog.snapshot.entries
 

@@ -190,7 +190,7 @@ def make(folder: Path, rows: int = GROWN, tokens: Any = (NEW,), **tensors: torch
 def test_a_registered_adapter_keeps_its_tokens_in_the_store_and_the_catalog(
     registry: Registry, config: AdapterConfig, catalog: Catalog
 ) -> None:
-    ref = registry.register_folder("acme/a", make(config.roots[0] / "a")).ref
+    ref = registry.register_folder("acme/a", make(config.adapter_root[0] / "a")).ref
     assert (ref.traits.vocab_size, ref.traits.added_tokens) == (GROWN, (AddedToken(V, "<ticket>"),))
     assert not ref.traits.is_additive
     catalog.close()
@@ -206,7 +206,7 @@ def test_a_registered_adapter_keeps_its_tokens_in_the_store_and_the_catalog(
 def test_other_tokens_are_other_content_and_the_rest_of_the_tokenizer_is_none(
     registry: Registry, config: AdapterConfig
 ) -> None:
-    root = config.roots[0]
+    root = config.adapter_root[0]
     first = registry.register_folder("acme/a", make(root / "a")).ref
     bare = registry.register_folder("acme/a", make(root / "b", tokens=None)).ref
     other = registry.register_folder("acme/a", make(root / "c", tokens=[{**NEW, "content": "<other>"}])).ref
@@ -219,7 +219,7 @@ def test_other_tokens_are_other_content_and_the_rest_of_the_tokenizer_is_none(
 def test_a_tokenizer_that_is_needed_must_be_sound_and_lie_in_the_folder(
     registry: Registry, config: AdapterConfig
 ) -> None:
-    folder = make(config.roots[0] / "a", rows=V)
+    folder = make(config.adapter_root[0] / "a", rows=V)
     (folder / "tokenizer.json").write_text("nonsense")
     with pytest.raises(InvalidAdapterError, match="not a JSON object"):  # its embedding is its own
         registry.register_folder("acme/a", folder)
@@ -265,7 +265,7 @@ def refused(registry: Registry, folder: Path) -> str:
 
 
 def test_tables_that_do_not_fit_each_other_are_refused(registry: Registry, config: AdapterConfig) -> None:
-    root = config.roots[0]
+    root = config.adapter_root[0]
     other = {"lm_head.weight": torch.zeros(GROWN + 1, DIM)}
     assert "embed_tokens.weight' has shape [36, 4]" in refused(registry, make(root / "a", **other))
     copy = {"embed_tokens.modules_to_save.weight": torch.zeros(GROWN, DIM)}
@@ -274,7 +274,7 @@ def test_tables_that_do_not_fit_each_other_are_refused(registry: Registry, confi
 
 
 def test_new_tokens_without_rows_of_the_output_head_are_refused(registry: Registry, config: AdapterConfig) -> None:
-    folder = make(config.roots[0] / "a")
+    folder = make(config.adapter_root[0] / "a")
     settings = json.loads((folder / "adapter_config.json").read_text())
     settings |= {"modules_to_save": None, "trainable_token_indices": [V, V + 1]}
     (folder / "adapter_config.json").write_text(json.dumps(settings))

@@ -19,9 +19,10 @@ from lora_serve.adapters.maintenance import backup
 from lora_serve.adapters.maintenance.registries import open_registry
 from lora_serve.adapters.storage import open_storage
 from lora_serve.cli import main
-from lora_serve.commands.failure import ExitCode
-from lora_serve.core.config import AccountingConfig, AdapterConfig
+from lora_serve.commands.output import ExitCode
+from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.tenant import Role
 from lora_serve.tenancy.accounting import open_accounting
 from lora_serve.tenancy.audit.journal import Act
@@ -33,7 +34,7 @@ from tests import registries
 
 def config_of(store: Path, url: str | None = None) -> AdapterConfig:
     return AdapterConfig(
-        store=store, redis_url=url, max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=10**7
+        store=store, redis_url=url, max_loras=4, max_lora_rank=64, adapter_host_memory=10**8, max_upload_size=10**7
     )
 
 

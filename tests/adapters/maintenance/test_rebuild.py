@@ -53,7 +53,7 @@ def rebuild_in(url: str, *also: Path) -> RebuildReport:
 
 
 def starts(store: Path) -> bool:
-    config = AdapterConfig(store=store, max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=10**7)
+    config = AdapterConfig(store=store, max_loras=4, max_lora_rank=64, adapter_host_memory=10**8, max_upload_size=10**7)
     try:
         with open_storage(config):
             return True
@@ -265,8 +265,8 @@ def test_registry_in_redis_that_was_emptied_comes_back_from_a_replicas_cache(red
         redis_url=redis_url,
         max_loras=4,
         max_lora_rank=64,
-        host_bytes=10**8,
-        max_upload_bytes=10**7,
+        adapter_host_memory=10**8,
+        max_upload_size=10**7,
     )
     with open_storage(config) as storage:
         for digest in storage.catalog.snapshot.digests:

@@ -66,8 +66,8 @@ def open_for_registering(store: Path, spec: ModelSpec, redis_url: str = "") -> t
         redis_url=redis_url or None,
         max_loras=4,
         max_lora_rank=64,
-        host_bytes=10**8,
-        max_upload_bytes=10**7,
+        adapter_host_memory=10**8,
+        max_upload_size=10**7,
     )
     catalog, kept = open_catalog(store, config.redis_url), _store_of(config)
     registry = Registry(config, spec, catalog, kept, Verifier())

@@ -106,7 +106,7 @@ def test_adapter_that_changes_nothing_can_be_allowed(registry: Registry, make_ad
 def test_adapter_larger_than_host_memory_is_refused_at_the_door(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    small = Registry(dataclasses.replace(config, host_bytes=100), spec, catalog, store, FakeVerifier())
+    small = Registry(dataclasses.replace(config, adapter_host_memory=100), spec, catalog, store, FakeVerifier())
     with pytest.raises(InvalidAdapterError, match="--adapter-host-memory allows 100"):
         small.register_folder("a", make_adapter())
 
@@ -114,7 +114,7 @@ def test_adapter_larger_than_host_memory_is_refused_at_the_door(
 def test_folder_larger_than_the_limit_is_refused(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    small = Registry(dataclasses.replace(config, max_upload_bytes=1000), spec, catalog, store, FakeVerifier())
+    small = Registry(dataclasses.replace(config, max_upload_size=1000), spec, catalog, store, FakeVerifier())
     with pytest.raises(PayloadTooLargeError):
         small.register_folder("a", make_adapter())
     assert leftovers(config) == []
@@ -148,7 +148,7 @@ def test_outside_and_not_there_are_told_in_the_same_words(
 ) -> None:
     make_adapter("adapter")
     answers = set()
-    for source in outside(config.roots[0], tmp_path).values():
+    for source in outside(config.adapter_root[0], tmp_path).values():
         with pytest.raises(InvalidRequestError) as caught:
             registry.register_folder("a", source)
         answers.add(str(caught.value).replace(repr(str(source)[:200]), "X"))
@@ -158,7 +158,7 @@ def test_outside_and_not_there_are_told_in_the_same_words(
 def test_without_roots_nothing_can_be_registered_by_path(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    closed = Registry(dataclasses.replace(config, roots=()), spec, catalog, store, FakeVerifier())
+    closed = Registry(dataclasses.replace(config, adapter_root=()), spec, catalog, store, FakeVerifier())
     folder = make_adapter()
     with pytest.raises(InvalidRequestError):
         closed.register_folder("a", folder)
@@ -184,8 +184,8 @@ def test_links_inside_the_root_are_followed_as_a_hub_cache_needs(
     registry: Registry, make_adapter: MakeAdapter, config: AdapterConfig
 ) -> None:
     folder = make_adapter()
-    shutil.move(folder / "adapter_model.safetensors", config.roots[0] / "blob")
-    (folder / "adapter_model.safetensors").symlink_to(config.roots[0] / "blob")
+    shutil.move(folder / "adapter_model.safetensors", config.adapter_root[0] / "blob")
+    (folder / "adapter_model.safetensors").symlink_to(config.adapter_root[0] / "blob")
     assert registry.register_folder("a", folder).created
 
 

@@ -80,7 +80,7 @@ def test_disk_that_is_full_is_not_the_callers_mistake(target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "flag"), [({"urls": ("ftp://a",)}, "--adapter-url"), ({"redis_url": "http://a"}, "--redis-url")]
+    ("change", "flag"), [({"adapter_url": ("ftp://a",)}, "--adapter-url"), ({"redis_url": "http://a"}, "--redis-url")]
 )
 def test_wrong_setting_is_told_when_the_table_is_built(
     config: AdapterConfig, change: dict[str, object], flag: str

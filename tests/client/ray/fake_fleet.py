@@ -13,12 +13,12 @@ import msgspec
 
 from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
-from lora_serve.core.config import QueueLimits
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 from tests.engine_host.fake_engine import FakeServed
 
-LIMITS = QueueLimits(1024)
+LIMITS = QueueLimits()
 
 
 class GoneError(Exception):

@@ -19,7 +19,6 @@ from lora_serve.client.ray import attached, figures, link
 from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
 from lora_serve.client.wire import body_of
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     EngineLostError,
@@ -47,6 +46,7 @@ from lora_serve.core.messages import (
     Unpin,
 )
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.stats import ReplicaState
 from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, Way, fleet_client
 from tests.engine.fake_runner import next_token
@@ -393,7 +393,7 @@ async def test_gateway_that_leaves_takes_its_requests_along() -> None:
     async with started("a") as (fleet, client):
         task = asyncio.create_task(tokens_of(client, request("r", max_tokens=150, prompt=[SLOW])))
         replica = await running_on(client, fleet)
-        other = RayEngineClient(fleet, QueueLimits(16), 5.0)
+        other = RayEngineClient(fleet, QueueLimits(max_queue=16), 5.0)
         fleet_of_both = FollowedByTwo(fleet, other)
         await fleet_of_both.start()
         assert len(await tokens_of(other, request("s"))) == 4
@@ -531,7 +531,7 @@ async def test_replica_of_another_base_model_gets_no_requests() -> None:
 
 
 async def test_queue_holds_as_many_as_all_replicas_together() -> None:
-    async with started("a", "b", limits=QueueLimits(2)) as (fleet, client):
+    async with started("a", "b", limits=QueueLimits(max_queue=2)) as (fleet, client):
         client.gate.enter([request(f"r{index}") for index in range(4)])
         with pytest.raises(QueueFullError):
             client.gate.enter([request("more")])
@@ -605,7 +605,7 @@ async def test_prompt_without_a_token_is_no_answer_yet() -> None:
     fleet = ScriptedFleet()
     fleet.add("half")
     fleet.replicas["half"].engine.take = lambda gateway, frame: None  # type: ignore[method-assign]
-    client = RayEngineClient(fleet, QueueLimits(16), 10.0)
+    client = RayEngineClient(fleet, QueueLimits(max_queue=16), 10.0)
     try:
         async with asyncio.timeout(PATIENCE):
             await client.start()

@@ -9,13 +9,13 @@ import pytest
 
 from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.core.errors import NotReadyError
-from lora_serve.core.live import Look
+from lora_serve.core.live import EngineView
 from tests.client.ray.fake_fleet import fleet_client
 from tests.engine.world import adapter
 from tests.engine_host.engine_clients import request
 
 
-async def all_of(client: RayEngineClient, seen: dict[str, int] | None = None) -> dict[str, Look]:
+async def all_of(client: RayEngineClient, seen: dict[str, int] | None = None) -> dict[str, EngineView]:
     return {look.replica: look for look in await client.watch(seen or {})}
 
 

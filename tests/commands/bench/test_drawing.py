@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.commands.bench.workload import Arrivals, Lengths, Workload, draw_adapters, parse_lengths
-from lora_serve.simulate.traces import TraceRow, read_trace
+from lora_serve.simulate.workload import TraceRow, read_trace
 
 TRACES = Path(__file__).parents[3] / "benchmarks" / "traces"
 NAMES = tuple(f"a{index}" for index in range(16))

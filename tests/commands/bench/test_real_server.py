@@ -19,12 +19,11 @@ from lora_serve.cli import main
 from lora_serve.commands.bench.discovery import find_words
 from lora_serve.commands.bench.load import run_load
 from lora_serve.commands.bench.plan import AdapterField, Plan, PlannedRequest, Target
-from lora_serve.commands.bench.spawn import BASE, SpawnConfig, Spawned, spawned
+from lora_serve.commands.bench.running import BASE, SpawnConfig, Spawned, spawned
 from lora_serve.commands.demo import DATA, adapter_folders
 from lora_serve.commands.server_process import ServerProcess
-from lora_serve.random_weights import model as random_model
-from lora_serve.random_weights.adapters import make_adapters
-from lora_serve.random_weights.model import make_model
+from lora_serve.random_weights import checkpoints as random_model
+from lora_serve.random_weights.checkpoints import make_adapters, make_model
 
 PROMPT = (11, 222, 3333, 44, 5)
 
@@ -149,7 +148,7 @@ def test_a_model_in_shards_is_the_model_in_one_file(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("shape", ["135m", "0.5b", "1b", "8b"])
 def test_shapes_have_the_sizes_of_the_models_they_are_named_after(shape: str) -> None:
-    from lora_serve.random_weights.model import network_of
+    from lora_serve.random_weights.checkpoints import network_of
     from lora_serve.random_weights.shapes import SHAPES
 
     billions = {"135m": 0.1345, "0.5b": 0.402, "1b": 1.236, "8b": 8.03}

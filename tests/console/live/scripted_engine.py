@@ -14,6 +14,7 @@ import msgspec
 from lora_serve.console.live.channel import Viewer
 from lora_serve.console.live.hub import Hub, Watched
 from lora_serve.core.live import (
+    EngineView,
     LiveAdapter,
     LiveCount,
     LiveLimits,
@@ -25,7 +26,6 @@ from lora_serve.core.live import (
     LiveStep,
     LiveTargets,
     LiveTier,
-    Look,
 )
 
 SETTINGS = LiveSettings(
@@ -50,7 +50,7 @@ def step(number: int, *tenants: str, at: float | None = None) -> LiveStep:
     return LiveStep(number, time.time() if at is None else at, 2.0, False, rows)
 
 
-def look(*tenants: str, mark: int = 1, **fields: Any) -> Look:
+def look(*tenants: str, mark: int = 1, **fields: Any) -> EngineView:
     """The tenants' requests run, each on an adapter of its own, which has just come."""
     parts = {
         "requests": tuple(request(tenant) for tenant in tenants),
@@ -67,14 +67,14 @@ def look(*tenants: str, mark: int = 1, **fields: Any) -> Look:
         "num_free_blocks": 6,
         "num_known_blocks": 3,
     }
-    return Look(mark, **{**parts, **fields})
+    return EngineView(mark, **{**parts, **fields})
 
 
 @dataclass
 class ScriptedEngine:
     """Its `watch` is the one of `EngineClient`."""
 
-    present: Look = field(default_factory=look)
+    present: EngineView = field(default_factory=look)
     steps: list[LiveStep] = field(default_factory=list)  # that nobody was told yet
     error: Exception | None = None
     asked: list[tuple[dict[str, int], tuple[str, ...], bool]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class ScriptedEngine:
 
     async def watch(
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
-    ) -> list[Look]:
+    ) -> list[EngineView]:
         self.asked.append((dict(seen), tuple(tenants), in_full))
         await asyncio.sleep(0)
         if self.error is not None:

@@ -12,6 +12,7 @@ from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceMemoryError
 from lora_serve.core.messages import Evict, FinishEvent, Pin, Prefetch, Unpin
 from lora_serve.core.stats import LoadTimes
+from lora_serve.engine.adapters import counters
 from lora_serve.engine.adapters.slots import SlotTable
 from tests.engine.world import World, adapter
 
@@ -188,7 +189,7 @@ def test_command_that_wants_it_in_a_slot_is_answered_once_it_was_copied(monkeypa
     load, told = world.runner.load_slot, list[int]()
 
     def load_slot(slot: SlotRef, value: str) -> None:
-        told.append(len(world.engine._replies))
+        told.append(len(world.engine.commands._replies))
         if len(told) == 1:
             raise DeviceMemoryError("no room")
         load(slot, value)
@@ -230,7 +231,7 @@ def test_counters_add_up(popularity: str) -> None:
         world.run()
     stats = world.engine.stats()
     assert stats.tiers["device"].hits + stats.tiers["device"].misses == 20
-    assert sum(item.hits + item.misses for item in stats.adapters.values()) == 20
+    assert sum(sum((*item.hits.values(), *item.misses.values())) for item in stats.adapters.values()) == 20
     assert stats.tiers["host"].loads == len(set(names))
     world.check_answers()
 
@@ -248,6 +249,22 @@ def test_warm_up_is_no_traffic_of_adapters() -> None:
     device, host = stats.tiers["device"], stats.tiers["host"]
     assert (device.hits, device.misses, device.loads, device.evictions) == (0, 2, 2, 1)
     assert (host.hits, host.misses, host.loads, host.evictions) == (0, 2, 2, 0)
+
+
+def test_ids_of_one_content_have_hits_and_misses_of_their_own_and_few_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(counters, "_MAX_NAMES", 3)
+    world = World()
+    for number, name in enumerate(("a", "b", "b", "a")):
+        world.add(f"r{number}", [number], dataclasses.replace(adapter("a"), name=name))
+        world.run()
+    found = world.engine.stats().adapters[adapter("a").digest]
+    assert (found.hits, found.misses) == ({"a": 1, "b": 2}, {"a": 1})
+    for number in range(4):
+        world.add(f"s{number}", [number], dataclasses.replace(adapter("a"), name=f"a{number}"))
+        world.run()
+    assert world.engine.stats().adapters[adapter("a").digest].hits == {"a1": 1, "a2": 1, "a3": 1}
 
 
 def test_split_of_the_last_load_is_kept_with_the_copy_into_the_slot() -> None:

@@ -7,7 +7,7 @@ import pytest
 from lora_serve.core.batch import Batch, StepLoad
 from lora_serve.core.errors import CapacityError, RequestTimeoutError
 from lora_serve.core.messages import ErrorEvent, FinishEvent
-from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.step_cost import StepCost
 from tests.engine.policies.traffic import ids, policy_of, timed_world, waiting
 from tests.engine.world import World
 

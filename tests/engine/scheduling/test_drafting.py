@@ -128,7 +128,7 @@ def test_wrong_guesses_end_and_right_ones_begin_again() -> None:
         clock.now += 5e-3 + 2e-5 * batch.num_tokens
         return run(batch)
 
-    world.engine._runner.run = timed  # type: ignore[method-assign]
+    world.engine.execution.runner.run = timed  # type: ignore[method-assign]
     world.add("a", [*range(10), 0, 1], max_tokens=900)
     for _ in range(300):
         world.step()
@@ -242,7 +242,7 @@ def test_guess_behind_a_token_that_the_grammar_follows_with_forced_ones_is_dropp
         outputs = run(batch)
         return [replace(output, following=(*output.following, NextToken(777))) for output in outputs]
 
-    world.engine._runner.run = eager  # type: ignore[method-assign]
+    world.engine.execution.runner.run = eager  # type: ignore[method-assign]
     world.add("a", [*range(10), 0], max_tokens=20, grammar=grammar([1, 2], [2], [3], [4, 5], [5], [6, 7], [7]))
     world.run()
     assert 777 not in world.tokens["a"]

@@ -72,7 +72,7 @@ class Trial:
         self.world = World(
             4096, clock=self.clock, speculate=self.speculate, max_num_seqs=64, max_num_batched_tokens=512
         )
-        self.world.engine._runner.run = self.run  # type: ignore[method-assign]
+        self.world.engine.execution.runner.run = self.run  # type: ignore[method-assign]
 
     def run(self, batch: Batch) -> list[RowOutput]:
         seconds = self.machine(batch.load)

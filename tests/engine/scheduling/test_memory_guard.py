@@ -11,7 +11,8 @@ from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan, memo
 from lora_serve.core.messages import FinishEvent, TokenLogprobs
 from lora_serve.core.request import PoolingParams, SamplingParams
 from lora_serve.engine.adapters.slots import SlotTable
-from lora_serve.engine.scheduling.memory_guard import MemoryGuard, run_in_parts
+from lora_serve.engine.execution import run_in_parts
+from lora_serve.engine.scheduling.step_rows import MemoryGuard
 from tests.engine.fake_runner import EXPLOSION, POISON
 from tests.engine.world import World, adapter
 

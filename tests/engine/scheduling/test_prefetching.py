@@ -137,7 +137,7 @@ def test_prefetch_to_host_memory_takes_no_slot() -> None:
 @pytest.mark.parametrize(
     ("takes_it_away", "gives_room"),
     [
-        (Resize(device_bytes=5, host_bytes=5), Resize(device_bytes=1000, host_bytes=1000)),
+        (Resize(adapter_memory=5, adapter_host_memory=5), Resize(adapter_memory=1000, adapter_host_memory=1000)),
         (SetTenantBudgets((TenantBudget("default", at_most=5),)), SetTenantBudgets(())),
     ],
     ids=["limits", "budgets"],

@@ -17,6 +17,7 @@ from lora_serve.core.errors import (
 from lora_serve.core.messages import ErrorEvent, FinishEvent, StartedEvent, Tune
 from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import FinishReason, OnCold
+from tests.engine.fake_constraints import FakeConstraints, grammar
 from tests.engine.fake_runner import EXPLOSION, POISON, next_token
 from tests.engine.world import World, adapter
 
@@ -294,3 +295,31 @@ def test_any_traffic_ends_with_right_answers_and_nothing_held(data: st.DataObjec
     assert set(world.ends) == set(world.tokens) - aborted
     assert all(isinstance(end, FinishEvent) for end in world.ends.values())
     world.check_nothing_held()
+
+
+def test_every_token_is_charged_once_and_those_without_a_choice_are_told_apart() -> None:
+    world = World(constraints=FakeConstraints())
+    charged: list[int] = []
+    world.scheduler._policy.served = lambda sequence, num_prompt, num_output: charged.append(num_output)  # type: ignore[method-assign]
+    world.add("text", [1, 2], max_tokens=6)
+    world.run()
+    assert world.engine.stats().num_forced == 0
+    world.add(
+        "form", [1, 2], grammar=grammar(range(100, 300), [7], [8], range(100, 300), range(100, 300)), max_tokens=9
+    )
+    world.run()
+    assert world.engine.stats().num_forced == 2
+    assert sum(charged) == len(world.tokens["text"]) + len(world.tokens["form"]) == 11
+
+
+def test_history_is_brought_where_it_is_read() -> None:
+    world = World()
+    world.add("plain", [1, 2, 3], max_tokens=3)
+    world.add("penalties", [4, 5, 6], max_tokens=3, repetition_penalty=1.5)
+    world.add("bad words", [7, 8, 9], max_tokens=3, bad_words=((1,),))
+    world.run()
+    world.check_answers()
+    samples = [row.sample for row in world.runner.batches[-1].rows]
+    assert [sample and sample.prompt_token_ids for sample in samples] == [(), (4, 5, 6), ()]
+    outputs = [(), *(tuple(world.tokens[name][:2]) for name in ("penalties", "bad words"))]
+    assert [sample and sample.output_token_ids for sample in samples] == outputs

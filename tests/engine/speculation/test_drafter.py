@@ -1,4 +1,4 @@
-"""One sequence's drafts: from its own tokens and from habits, each as far as it is likely to be right."""
+"""One sequence's drafts: from its own tokens and from ngrams, each as far as it is likely to be right."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import random
 
 import pytest
 
-from lora_serve.engine.speculation.acceptance import Acceptance, AcceptanceByOwner
-from lora_serve.engine.speculation.allowance import SHARE, Allowance
-from lora_serve.engine.speculation.drafter import Drafter
-from lora_serve.engine.speculation.habits import Habits, HabitsByOwner
+from lora_serve.engine.speculation.acceptance import SHARE, Acceptance, AcceptanceByOwner, DraftBudget
+from lora_serve.engine.speculation.drafter import Drafter, NgramCache, NgramCaches
 
 FORM = [31, 32, 33, 34, 35, 36]  # what every answer of an adapter begins with
 
 
-def drafter(tokens: list[int], habits: Habits | None = None, acceptance: Acceptance | None = None) -> Drafter:
-    found = Drafter(tokens, Habits() if habits is None else habits, acceptance or Acceptance())
+def drafter(tokens: list[int], ngrams: NgramCache | None = None, acceptance: Acceptance | None = None) -> Drafter:
+    found = Drafter(tokens, NgramCache() if ngrams is None else ngrams, acceptance or Acceptance())
     found.read(len(tokens))
     return found
 
@@ -37,7 +35,7 @@ def test_draft_ends_where_it_is_not_likely_enough_and_before_the_end_of_the_outp
     tokens = [1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3]
     rates = drafter(tokens).draft(16, 0.0)
     assert drafter(tokens).draft(16, rates[2]) == rates[:2]
-    ended = Drafter(tokens, Habits(), Acceptance(), ends=(6,))
+    ended = Drafter(tokens, NgramCache(), Acceptance(), ends=(6,))
     ended.read(len(tokens))
     ended.draft(16, 0.0)
     assert ended.take(16) == (4, 5)
@@ -58,7 +56,7 @@ def test_more_tokens_that_match_promise_more_before_anything_was_learned() -> No
 def test_guess_that_failed_is_trusted_less_but_for_an_end_which_is_never_drafted(ends: tuple[int, ...]) -> None:
     tokens, acceptance = [1, 2, 3, 4, 9, 1, 2, 3], Acceptance()
     before = drafter(tokens, acceptance=acceptance).draft(1, 0.0)
-    one = Drafter(tokens, Habits(), acceptance, ends)
+    one = Drafter(tokens, NgramCache(), acceptance, ends)
     one.read(len(tokens))
     one.draft(1, 0.0)
     tokens.append(5)
@@ -69,16 +67,16 @@ def test_guess_that_failed_is_trusted_less_but_for_an_end_which_is_never_drafted
 
 
 def test_form_of_earlier_answers_is_guessed_where_the_prompt_does_not_hold_it() -> None:
-    habits, acceptance = Habits(), Acceptance()
+    ngrams, acceptance = NgramCache(), Acceptance()
     for name in range(100, 110):
         tokens = [5, 6, 7]
-        one = drafter(tokens, habits, acceptance)
+        one = drafter(tokens, ngrams, acceptance)
         for token in (*FORM, name):
             one.read(10)
             one.draft(8, 1.0)
             tokens.append(token)
             one.learn(len(tokens) - 1, is_last=token == name)
-    found = drafter([5, 6, 7], habits, acceptance)
+    found = drafter([5, 6, 7], ngrams, acceptance)
     rates = found.draft(16, 0.0)
     assert found.take(16)[: len(FORM)] == tuple(FORM)
     assert rates[len(FORM) - 1] > 0.2
@@ -108,29 +106,29 @@ def test_rates_are_learned_from_guesses_that_were_not_run() -> None:
 
 
 def test_looks_take_no_more_than_was_paid_in() -> None:
-    one = Allowance()
+    one = DraftBudget()
     num_looks, num_steps, seconds = 0, 20_000, 2e-3
     for _ in range(num_steps):
         one.seconds += SHARE * seconds
         if one.seconds > 0:
-            one.pay_look(0, 1)
+            one.pay_lookup(0, 1)
             num_looks += 1
     assert 1.1 > num_looks * 28e-6 / (0.002 * num_steps * seconds + 1e-2) > 0.9  # 10 ms is what an account begins with
     one.earn(-1.0)
     assert one.seconds > -1e-3, "one step that took long empties no account"
     one.earn(1.0)
-    one.pay_look(0, 1)
+    one.pay_lookup(0, 1)
     assert one.seconds < 2e-2, "little is saved up for later"
 
 
 def test_tables_are_bounded() -> None:
-    habits = Habits()
+    ngrams = NgramCache()
     for token in range(40_000):
-        habits.learn(token, token + 1, token + 2, 0)
-    assert 2 * 7168 <= len(habits) <= 2 * 8192
-    assert habits.after(39_999, 40_000, 40_001) == ((0, 0), (0, 0))
-    assert habits.after(0, 1, 2) == (None, None)
-    owners, adapters = HabitsByOwner(), AcceptanceByOwner()
+        ngrams.learn(token, token + 1, token + 2, 0)
+    assert 2 * 7168 <= len(ngrams) <= 2 * 8192
+    assert ngrams.after(39_999, 40_000, 40_001) == ((0, 0), (0, 0))
+    assert ngrams.after(0, 1, 2) == (None, None)
+    owners, adapters = NgramCaches(), AcceptanceByOwner()
     first = owners.of(("t", ("a",)))
     assert owners.of(("t", ("a",))) is first
     for index in range(2000):
@@ -143,8 +141,8 @@ def test_tables_are_bounded() -> None:
 
 
 def test_habits_of_all_owners_are_counted_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lora_serve.engine.speculation.habits._MAX_ALL", 1000)
-    owners, known = HabitsByOwner(), {}
+    monkeypatch.setattr("lora_serve.engine.speculation.drafter._MAX_ALL", 1000)
+    owners, known = NgramCaches(), {}
     for index in range(200):
         known[index] = owners.of((str(index % 50), ()))
         for token in range(index % 7 * 20):
@@ -152,9 +150,9 @@ def test_habits_of_all_owners_are_counted_as_they_come_and_go(monkeypatch: pytes
             known[index // 2].learn(token, index, token, 0)  # also one that was forgotten and is in use still
         owners.of((str(index % 50), ()))
         kept = owners._owners.values()
-        assert owners._tally.num_habits == sum(map(len, kept))
-        assert owners._tally.num_habits <= 1000 or len(kept) == 1
-    counted: list[Habits] = []
-    monkeypatch.setattr(Habits, "__len__", lambda habits: counted.append(habits) or 0)
+        assert owners._tally.num_ngrams == sum(map(len, kept))
+        assert owners._tally.num_ngrams <= 1000 or len(kept) == 1
+    counted: list[NgramCache] = []
+    monkeypatch.setattr(NgramCache, "__len__", lambda ngrams: counted.append(ngrams) or 0)
     owners.of(("0", ()))
     assert not counted, "a request costs the same however many owners there are"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,6 @@ def test_gateway_leaves_a_declared_application_as_it_is() -> None:
         deploy(settings)
         there = _get_global_client().get_serve_details()["applications"]["declared-fleet"]
         assert (there["source"], there["deployed_app_config"]["import_path"]) == ("declarative", IMPORT_PATH)
-        deploy(settings.model_copy(update={"fleet_name": "own"}))
+        deploy(replace(settings, fleet_name="own"))
         assert "own" in serve.status().applications
         serve.delete("own")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from lora_serve.core.config import GrammarConfig
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.text.grammars.checking import checked_text
 from lora_serve.text.grammars.compiling import GrammarCompiler

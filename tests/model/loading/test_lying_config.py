@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import resolve_settings
 from lora_serve.model.build import build_model
@@ -59,7 +60,7 @@ def load(folder: Path) -> None:
     flags = {"max_model_len": 32, "kv_cache_memory": "1MiB", "max_num_batched_tokens": 64, "max_num_seqs": 4}
     settings = resolve_settings({"model": str(folder), **flags})
     TextModel.load(settings.model)
-    build_model(settings.model_slice(), settings.engine_slice(), num_slots=1)
+    build_model(settings.part(ModelConfig), settings.part(EngineConfig), num_slots=1)
 
 
 @pytest.mark.parametrize("lies", LIES, ids=lambda lies: "-".join(f"{key}-{value}" for key, value in lies.items()))
@@ -68,7 +69,7 @@ def test_number_that_does_not_fit_the_weights_is_refused_in_words(
 ) -> None:
     settings = resolve_settings({"model": str(lying(sound, tmp_path, **lies))})
     with pytest.raises(ModelError) as refused:
-        build_model(settings.model_slice(), settings.engine_slice(), num_slots=1)
+        build_model(settings.part(ModelConfig), settings.part(EngineConfig), num_slots=1)
     said = str(refused.value)
     assert said.startswith(f"--model {settings.model}: ")
     assert "config.json" in said or "cannot be loaded" in said
@@ -105,5 +106,5 @@ def test_end_of_text_that_no_token_can_be_is_left_out(sound: Path, tmp_path: Pat
     folder = lying(sound, tmp_path, eos_token_id=[2, -1, 10**20])
     (folder / "generation_config.json").unlink(missing_ok=True)
     settings = resolve_settings({"model": str(folder)})
-    parts = build_model(settings.model_slice(), settings.engine_slice(), num_slots=1)
+    parts = build_model(settings.part(ModelConfig), settings.part(EngineConfig), num_slots=1)
     assert parts.spec.eos_token_ids == (2,)

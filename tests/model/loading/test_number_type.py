@@ -79,7 +79,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def model_slice(model: Path, dtype: str) -> ModelConfig:
-    return Settings(model=str(model), dtype=dtype).model_slice()
+    return Settings(model=str(model), dtype=dtype).part(ModelConfig)
 
 
 def loaded(model: Path, dtype: str) -> LoadedModel:

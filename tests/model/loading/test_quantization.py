@@ -15,6 +15,7 @@ from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, I
 from torchao.quantization.granularity import PerGroup
 from transformers import AutoModelForCausalLM, PreTrainedModel, TorchAoConfig
 
+from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings, load_settings
 from lora_serve.model.base_model import load_model
@@ -51,7 +52,7 @@ def with_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> Any:
 
 def build(model: Path, **settings: Any) -> ModelParts:
     given = Settings(model=str(model), max_model_len=64, **settings)
-    return build_model(given.model_slice(), given.engine_slice(), 2)
+    return build_model(given.part(ModelConfig), given.part(EngineConfig), 2)
 
 
 def save_quantised(model: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
@@ -159,7 +160,7 @@ def test_all_linear_layers_but_the_head_are_quantised_and_may_be_targeted(
     name: str, tied: bool, tmp_path: Path
 ) -> None:
     model = save_tiny_model("llama", tmp_path, tie_word_embeddings=tied)
-    loaded = load_model(Settings(model=str(model), quantization=name).model_slice())
+    loaded = load_model(Settings(model=str(model), quantization=name).part(ModelConfig))
     assert len(loaded.spec.linears) == 2 * 7 + 1
     down = loaded.spec.linears["model.layers.1.mlp.down_proj"]
     assert (down.in_features, down.out_features) == (64, 32)
@@ -201,7 +202,7 @@ def test_int4_rows_in_bfloat16_agree_with_peft_as_far_as_bfloat16_goes(llama: Pa
 
 
 def test_int4_on_a_gpu_multiplies_bfloat16_only(llama: Path) -> None:
-    config = Settings(model=str(llama), quantization="int4", dtype="float16").model_slice()
+    config = Settings(model=str(llama), quantization="int4", dtype="float16").part(ModelConfig)
     with pytest.raises(ConfigError, match=r"--dtype float16: --quantization int4 on a GPU"):
         quantization.plan_quantization(config, object(), torch.device("cuda"))
 
@@ -215,7 +216,7 @@ def test_gpu_layout_of_int4_needs_no_further_package() -> None:
 
 
 def test_weights_on_a_gpu_are_quantised_where_they_stay(llama: Path) -> None:
-    config = Settings(model=str(llama), quantization="int8").model_slice()
+    config = Settings(model=str(llama), quantization="int8").part(ModelConfig)
     plan = quantization.plan_quantization(config, object(), torch.device("cuda"))
     assert plan.arguments["device_map"] == {"": torch.device("cuda")}
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from lora_serve.core.batch import Batch, BlockCopy, BlockMoves, Row, SampleInput, StepLoad
+from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError, DeviceMemoryError
 from lora_serve.core.memory import ActivationModel, memory_load
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
-from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.step_cost import StepCost
 from lora_serve.model.kv_cache import KVCache, KVShape
 from lora_serve.model.memory.setup import DeviceFacts, Shares, largest_step, limit_of, share_out
 from lora_serve.model.system.device_memory import free_memory, is_out_of_memory, peak_bytes, peak_meter
@@ -77,13 +78,15 @@ MODEL = ActivationModel(100, per_token=10, per_logit=5, per_decode_key=1, per_ch
 
 
 def shares(limit: int, *, is_cuda: bool = False, adapter_bytes: int | None = None, **settings: Any) -> Shares:
-    config = Settings(model="m", max_num_seqs=4, max_num_batched_tokens=16, block_size=16, **settings).engine_slice()
+    config = Settings(model="m", max_num_seqs=4, max_num_batched_tokens=16, block_size=16, **settings).part(
+        EngineConfig
+    )
     facts = DeviceFacts(is_cuda, limit, limit - SPEC.num_bytes, block_bytes=500)
     return share_out(facts, SPEC, config, MODEL, 2, adapter_bytes)
 
 
 def test_kv_blocks_leave_room_for_weights_adapters_and_the_largest_step() -> None:
-    config = Settings(model="m", max_num_seqs=4, max_num_batched_tokens=16).engine_slice()
+    config = Settings(model="m", max_num_seqs=4, max_num_batched_tokens=16).part(EngineConfig)
     step = MODEL.num_bytes(largest_step(SPEC, config))
     assert step == 100 + 16 * 10 + 4 * 5 + 64 * 2 + 16 * 64 // 4
     found = shares(1000 + step + 700 + 5 * 516, adapter_bytes=700, kv_cache_memory=10**6)

@@ -16,6 +16,7 @@ from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.commands.adapter_check import check_adapter
 from lora_serve.core.batch import Batch, Row, RowAdapter, SlotRef
+from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import NumericalError
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.request import PoolingParams
@@ -41,7 +42,7 @@ NO_POOLER = {"exclude_modules": ["pooler.dense"]}
 
 def build(model: Path, **settings: Any) -> ModelParts:
     given = Settings(model=str(model), **settings)
-    return build_model(given.model_slice(), given.engine_slice(), 2)
+    return build_model(given.part(ModelConfig), given.part(EngineConfig), 2)
 
 
 def load(parts: ModelParts, folder: Path, slot: int = 0) -> RowAdapter:

@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
+from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.request import Task
 from lora_serve.core.settings import Settings
@@ -28,7 +29,7 @@ from tests.pooling_models import (
 
 def build(model: Path, **settings: Any) -> ModelParts:
     given = Settings(model=str(model), **settings)
-    return build_model(given.model_slice(), given.engine_slice(), 2)
+    return build_model(given.part(ModelConfig), given.part(EngineConfig), 2)
 
 
 # -- tasks and limits ----------------------------------------------------------------------------------------------

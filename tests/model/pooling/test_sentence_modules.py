@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.request import Task
 from lora_serve.core.settings import Settings
@@ -90,7 +91,7 @@ def test_longest_text_is_what_the_folder_says(tmp_path: Path) -> None:
 
 def build(model: Path) -> Any:
     settings = Settings(model=str(model))
-    return build_model(settings.model_slice(), settings.engine_slice(), 1)
+    return build_model(settings.part(ModelConfig), settings.part(EngineConfig), 1)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from lora_serve.core.fleet_stats import EMPTY
-from lora_serve.core.stats import SlotInfo
+from lora_serve.core.stats import EMPTY, SlotInfo
 from lora_serve.core.tenant import Quota, Role
 from lora_serve.server.upkeep.residency_meter import record_residency
 from tests.server.accounting.conftest import NewKey, bearer, complete

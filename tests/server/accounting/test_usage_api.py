@@ -14,8 +14,7 @@ import pytest
 
 from lora_serve.client.mock import TIMINGS, MockReply
 from lora_serve.core.errors import InternalError
-from lora_serve.core.fleet_stats import EMPTY, merged
-from lora_serve.core.stats import ReplicaState, ReplicaStats, SlotInfo
+from lora_serve.core.stats import EMPTY, ReplicaState, ReplicaStats, SlotInfo, merged
 from lora_serve.core.tenant import Role
 from lora_serve.server.upkeep.residency_meter import record_residency
 from lora_serve.tenancy.usage.metering import summed

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from lora_serve.client.mock import MockReply
 from lora_serve.core.adapter import TAKEN_ENDS
-from lora_serve.core.config import AttemptLimits, ServerConfig
+from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
 from lora_serve.server.app import build_app
@@ -53,7 +53,7 @@ def blobs(house: Any) -> list[str]:
 @pytest.fixture
 def server_config(server_config: ServerConfig) -> ServerConfig:
     """Wrong keys may be tried on every route."""
-    return replace(server_config, attempts=AttemptLimits(wrong_keys_per_minute=0))
+    return replace(server_config, wrong_keys_per_minute=0)
 
 
 async def test_every_admin_route_needs_the_key(http: aiohttp.ClientSession) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.stats import AdapterCounters, LoadTimes
 from lora_serve.server.admin.card import adapter_card
 from lora_serve.server.admin.figures import figures_of
+from lora_serve.server.answers.json_answer import written
 
 NOTHING = SmokeTestResult(logit_change=1e-9, noise=1e-9, logit_scale=4.0)
 
@@ -53,6 +55,21 @@ async def test_each_version_has_its_own_facts(admin: aiohttp.ClientSession, hous
     assert (old["probe"]["max_logit_change"], new["probe"]["max_logit_change"]) == (1.0, 0.5)
     assert (old["kinds"], new["kinds"]) == ([], ["alora_invocation_tokens"])
     assert (card["invocation_tokens"], card["composable"]) == ([5, 6], True)
+
+
+def test_large_card_is_shown_in_full_again_and_again() -> None:
+    """A large answer is emptied while it is written, and is nobody else's."""
+    large = {str(key): 10**30 + key for key in range(3000)}
+    summary: dict[str, Any] = {"targets": [f"module_{number}" for number in range(3000)], "own": large}
+    metadata = {"deep": {"large": large, "half": "\ud800"}}
+    version = VersionEntry(1, "sha256:" + "0" * 64, 2, 100, summary, "upload", 1.5)
+    entry = CatalogEntry("acme/a", "acme", False, 1.5, metadata, 1, Route(1), (version,))
+    for _ in range(2):
+        shown = json.loads("".join(written({"data": [adapter_card(entry)]})))["data"][0]
+        assert shown["metadata"] == metadata
+        for part in (shown, shown["versions"][0]):
+            assert (part["targets"], part["config"]["own"]) == (summary["targets"], large)
+    assert len(large) == len(summary["targets"]) == 3000
 
 
 async def test_pin_that_failed_is_a_warning_beside_the_registrations_own(

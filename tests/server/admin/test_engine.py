@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.errors import ConflictError
 from lora_serve.core.messages import Resize, Tune
 from lora_serve.core.setting_types import YEAR
 from lora_serve.core.settings import Settings
-from lora_serve.server.admin.engine import _MAY_BE_OFF
 from lora_serve.server.app import build_app
 from lora_serve.server.schemas.admin import LimitFields
 from tests.server.conftest import ADMIN
@@ -44,15 +43,15 @@ def test_limits_are_bounded_as_the_flags_are() -> None:
     """What a server was started with can be set again, and what is set can be its flag."""
     for name in LimitFields.model_fields:
         for value in (*COUNTS, *(TIMES if name.endswith("_ms") else ())):
-            if value == 0 and (name in _MAY_BE_OFF or name in ("adapter_memory", "adapter_host_memory")):
+            if value == 0 and (name in Tune.MAY_BE_OFF or name in ("adapter_memory", "adapter_host_memory")):
                 continue  # "no target" here, "no adapters" there
             is_flag = is_valid(Settings, {"model": "m", name: value})
             assert is_valid(LimitFields, {name: value}) == is_flag, (name, value)
 
 
-def is_valid(schema: type[BaseModel], values: dict[str, Any]) -> bool:
+def is_valid(schema: Callable[..., object], values: dict[str, Any]) -> bool:
     try:
-        schema.model_validate(values)
+        schema(**values)
     except ValidationError as error:
         return not any(problem["loc"] for problem in error.errors())  # fields that do not fit each other
     return True
@@ -106,7 +105,7 @@ async def test_the_batcher_is_tuned_and_its_limits_come_back_under_the_same_name
     }  # fmt: skip
     status, answer = await put(admin, body)
     assert status == 200
-    assert house.engine.commands == [Tune(4, 32, 0.0025, 3, 0.25, 0.0405)]
+    assert house.engine.commands == [Tune(4, 32, 2.5, 3, 250.0, 40.5)]
     assert {name: answer["batcher"][name] for name in body} == body
     assert answer["batcher"]["in_force"] == {
         "max_num_seqs": 4, "max_num_batched_tokens": 32, "batch_wait_ms": 2.5,
@@ -128,7 +127,7 @@ async def test_targets_are_turned_off_by_null_or_0_and_kept_if_left_out(
 async def test_null_leaves_a_limit_that_cannot_be_off_as_it_is(admin: aiohttp.ClientSession, house: Any) -> None:
     status, answer = await put(admin, {"max_num_seqs": None, "batch_wait_ms": 3})
     assert (status, answer["batcher"]["max_num_seqs"], answer["batcher"]["batch_wait_ms"]) == (200, 8, 3)
-    assert house.engine.commands == [Tune(batch_wait=0.003)]
+    assert house.engine.commands == [Tune(batch_wait_ms=3.0)]
 
 
 async def test_tiers_and_batcher_are_changed_by_one_call(admin: aiohttp.ClientSession, house: Any) -> None:

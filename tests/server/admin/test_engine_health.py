@@ -34,7 +34,7 @@ async def test_health_tells_warm_up_queue_and_limits(http: aiohttp.ClientSession
     assert stage["name"] == "8 x 8 tokens, LoRA"
     assert 0 <= stage["seconds"] < 1
     assert told["started"] <= told["ready_since"]
-    assert told["queue"]["max_requests"] == house.engine.gate.limits.max_requests
+    assert told["queue"]["max_requests"] == house.engine.gate.limits.max_queue
     assert told["adapter_limits"]["max_loras"] == house.services.adapter_config.max_loras
     assert (told["restarts"], told["num_restarts"], told["store_problem"], told["redis"]) == ([], 0, None, None)
 

@@ -12,8 +12,7 @@ import pytest
 from lora_serve import __version__
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import EngineLostError
-from lora_serve.core.fleet_stats import merged
-from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
+from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats, merged
 from tests.server.conftest import ADMIN, BASE
 from tests.server.fleets import REPLICAS, play_fleet
 

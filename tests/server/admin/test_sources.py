@@ -81,7 +81,7 @@ def slow(tmp_path: Path) -> Iterator[SlowSource]:
 def sources(shelf: Shelf, slow: SlowSource) -> Callable[[AdapterConfig], SourceTable]:
     def build(config: AdapterConfig) -> SourceTable:
         url, hub = ArchiveUrlSource([shelf.url]), HubSource(shelf.hub_url)
-        return SourceTable({"": FolderSource(config.roots), "http": url, "hf": hub, "slow": slow})
+        return SourceTable({"": FolderSource(config.adapter_root), "http": url, "hf": hub, "slow": slow})
 
     return build
 

@@ -56,6 +56,8 @@ def test_any_value_is_written_whole_and_spelled_as_python_does(value: Any) -> No
 def test_a_callers_values_are_spelled_as_python_does(value: list[Any]) -> None:
     assert spaced(as_given(value)).decode() == json.dumps(value)
     assert compact(as_given(value)).decode() == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    halves = [*value, "\ud800"]
+    assert spaced(as_given(halves)).decode() == json.dumps(halves)
 
 
 def test_large_structs_are_written_as_small_ones_are() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lora_serve.core.adapter import AddedToken
-from lora_serve.core.config import GrammarConfig
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import TokenGrammar
+from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.server.background import grammar_checks
 from lora_serve.server.background.grammar_checks import GrammarChecks, KnownGrammars
 from lora_serve.text.grammars.compiling import GrammarCompiler

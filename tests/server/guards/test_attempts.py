@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from lora_serve.core.config import AttemptLimits, ServerConfig
+from lora_serve.core.config import ServerConfig
+from lora_serve.core.setting_groups.http import AccessLimits
 from lora_serve.core.settings import load_settings
 from lora_serve.core.tenant import Role
 from lora_serve.tenancy.audit.journal import AuditJournal
@@ -19,12 +20,12 @@ from tests.server.conftest import ADMIN
 from tests.server.tenants import tenancy_of
 
 WRONG = {"Authorization": "Bearer not-a-key-of-this-server"}
-LIMITS = AttemptLimits(wrong_keys_per_minute=5, admin_acts_per_minute=10, tenant_acts_per_minute=3)
+LIMITS = AccessLimits(wrong_keys_per_minute=5, admin_acts_per_minute=10, tenant_acts_per_minute=3)
 
 
 @pytest.fixture
 def server_config(server_config: ServerConfig) -> ServerConfig:
-    return replace(server_config, attempts=LIMITS)
+    return replace(server_config, **asdict(LIMITS))
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ async def test_refused_acts_of_an_admin_do_not_fill_the_audit_log(
 def test_limits_are_settings(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     flags = ["--wrong-keys-per-minute", "1", "--admin-acts-per-minute", "2", "--tenant-acts-per-minute", "0"]
-    attempts = load_settings(["--model", str(tmp_path), *flags]).server_slice().attempts
-    assert attempts == AttemptLimits(wrong_keys_per_minute=1, admin_acts_per_minute=2, tenant_acts_per_minute=0)
+    attempts = load_settings(["--model", str(tmp_path), *flags]).part(AccessLimits)
+    assert attempts == AccessLimits(wrong_keys_per_minute=1, admin_acts_per_minute=2, tenant_acts_per_minute=0)
     assert [attempts.acts_of(role) for role in (Role.ADMIN, Role.TENANT_ADMIN)] == [2, 0]
-    assert load_settings(["--model", str(tmp_path)]).server_slice().attempts == AttemptLimits()
+    assert load_settings(["--model", str(tmp_path)]).part(AccessLimits) == AccessLimits()

@@ -12,8 +12,7 @@ import pytest
 from aiohttp import web
 from playwright.async_api import Browser, Route, async_playwright
 
-from lora_serve.core.config import BrowserRules, ServerConfig
-from lora_serve.core.web_origin import parse_origin
+from lora_serve.core.config import ServerConfig
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # The browser's own guard, which not every browser has, would hide what the server does: Chromium asks its user before
@@ -83,9 +82,7 @@ async def site() -> AsyncIterator[int]:
 @pytest.fixture
 def server_config(server_config: ServerConfig, site: int) -> ServerConfig:
     """One of the site's two names may."""
-    origin = parse_origin(f"http://localhost:{site}")
-    assert origin is not None
-    return replace(server_config, browsers=BrowserRules(origins=frozenset((origin,))))
+    return replace(server_config, allowed_origins=(f"http://localhost:{site}",))
 
 
 @pytest.fixture

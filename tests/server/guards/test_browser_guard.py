@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lora_serve.core.config import BrowserRules, ServerConfig
+from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.setting_groups.http import BrowserSettings
 from lora_serve.core.settings import load_settings
 from lora_serve.core.web_origin import Host, parse_host, parse_name, parse_origin
 from lora_serve.server.routes import TABLE
@@ -25,8 +26,8 @@ PATHS = (*dict.fromkeys(route.path.format(id="a", tenant="a", key="k", file="f")
 
 
 @pytest.fixture
-def rules() -> BrowserRules:
-    return BrowserRules()
+def rules() -> BrowserSettings:
+    return BrowserSettings()
 
 
 @pytest.fixture
@@ -36,12 +37,12 @@ def host() -> str:
 
 
 @pytest.fixture
-def server_config(server_config: ServerConfig, rules: BrowserRules, host: str) -> ServerConfig:
-    return replace(server_config, browsers=rules, host=host)
+def server_config(server_config: ServerConfig, rules: BrowserSettings, host: str) -> ServerConfig:
+    return replace(server_config, **asdict(rules) | {"host": host})
 
 
-def named(*origins: str, hosts: Iterable[str] = ()) -> BrowserRules:
-    return BrowserRules(frozenset(hosts), frozenset(origin for text in origins if (origin := parse_origin(text))))
+def named(*origins: str, hosts: Iterable[str] = ()) -> BrowserSettings:
+    return BrowserSettings(allowed_hosts=tuple(hosts), allowed_origins=origins)
 
 
 def request(method: str, path: str, headers: bytes = b"", body: bytes = b"", host: str = "localhost") -> bytes:
@@ -251,7 +252,7 @@ class TestBoundElsewhere:
 
 class TestNamed:
     @pytest.fixture
-    def rules(self) -> BrowserRules:
+    def rules(self) -> BrowserSettings:
         return named(APP, "http://localhost:3000", hosts=["models.lan"])
 
     async def test_named_host_is_served(self, house: Any) -> None:
@@ -324,13 +325,14 @@ def test_names_in_settings_have_no_port_and_origins_no_path() -> None:
 
 def load(tmp_path: Path, *flags: str) -> ServerConfig:
     (tmp_path / "config.json").write_text("{}")
-    return load_settings(["--model", str(tmp_path), *flags]).server_slice()
+    return load_settings(["--model", str(tmp_path), *flags]).part(ServerConfig)
 
 
 def test_settings_name_hosts_and_origins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LORA_SERVE_ALLOWED_ORIGINS", f"HTTPS://App.example.org:443,{APP}:444")
-    rules = load(tmp_path, "--allowed-hosts", "Models.LAN", "::1").browsers
-    assert rules == named(APP, f"{APP}:444", hosts=["models.lan", "::1"])
+    rules = load(tmp_path, "--allowed-hosts", "Models.LAN", "::1")
+    wanted = named(APP, f"{APP}:444", hosts=["models.lan", "::1"])
+    assert (rules.hosts, rules.origins) == (wanted.hosts, wanted.origins)
 
 
 @pytest.mark.parametrize(

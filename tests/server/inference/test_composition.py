@@ -173,7 +173,7 @@ async def test_two_versions_of_one_adapter_are_two_members(http: aiohttp.ClientS
 
 @pytest.mark.parametrize(
     ("limits", "flag"),
-    [({"host_bytes": 500}, "--adapter-host-memory"), ({"device_bytes": 500}, "--adapter-memory")],
+    [({"adapter_host_memory": 500}, "--adapter-host-memory"), ({"adapter_memory": 500}, "--adapter-memory")],
 )
 async def test_set_that_memory_could_never_hold_is_refused(
     house: Any, refs: dict[str, AdapterRef], limits: dict[str, int], flag: str

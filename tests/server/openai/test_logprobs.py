@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.core.config import RequestLimits, ServerConfig
+from lora_serve.core.config import ServerConfig
 from lora_serve.core.messages import TokenLogprobs
 from lora_serve.server.inference import requests
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, completion_logprobs, prompt_logprobs
@@ -51,7 +51,7 @@ def test_token_that_came_is_the_first_of_a_completions_and_of_a_prompts(text_mod
 class TestAllOfThem:
     @pytest.fixture
     def server_config(self, server_config: ServerConfig) -> ServerConfig:
-        return replace(server_config, requests=RequestLimits(max_logprobs=-1))
+        return replace(server_config, max_logprobs=-1)
 
     async def test_whole_vocabulary_is_shown(self, http: aiohttp.ClientSession, house: Any) -> None:
         body = {**CHAT, "logprobs": True, "top_logprobs": -1, "prompt_logprobs": -1}

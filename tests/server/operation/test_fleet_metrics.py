@@ -9,9 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lora_serve.core.fleet_stats import EMPTY
-from lora_serve.core.stats import ReplicaState, ReplicaStats
-from lora_serve.server.operation.fleet_metrics import MAX_REPLICAS_LISTED, fleet_families
+from lora_serve.core.stats import EMPTY, ReplicaState, ReplicaStats
+from lora_serve.server.operation.metrics import MAX_REPLICAS_LISTED, fleet_families
 from tests.server.fleets import REPLICAS, play_fleet
 
 

@@ -16,8 +16,9 @@ from openai import AsyncOpenAI
 
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.client.mock import MockReply
-from lora_serve.core.config import AdapterConfig, OverflowConfig, ServerConfig
+from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.services import Services
 from lora_serve.tenancy.directory.opening import open_directory
@@ -50,7 +51,7 @@ async def neighbour(
 
 @pytest.fixture
 def overflow_config(neighbour: House) -> OverflowConfig:
-    return OverflowConfig(neighbours=(("near", neighbour.url),), after=0.0, api_key=KEY)
+    return OverflowConfig(overflow=(f"near={neighbour.url}",), overflow_after_ms=0, overflow_api_key=KEY)
 
 
 @pytest.fixture

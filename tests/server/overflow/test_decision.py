@@ -9,7 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.core.config import OverflowConfig, QueueLimits
+from lora_serve.core.setting_groups.engine import QueueLimits
+from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.server.overflow.neighbour import HEADER
 from tests.server.conftest import ADMIN, House
@@ -29,7 +30,9 @@ def model_map() -> tuple[tuple[str, str], ...]:
 @pytest.fixture
 def overflow_config(actor: Actor, model_map: tuple[tuple[str, str], ...]) -> OverflowConfig:
     actor.answer = ANSWER
-    return OverflowConfig(neighbours=(("near", actor.url),), after=0.0, model_map=model_map, api_key="a-key")
+    return OverflowConfig(
+        overflow=(f"near={actor.url}",), overflow_after_ms=0, overflow_model_map=model_map, overflow_api_key="a-key"
+    )
 
 
 async def leaves(busy: Busy, http: aiohttp.ClientSession, body: dict[str, Any], path: str = "/v1/completions") -> bool:
@@ -210,7 +213,7 @@ async def test_full_queue_is_no_reason_to_refuse_while_a_neighbour_is_there(
     house: House, busy: Busy, http: aiohttp.ClientSession
 ) -> None:
     gate = house.engine.gate
-    gate.limits = replace(gate.limits, max_requests=1)
+    gate.limits = replace(gate.limits, max_queue=1)
     assert await leaves(busy, http, COMPLETION)
     overflow_of(house).neighbours[0].is_self = True
     async with http.post("/v1/completions", json=COMPLETION) as answered:
@@ -220,7 +223,7 @@ async def test_full_queue_is_no_reason_to_refuse_while_a_neighbour_is_there(
 async def test_full_queue_refuses_unread_what_may_not_leave(
     house: House, busy: Busy, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.engine.gate.limits = replace(house.engine.gate.limits, max_requests=1)
+    house.engine.gate.limits = replace(house.engine.gate.limits, max_queue=1)
     sent_on, not_json = {HEADER: "another server"}, {"data": b"{", "headers": {"Content-Type": "application/json"}}
     async with http.post("/v1/completions", **not_json) as answered:
         assert answered.status == 400  # it was read, as a neighbour might have taken it
@@ -238,4 +241,4 @@ async def test_slower_neighbour_is_not_asked(house: House, busy: Busy, http: aio
 
 
 def test_gate_without_forecast_predicts_nothing_but_a_refusal() -> None:
-    assert QueueGate(QueueLimits(4)).predicted_wait(()) == 0.0
+    assert QueueGate(QueueLimits(max_queue=4)).predicted_wait(()) == 0.0

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from lora_serve.core.config import OverflowConfig
+from lora_serve.core.setting_groups.overflow import OverflowConfig
 from tests.server.conftest import House
 from tests.server.overflow.conftest import Actor, outcomes, overflow_of
 from tests.server.pooling.conftest import encoded, pooling, spec, text_model
@@ -29,7 +29,7 @@ def vectors(*values: bytes) -> Any:
 
 @pytest.fixture
 def overflow_config(actor: Actor) -> OverflowConfig:
-    return OverflowConfig(neighbours=(("near", actor.url),), after=0.0)
+    return OverflowConfig(overflow=(f"near={actor.url}",), overflow_after_ms=0)
 
 
 @pytest.fixture

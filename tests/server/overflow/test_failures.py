@@ -15,8 +15,8 @@ from aiohttp import web
 from openai import APIError, AsyncOpenAI
 
 from lora_serve.client.mock import MockReply
-from lora_serve.core.config import OverflowConfig
 from lora_serve.core.errors import NumericalError
+from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.server.overflow.breaker import Breaker, State
 from lora_serve.server.services import Services
 from tests.server.conftest import House
@@ -79,7 +79,7 @@ REFUSALS: list[Any] = [
 
 @pytest.fixture
 def overflow_config(actor: Actor) -> OverflowConfig:
-    return OverflowConfig(neighbours=(("near", actor.url),), after=0.0, timeout=0.2)
+    return OverflowConfig(overflow=(f"near={actor.url}",), overflow_after_ms=0, overflow_timeout_ms=200)
 
 
 @pytest.mark.parametrize(("answer", "outcome"), REFUSALS)
@@ -152,7 +152,10 @@ async def test_whole_answer_that_breaks_is_computed_here(
     assert (answered.status, body["usage"]["completion_tokens"], "X-Served-By" in answered.headers) == (200, 5, False)
 
 
-@pytest.mark.parametrize(("drips", "limits"), [(False, {"gap": 0.05}), (True, {"gap": 5.0, "whole": 0.3})])
+@pytest.mark.parametrize(
+    ("drips", "limits"),
+    [(False, {"overflow_gap_ms": 50}), (True, {"overflow_gap_ms": 5000, "overflow_answer_ms": 300})],
+)
 async def test_silence_in_the_middle_and_drops_without_end_end_the_stream(
     busy: Busy, actor: Actor, openai: AsyncOpenAI, services: Services, drips: bool, limits: dict[str, float]
 ) -> None:
@@ -193,7 +196,7 @@ class TestDeadNeighbour:
     def overflow_config(self) -> OverflowConfig:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
-        return OverflowConfig(neighbours=(("gone", f"http://127.0.0.1:{port}"),), after=0.0)
+        return OverflowConfig(overflow=(f"gone=http://127.0.0.1:{port}",), overflow_after_ms=0)
 
     async def test_it_is_asked_once_and_then_left_alone(
         self, house: House, busy: Busy, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture

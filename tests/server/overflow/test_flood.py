@@ -12,9 +12,10 @@ import aiohttp
 import pytest
 
 from lora_serve.client.mock import MockEngineClient, MockReply
-from lora_serve.core.config import BatchLimits, OverflowConfig
 from lora_serve.core.messages import Event
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.setting_groups.engine import BatchLimits
+from lora_serve.core.setting_groups.overflow import OverflowConfig
 from tests.server.conftest import House
 
 STEP = 0.05  # seconds for a prompt, and for each token
@@ -34,14 +35,14 @@ def pace(engine: MockEngineClient, rows: int) -> None:
             async for event in events(request, reply):
                 yield event
 
-    engine.limits = BatchLimits(rows, 64)
+    engine.limits = BatchLimits(max_num_seqs=rows, max_num_batched_tokens=64)
     engine.script = lambda request: MockReply(delay=STEP)
     engine._events = limited  # type: ignore[method-assign]
 
 
 @pytest.fixture
 def overflow_config(overflow_config: OverflowConfig) -> OverflowConfig:
-    return replace(overflow_config, after=STEP / 2)
+    return replace(overflow_config, overflow_after_ms=500 * STEP)
 
 
 async def first_tokens(http: aiohttp.ClientSession, rate: float, seconds: float) -> list[float]:

@@ -14,9 +14,9 @@ import torch
 from openai import AsyncOpenAI, BadRequestError
 
 from lora_serve.client.mock import MockReply, derived_token_id
-from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import AdapterUnavailableError, InternalError
 from lora_serve.core.request import InferenceRequest, OnCold
+from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.server.pooling.pooled import MAX_IN_FLIGHT
 from lora_serve.text.tokenizer import TextModel
@@ -313,7 +313,7 @@ async def test_leaving_early_aborts_all_inputs(http: aiohttp.ClientSession, hous
 async def test_more_inputs_than_the_queue_takes_go_in_turns_and_keep_their_order(
     openai: AsyncOpenAI, house: Any
 ) -> None:
-    house.engine.gate = QueueGate(QueueLimits(MAX_IN_FLIGHT))
+    house.engine.gate = QueueGate(QueueLimits(max_queue=MAX_IN_FLIGHT))
     given = [[5 + index % 7, 5 + index % 11, 5 + index % 13] for index in range(2048)]
     answer = await openai.embeddings.create(model=BASE, input=given)
     by_prompt = {request.prompt_token_ids: vector_of(request) for request in house.engine.requests}

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import aiohttp
@@ -17,7 +17,8 @@ import pytest
 from aiohttp import web
 
 from lora_serve.client.mock import MockReply
-from lora_serve.core.config import ConnectionLimits, ServerConfig
+from lora_serve.core.config import ServerConfig
+from lora_serve.core.setting_groups.http import ConnectionLimits
 from lora_serve.server.app import build_app
 from lora_serve.server.sockets.connections import (
     CONNECTIONS,
@@ -53,7 +54,7 @@ def limits() -> ConnectionLimits:
 
 @pytest.fixture
 def server_config(server_config: ServerConfig, limits: ConnectionLimits) -> ServerConfig:
-    return replace(server_config, connections=limits)
+    return replace(server_config, **asdict(limits))
 
 
 IMPATIENT_FOR_HEADS = pytest.mark.parametrize("limits", [replace(LIMITS, keep_alive_timeout=0.5)])

@@ -9,7 +9,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from lora_serve.core.config import ServerConfig, TlsConfig
+from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import load_settings
 from lora_serve.server.sockets.listener import check_exposure, warn_of_exposure
@@ -43,8 +43,8 @@ def test_a_name_that_turns_out_to_be_reachable_is_refused_unless_auth_off_is_spe
     config = replace(server_config, host="localhost")  # auto: off, as the name says loopback
     with pytest.raises(ConfigError, match=r"--host: localhost is .*--auth on, or --auth off"):
         check_exposure(config, bound_to(address))
-    assert any("anybody" in line for line in warnings_of(replace(config, auth="off"), address, caplog))
-    assert not any("anybody" in line for line in warnings_of(replace(config, auth="on"), address, caplog))
+    assert any("anybody" in line for line in warnings_of(replace(config, auth_mode="off"), address, caplog))
+    assert not any("anybody" in line for line in warnings_of(replace(config, auth_mode="on"), address, caplog))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "server.example.org", "127.1", ""])
@@ -57,7 +57,7 @@ def test_auto_asks_for_keys_wherever_the_name_is_not_loopback(server_config: Ser
 def test_loopback_is_always_taken_without_a_word(
     server_config: ServerConfig, address: str, auth: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert warnings_of(replace(server_config, auth=auth), address, caplog) == []
+    assert warnings_of(replace(server_config, auth_mode=auth), address, caplog) == []
 
 
 def test_keys_in_the_clear_on_a_network_are_warned_of(
@@ -67,8 +67,6 @@ def test_keys_in_the_clear_on_a_network_are_warned_of(
     assert any("not encrypted" in line for line in warnings_of(config, "0.0.0.0", caplog))
     encrypted = replace(
         config,
-        tls=TlsConfig(
-            ssl_certfile=tmp_path_factory.getbasetemp(), ssl_keyfile=None, ssl_ca_certs=None, ssl_cert_reqs=0
-        ),
+        ssl_certfile=tmp_path_factory.getbasetemp(),
     )
     assert warnings_of(encrypted, "0.0.0.0", caplog) == []

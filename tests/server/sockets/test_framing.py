@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from typing import Any
 
 import aiohttp
@@ -61,6 +62,8 @@ GOOD = b'{"prompt": "x", "max_tokens": 1}'
         b"GET  /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /health  HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /health\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/0.9\r\nHost: localhost\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: ,chunked\r\n\r\n0\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
@@ -72,6 +75,27 @@ async def test_broken_http_is_400_and_tells_no_secrets(house: Any, data: bytes) 
     assert status == 400
     assert b"Traceback" not in body
     assert b'File "' not in body
+
+
+@pytest.mark.parametrize("cut", [4, 5, 13, 14])
+@pytest.mark.parametrize("line", [b"GET  /health HTTP/1.1", b"GET /health  HTTP/1.1"])
+async def test_doubled_blanks_are_found_in_whatever_pieces_they_come(house: Any, line: bytes, cut: int) -> None:
+    rest = b"\r\nHost: localhost\r\n\r\n"
+    status, _, body = await raw(house, line[:cut], line[cut:] + rest)
+    assert (status, json.loads(body)["error"]["code"]) == (400, "bad_http")
+    status, head, _ = await raw(house, b"GET /health HTTP/1.1\r\nConnection: close\r\nX: a", line + rest)
+    assert (status, b"HTTP/1.1 200" in head) == (200, True), "a header is no first line"
+
+
+async def test_doubled_blanks_of_a_pipelined_request_are_found(house: Any) -> None:
+    sound, odd = (b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in (b"/health", b" /health"))
+    host, port = house.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sound + odd + sound)
+    async with asyncio.timeout(60):
+        answers = await reader.read()  # to the end: what is behind it is not read
+    writer.close()
+    assert re.findall(rb"HTTP/1\.[01] (\d+)", answers) == [b"200", b"400"]
 
 
 async def test_header_that_is_no_text_is_an_unknown_adapter(house: Any) -> None:

@@ -17,8 +17,8 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from lora_serve.core.config import TlsConfig
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.setting_groups.http import TlsConfig
 from lora_serve.server.app import build_app
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.http_runner import HttpRunner

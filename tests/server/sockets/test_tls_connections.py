@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 from aiohttp import web
 
-from lora_serve.core.config import ConnectionLimits
+from lora_serve.core.setting_groups.http import ConnectionLimits
 from lora_serve.server.sockets import connections as module
 from lora_serve.server.sockets.connections import Connections, GuardedSite, below_tls
 from lora_serve.server.sockets.http_runner import HttpRunner

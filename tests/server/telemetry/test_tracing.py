@@ -97,8 +97,7 @@ async def test_request_is_a_span_in_the_callers_trace_with_the_conventions_names
 async def test_without_a_callers_trace_a_new_one_begins_and_its_id_is_in_the_log(
     http: aiohttp.ClientSession, house: Any, spans: Any
 ) -> None:
-    from lora_serve.logs.pipeline import line_formatter
-    from lora_serve.logs.redaction import Redaction
+    from lora_serve.logs.pipeline import Redaction, line_formatter
 
     await house.register("acme/a")
     lines: list[str] = []

@@ -20,7 +20,9 @@ from lora_serve.tenancy.audit.journal import Act, AuditJournal, AuditLine
 from lora_serve.tenancy.audit.log import AuditLog, RefusedActs
 from tests.redis_server import RedisServer
 from tests.tenancy.quotas.limited import Clock
+from tests.tiers import mostly_nightly
 
+JUNK = ("CAST(x'ff' AS TEXT)", "7", "'{'", "x'ff'", "'[1]'", "-1", "1e300")
 ACT = Act("k1", "acme", "tenant-admin", "DELETE /admin/adapters/{id}", "acme/a", "acme", "sha256:a", 200, "r1")
 
 
@@ -43,7 +45,7 @@ def test_lines_follow_from_one_another_over_a_restart(tmp_path: Path) -> None:
     for number in range(3):
         journal = AuditJournal(tmp_path, "replica")
         assert journal.append(replace(ACT, subject=f"acme/{number}")).number == number + 1
-        assert journal.first_broken() is None
+        assert not list(journal.broken())
         journal.close()
     assert (tmp_path / "audit.sqlite3").stat().st_mode & 0o077 == 0
 
@@ -51,19 +53,54 @@ def test_lines_follow_from_one_another_over_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "broken"),
     [
-        ("DELETE FROM audit WHERE number = 2", 3),
-        ("DELETE FROM audit WHERE number = 1", 2),
-        ("UPDATE audit SET line = replace(line, 'acme', 'evil') WHERE number = 2", 2),
-        ("UPDATE audit SET number = 7 WHERE number = 2", 3),
-        ("UPDATE audit SET number = 9 WHERE number = 3", 4),
+        ("DELETE FROM audit WHERE number = 2", [3]),
+        ("DELETE FROM audit WHERE number = 1", [2]),
+        ("UPDATE audit SET line = replace(line, 'acme', 'evil') WHERE number = 2", [2]),
+        ("UPDATE audit SET number = 7 WHERE number = 2", [3, 7]),
+        ("UPDATE audit SET number = 9 WHERE number = 3", [4, 9]),
+        ("UPDATE audit SET line = '{' WHERE number IN (1, 4)", [1, 4]),
     ],
 )
-def test_line_that_was_removed_changed_or_moved_shows(journal: AuditJournal, change: str, broken: int) -> None:
+def test_line_that_was_removed_changed_or_moved_shows(journal: AuditJournal, change: str, broken: list[int]) -> None:
     for _ in range(4):
         journal.append(ACT)
-    assert journal.first_broken() is None
+    assert not list(journal.broken())
     journal._database.execute(change)
-    assert journal.first_broken() == broken
+    assert list(journal.broken()) == broken
+
+
+@pytest.mark.parametrize("column", ["line", "time_ms", "digest", "all"])
+@pytest.mark.parametrize("junk", mostly_nightly(JUNK, *JUNK[:2]))
+@pytest.mark.parametrize("number", mostly_nightly((3, 1), 3))
+async def test_line_that_cannot_be_read_is_named_and_holds_up_no_other(
+    journal: AuditJournal, redis_url: str, column: str, junk: str, number: int
+) -> None:
+    for name in "abc":
+        journal.append(replace(ACT, subject=name))
+    columns = ("line", "time_ms", "digest") if column == "all" else (column,)
+    changes = ", ".join(f"{name} = {junk}" for name in columns)
+    journal._database.execute(f"UPDATE audit SET {changes} WHERE number = {number}")
+    journal.append(replace(ACT, subject="d"))
+    is_named = column != "time_ms" or junk == "7"  # another time that is none is the line's own again
+    assert list(journal.broken())[:1] == ([number] if is_named else [])
+    names = ["a", "b", "c", "d"]
+    if column in ("line", "all"):
+        names[number - 1] = ""
+    log = AuditLog(journal)
+    assert {line.number: line.act["subject"] for line in (await log.page(9, None, everything)).lines} == dict(
+        enumerate(names, 1)
+    )
+    unreadable = (await log.page(9, None, lambda line: line.act["action"] == "unreadable")).lines
+    assert [line.number for line in unreadable] == ([] if names[number - 1] else [number])
+    exchange, other = (AuditExchange(redis_url, f"{column}{junk}{number}", name) for name in ("replica", "other"))
+    for _ in range(2):
+        exchange.publish(journal)
+    found = [line.act["subject"] for line in other.latest_of_others(9, None, everything)]
+    if (column, junk) == ("time_ms", "7"):
+        names[number - 1] = ""
+    assert found == [name for name in reversed(names) if name]
+    exchange.close()
+    other.close()
 
 
 def test_times_never_go_back_even_if_the_clock_does(tmp_path: Path) -> None:

@@ -307,8 +307,8 @@ def pair(redis: RedisServer, tmp_path: Path) -> Iterator[tuple[Directory, Direct
                         redis_url=redis.url,
                         max_loras=4,
                         max_lora_rank=64,
-                        host_bytes=1,
-                        max_upload_bytes=1,
+                        adapter_host_memory=1,
+                        max_upload_size=1,
                     )
                 )
             )
@@ -400,7 +400,12 @@ def test_replica_that_starts_without_redis_knows_what_it_knew(
     other.close()
     with open_directory(
         AdapterConfig(
-            store=tmp_path / "b", redis_url=redis.url, max_loras=4, max_lora_rank=64, host_bytes=1, max_upload_bytes=1
+            store=tmp_path / "b",
+            redis_url=redis.url,
+            max_loras=4,
+            max_lora_rank=64,
+            adapter_host_memory=1,
+            max_upload_size=1,
         )
     ) as again:
         assert KeyTable(again).caller(secret).tenant == "acme"

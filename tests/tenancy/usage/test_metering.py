@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.config import AccountingConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError, DamagedFileError
+from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.tenancy.usage import metering
 from lora_serve.tenancy.usage.figures import FIGURES, UsageFigures, UsageKey, UsageRow
 from lora_serve.tenancy.usage.journal import FILE_NAME, UsageJournal
@@ -133,7 +133,7 @@ async def test_usage_that_cannot_be_written_is_kept_until_it_can(
 
 async def test_usage_is_kept_by_the_hour_and_for_so_many_days(journal: UsageJournal) -> None:
     clock = Clock()
-    meter = Meter(journal, None, AccountingConfig(bucket_seconds=3600, keep_days=2), clock, uptime=clock)
+    meter = Meter(journal, None, AccountingConfig(usage_bucket_seconds=3600, usage_keep_days=2), clock, uptime=clock)
     first = int(clock.now // 3600) * 3600
     meter.record(ACME, ONE)
     clock.now = first + 3600
@@ -149,7 +149,7 @@ async def test_usage_is_kept_by_the_hour_and_for_so_many_days(journal: UsageJour
 @pytest.mark.parametrize("jump", [4e9, 30 * 86_400.0, -1.7e9])
 async def test_clock_that_jumps_takes_no_usage_with_it(journal: UsageJournal, jump: float) -> None:
     clock, uptime = Clock(), Clock(5.0)
-    meter = Meter(journal, None, AccountingConfig(keep_days=2), clock, uptime)
+    meter = Meter(journal, None, AccountingConfig(usage_keep_days=2), clock, uptime)
     uptime.now += SETTLING
     meter.record(ACME, ONE)
     await meter.flush()
@@ -164,7 +164,7 @@ async def test_clock_that_is_set_after_the_start_takes_no_usage_with_it(journal:
     clock, uptime = Clock(), Clock(5.0)
     journal.write(1, {(int(clock.now), ACME): ONE})
     clock.now += wrong
-    meter = Meter(journal, None, AccountingConfig(keep_days=2), clock, uptime)
+    meter = Meter(journal, None, AccountingConfig(usage_keep_days=2), clock, uptime)
     await meter.flush()
     clock.now -= wrong
     uptime.now += SETTLING
@@ -185,10 +185,28 @@ def test_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         UsageJournal(tmp_path)
 
 
-def test_file_without_the_number_of_its_last_batch_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("junk", ["'x'", "x'ff'", "CAST(x'ff' AS TEXT)", "-1", "9e999"])
+@pytest.mark.parametrize("column", ["bucket", "requests", "compute_seconds", "digest"])
+async def test_row_that_cannot_be_read_is_named_and_holds_up_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str, junk: str
+) -> None:
+    journal = UsageJournal(tmp_path)
+    journal.write(1, {(3600, replace(ACME, tenant=name)): UsageFigures(1) for name in ("a", "b")})
+    journal._database.execute(f"UPDATE usage SET {column} = {junk} WHERE tenant = 'a'")
+    journal.close()
+    journal = UsageJournal(tmp_path)
+    is_text = column == "digest" and junk != "x'ff'"
+    assert [key.tenant for _, key, _ in journal.rows(0, 2**40)] == (["a", "b"] if is_text else ["b"])
+    assert [key.tenant for _, key, _ in journal.unpublished()] == (["a", "b"] if is_text else ["b"])
+    assert ("rows that cannot be read are in no sum" in caplog.text) is not is_text
+    journal.close()
+
+
+@pytest.mark.parametrize("junk", [None, "x"])
+def test_file_whose_last_batch_has_no_number_is_damaged(tmp_path: Path, junk: str | None) -> None:
     """Whoever took another number would count a batch twice, or not at all."""
     journal = UsageJournal(tmp_path)
-    journal._database.execute("DELETE FROM last_batch")
+    journal._database.execute("UPDATE last_batch SET number = 'x'" if junk else "DELETE FROM last_batch")
     journal.close()
     with pytest.raises(DamagedFileError, match=r"usage\.sqlite3.*is damaged"):
         UsageJournal(tmp_path)

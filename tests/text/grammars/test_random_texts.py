@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from lora_serve.core.config import GrammarConfig
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.text.grammars.checking import checked_text
 from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind

@@ -188,7 +188,7 @@ def test_process_has_bounded_memory_no_files_and_nothing_of_the_servers_environm
     monkeypatch.setenv("HF_TOKEN", "secret-of-the-server")
     with_process = TemplateProcesses(1)
     assert with_process.fault_in(ALONE) is None
-    (process,) = with_process._idle
+    (process,) = with_process._pool._idle
     proc = Path(f"/proc/{process._process.pid}")
     assert b"secret-of-the-server" not in (proc / "environ").read_bytes()
     limits = {line[:26].strip(): line[26:].split()[0] for line in (proc / "limits").read_text().splitlines()}
@@ -201,7 +201,7 @@ def test_process_has_bounded_memory_no_files_and_nothing_of_the_servers_environm
 def test_killed_process_is_replaced(processes: TemplateProcesses) -> None:
     own = TemplateProcesses(1)
     assert own.fault_in(ALONE) is None
-    own._idle[0]._process.kill()
+    own._pool._idle[0]._process.kill()
     with pytest.raises(TemplateLimitError):
         own.render(ALONE, {"messages": [{"content": "x"}]})
     assert own.render(ALONE, {"messages": [{"content": "x"}]}) == "x"

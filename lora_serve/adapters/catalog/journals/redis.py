@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ import redis
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.catalog.journals.mirror import MAX_HEADS
-from lora_serve.adapters.redis_connection import connect, said
+from lora_serve.adapters.redis_connection import connect, drop_other_type, readable_errors
 from lora_serve.core.errors import AdapterUnavailableError
 
 MAX_CHANGES = 10_000  # commits that are kept for replicas that were away
@@ -59,7 +59,7 @@ class RedisJournal:
         self._title = title
 
     def load(self) -> Page:
-        with self._readable_errors():
+        with readable_errors(self._title):
             self._mend()
             pipe = self._redis.pipeline(transaction=True)
             for key in (self._position_key, self._records_key, self._heads_key):
@@ -73,7 +73,7 @@ class RedisJournal:
             return Page(position, texts, heads)
 
     def since(self, position: Position) -> Page | None:
-        with self._readable_errors():
+        with readable_errors(self._title):
             try:
                 return self._since(position)
             except _NotOursError as error:
@@ -97,7 +97,7 @@ class RedisJournal:
         """
         new = Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1, uuid.uuid4().hex)
         position = new if becomes is None else replace(becomes, head=becomes.head or new.head)
-        with self._readable_errors():
+        with readable_errors(self._title):
             for _ in range(_MAX_ATTEMPTS):
                 with suppress(redis.WatchError):  # another was first, or the connection broke
                     return self._attempt(expected, changes, position, heads)
@@ -132,18 +132,19 @@ class RedisJournal:
                 taken_in = dict(heads or {})
             hints = self._tell(pipe, commit, taken_in, old)
             results = pipe.execute(raise_on_error=False)
-            failed = {key for key, result in zip(hints, results[-len(hints) :], strict=True) if _is_error(result)}
+            told = zip(hints, results[-len(hints) :], strict=True)
+            failed = {key for key, result in told if isinstance(result, Exception)}
         with suppress(AdapterUnavailableError):  # the commit itself is done
             self._drop(failed)
         return position
 
     def wait(self, position: Position, seconds: float) -> None:
         block = max(1, min(int(seconds * 1000), int(self._timeout * 500)))
-        with self._readable_errors():
+        with readable_errors(self._title):
             self._news.xread({self._changes_key: f"{position.generation}-0"}, count=1, block=block)
 
     def forget(self) -> None:
-        with self._readable_errors():
+        with readable_errors(self._title):
             self._redis.xtrim(self._changes_key, maxlen=0, approximate=False)
 
     def close(self) -> None:
@@ -221,17 +222,14 @@ class RedisJournal:
         """Deletes keys that took no entry: they have another type, or a foreign id beyond the next one."""
         if keys:
             _log.warning("the shared %s: %s held what is not ours; dropped", self._title, ", ".join(sorted(keys)))
-            with self._readable_errors():
+            with readable_errors(self._title):
                 self._redis.delete(*keys)
 
     def _mend(self) -> None:
         """Drops keys of another type; makes an unreadable position anew over the records as they are."""
-        pipe = self._redis.pipeline(transaction=True)
-        for key in (self._changes_key, self._heads_key, self._records_key, self._position_key):
-            pipe.type(key)
-        changes, heads, records, position = pipe.execute()
-        self._drop({self._changes_key} if changes not in (b"stream", b"none") else set())
-        self._drop({self._heads_key} if heads not in (b"hash", b"none") else set())
+        drop_other_type(self._redis, self._changes_key, b"stream")
+        drop_other_type(self._redis, self._heads_key, b"hash")
+        records, position = self._redis.type(self._records_key), self._redis.type(self._position_key)
         if records not in (b"hash", b"none"):  # nothing is left: a replica with a copy restores it
             self._drop({self._records_key, self._position_key})
         elif not self._is_position(position, records):
@@ -264,14 +262,6 @@ class RedisJournal:
             except redis.WatchError:
                 return
         _log.warning("the shared %s had lost its position; its records are as they were", self._title)
-
-    @contextmanager
-    def _readable_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (redis.RedisError, OSError, ValueError, KeyError, RecursionError) as error:
-            _log.debug("redis journal: %r", error)
-            raise AdapterUnavailableError(f"The shared {self._title} in Redis {said(error)}.", retry_after=5) from None
 
 
 class _NotOursError(Exception):
@@ -333,10 +323,6 @@ def _generations(heads: Mapping[bytes, bytes]) -> dict[str, int]:
 def _number(text: bytes) -> int:
     """The number; 0 for anything else."""
     return int(text) if text.removeprefix(b"-").isdigit() and len(text) < 20 else 0
-
-
-def _is_error(result: object) -> bool:
-    return isinstance(result, Exception)
 
 
 def _text(value: bytes) -> str:

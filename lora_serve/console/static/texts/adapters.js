@@ -63,7 +63,7 @@ export const adapters = {
     requests: "Requests",
     errors: "Errors",
     last_used: "Last use",
-    hits: "Hits / misses of this content",
+    hits: "Hits / misses",
     last_load: "Last load",
     probe: "Largest change of a logit",
     warnings: "Warnings",

@@ -116,7 +116,7 @@ def _choice(choice: Any) -> Any:
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer in the form of OpenAI's Responses."""
     given = await read_json(request)
-    fields = check_fields(ResponseFields, given, request.app[SERVICES].config.requests)
+    fields = check_fields(ResponseFields, given, request.app[SERVICES].config)
     size = LONG + 1 if isinstance(fields.input, list) and len(fields.input) > 100 else 0
     asked = await thread_if_long(size, lambda: chat_fields(fields, given))
     with with_names(NAMES):

@@ -2,7 +2,7 @@
  * The limits that PUT /admin/engine takes: how each is written into its field, and read from it.
  *
  * @typedef {"whole"|"ms"|"bytes"} Kind
- * @typedef {{name: string, kind: Kind, canBeOff: boolean}} Limit
+ * @typedef {{name: string, kind: Kind, canBeOff: boolean, mayBeNone?: boolean}} Limit
  */
 
 import { TEXTS } from "../../texts.js";
@@ -19,9 +19,9 @@ export const BATCHING = [
 /** @type {Limit[]} */
 export const ADAPTERS = [
   { name: "max_loras", kind: "whole", canBeOff: false },
-  { name: "adapter_memory", kind: "bytes", canBeOff: false },
+  { name: "adapter_memory", kind: "bytes", canBeOff: false, mayBeNone: true },
   { name: "adapter_host_memory", kind: "bytes", canBeOff: false },
-  { name: "max_cpu_loras", kind: "whole", canBeOff: false },
+  { name: "max_cpu_loras", kind: "whole", canBeOff: false, mayBeNone: true },
 ];
 const UNITS = /** @type {[string, number][]} */ ([
   ["GiB", 2 ** 30],

@@ -49,7 +49,7 @@ export function Limits({ engine, health, onChange }) {
       label=${labelOf(limit.name)}
       value=${text}
       error=${limit.name in texts ? faultOf(limit, text) : ""}
-      placeholder=${limit.canBeOff ? words.off : limit.name === "max_cpu_loras" || limit.name === "adapter_memory" ? words.none : undefined}
+      placeholder=${limit.canBeOff ? words.off : limit.mayBeNone ? words.none : undefined}
       hint=${effectOf(limit, text, engine)}
       onInput=${(/** @type {string} */ value) => setTexts({ ...texts, [limit.name]: value })}
     />`;

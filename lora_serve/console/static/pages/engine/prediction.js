@@ -1,4 +1,4 @@
-/** What a step would cost, by the coefficients that the engine has learned: see engine/batching/step_cost.py. */
+/** What a step would cost, by the coefficients that the engine has learned: see engine/step_cost.py. */
 
 /** @typedef {Record<string, number>} Cost  Microseconds for one more of each. */
 

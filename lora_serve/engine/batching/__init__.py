@@ -1,1 +1,0 @@
-"""How large a step may be and when it starts: limits, learned step cost, latency targets."""

@@ -1,1 +1,0 @@
-"""The tables of KV blocks: on the device, known by prefix, and swapped to host memory."""

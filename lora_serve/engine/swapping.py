@@ -1,0 +1,164 @@
+"""Swapping of KV blocks to host memory: the table of host blocks, and the choice between copying and recomputing.
+
+Learned costs decide for each preempted sequence: seconds per block copied, both ways, against seconds per token
+computed (`batching/step_cost.py`); vLLM left the choice to a flag (Kwon et al., SOSP 2023, section 4.5). The bytes are
+in `model/kv_cache.py`. A host block that is copied back is free only after the copies were taken, as copies to host
+memory come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from lora_serve.core.batch import BlockCopy, BlockMoves
+from lora_serve.core.stats import SwapStats
+from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.sequence import Sequence, SwappedBlocks
+from lora_serve.engine.step_cost import StepCost
+
+_WEIGHT = 0.1  # of the newest copies
+
+
+class SwapSpace:
+    """Host blocks 0 .. num_blocks - 1, each of them free or held."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # the lowest is given out first, so that few pages are touched
+        self._is_held = [False] * num_blocks
+        self._out: dict[int, int] = {}  # host block -> block, copies that are due
+        self._back: dict[int, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    def swap_out(self, blocks: list[int]) -> tuple[int, ...]:
+        """Host blocks for these device blocks, which must be free; the copies are due with the next moves."""
+        assert len(blocks) <= self.num_free, "host blocks were not checked before they were taken"
+        held = tuple(self._free.pop() for _ in blocks)
+        for host_block, block in zip(held, blocks, strict=True):
+            self._is_held[host_block] = True
+            self._out[host_block] = block
+        return held
+
+    def swap_in(self, held: tuple[int, ...], blocks: list[int]) -> None:
+        """Makes the copies back to the device due. The host blocks stay held until they are released."""
+        for host_block, block in zip(held, blocks, strict=True):
+            assert self._is_held[host_block], "a host block that is not held is read"
+            self._back[host_block] = block
+
+    def cancel_swap_in(self, held: Iterable[int]) -> None:
+        """Cancels due copies back to the device."""
+        for host_block in held:
+            self._back.pop(host_block, None)
+
+    def release(self, held: Iterable[int]) -> None:
+        """Frees host blocks and cancels their due copies."""
+        for host_block in held:
+            assert self._is_held[host_block], "a host block was released twice"
+            self._is_held[host_block] = False
+            self._out.pop(host_block, None)
+            self._back.pop(host_block, None)
+            self._free.append(host_block)
+
+    def take_moves(self) -> BlockMoves:
+        """The copies that are due; the caller makes them before anything is written."""
+        moves = BlockMoves(_copies(self._out), _copies(self._back))
+        self._out, self._back = {}, {}
+        return moves
+
+
+def _copies(due: dict[int, int]) -> tuple[BlockCopy, ...]:
+    return tuple(BlockCopy(block, host_block) for host_block, block in due.items())
+
+
+@dataclass(eq=False)
+class Swapping:
+    """Connects preempted sequences with the table of host blocks."""
+
+    _space: SwapSpace
+    _blocks: BlockManager
+    _cost: StepCost
+    _seconds_per_block: float  # of one copy; measured at start, then learned
+    _returning: list[Sequence] = field(default_factory=list)  # their blocks are on the way back
+    _num_swapped: int = 0
+    _num_recomputed: int = 0
+
+    def swap_out(self, sequence: Sequence) -> None:
+        """Keeps the blocks of a preempted sequence that are cheaper to copy than to compute.
+
+        Blocks at its beginning that have other readers are not copied: the sequence finds them again while they are
+        known.
+        """
+        if sequence in self._returning:
+            assert sequence.swapped is not None
+            self._returning.remove(sequence)
+            self._space.cancel_swap_in(sequence.swapped.host_blocks)
+            self._num_swapped += 1
+            return
+        num_shared = self._blocks.num_shared_of(sequence.blocks)
+        own = sequence.blocks[num_shared : self._blocks.num_needed(sequence.num_computed)]
+        if not own or not self._is_worth_it(len(own), sequence.num_computed - num_shared * self._blocks.block_size):
+            self._num_recomputed += 1
+            return
+        sequence.swapped = SwappedBlocks(num_shared, self._space.swap_out(own), sequence.num_computed)
+        self._num_swapped += 1
+
+    def swap_in(self, sequence: Sequence) -> None:
+        """Brings back the blocks of a resumed sequence, behind those that the prefix cache found.
+
+        If less was found than when it was preempted, its host blocks do not fit behind that and are given up.
+        """
+        swapped, size = sequence.swapped, self._blocks.block_size
+        if swapped is None:
+            return
+        num_found = len(sequence.blocks) - swapped.first
+        if num_found < 0 or sequence.num_computed >= swapped.num_tokens:
+            self.discard(sequence)
+            return
+        found, rest = swapped.host_blocks[:num_found], swapped.host_blocks[num_found:]
+        self._space.release(found)
+        assert sequence.num_computed == len(sequence.blocks) * size, "only full blocks are found"
+        sequence.swapped = SwappedBlocks(swapped.first + num_found, rest, swapped.num_tokens)
+        blocks = self._blocks.allocate(len(rest), is_filled=True)
+        self._space.swap_in(rest, blocks)
+        sequence.blocks.extend(blocks)
+        sequence.num_computed = swapped.num_tokens
+        self._returning.append(sequence)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Releases the host blocks of a sequence that has ended or no longer needs them."""
+        if sequence.swapped is None:
+            return
+        if sequence in self._returning:
+            self._returning.remove(sequence)
+        self._space.release(sequence.swapped.host_blocks)
+        sequence.swapped = None
+
+    def take_moves(self) -> BlockMoves:
+        """The copies that are due before the step that is being composed."""
+        moves = self._space.take_moves()
+        for sequence in list(self._returning):
+            self.discard(sequence)
+        return moves
+
+    def observe(self, num_blocks: int, seconds: float) -> None:
+        """Learns from a copy of so many blocks that took `seconds`."""
+        self._seconds_per_block += _WEIGHT * (seconds / num_blocks - self._seconds_per_block)
+
+    def stats(self) -> SwapStats:
+        return SwapStats(
+            self._num_swapped, self._num_recomputed, self._space.num_blocks, self._space.num_used,
+            self._seconds_per_block,
+        )  # fmt: skip
+
+    def _is_worth_it(self, num_blocks: int, num_tokens: int) -> bool:
+        if num_blocks > self._space.num_free:
+            return False
+        return 2 * num_blocks * self._seconds_per_block < num_tokens * self._cost.seconds_per_token
