@@ -36,8 +36,8 @@ def adapter_card(
         "shared_with": list(entry.shared_with),
         "pinned": entry.pinned,
         "created": int(entry.created),
-        "metadata": as_given(entry.metadata),
-        "defaults": defaults,
+        "metadata": None,
+        "defaults": None,
         "version": entry.default_version,
         "route": wire.VersionRoute(entry.default_version, entry.route.canary, entry.history, _shares(entry, figures)),
         "aliases": list(aliases),
@@ -49,7 +49,8 @@ def adapter_card(
             for version in entry.versions
         ],
     }
-    copied: dict[str, Any] = to_builtins(card)  # an answer is emptied as it is written: nothing in it is the catalog's
+    copied: wire.AdapterCard = to_builtins(card)  # an answer is emptied while written: nothing in it is the catalog's
+    copied["metadata"], copied["defaults"] = as_given(entry.metadata), as_given(defaults)
     return copied
 
 

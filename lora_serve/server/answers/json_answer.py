@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import msgspec
@@ -81,11 +82,15 @@ def _as_python_does(token: re.Match[bytes]) -> bytes:
 
 
 def _by_python(value: Any, separators: tuple[str, str]) -> bytes:
-    return json.dumps(msgspec.to_builtins(value, enc_hook=_plain), separators=separators).encode()
+    return json.dumps(value, separators=separators, default=_plain).encode()
 
 
 def _plain(value: Any) -> Any:
-    return json.loads(bytes(value)) if isinstance(value, msgspec.Raw) else list(value)
+    if isinstance(value, msgspec.Raw):
+        return json.loads(bytes(value))
+    if isinstance(value, msgspec.Struct):
+        return _members(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else list(value)
 
 
 async def json_answer(request: web.Request, make: Callable[[], Any], length: int) -> web.StreamResponse:

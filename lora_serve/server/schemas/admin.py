@@ -32,7 +32,7 @@ def _check_target(milliseconds: float) -> float:
 
 
 _OF_TENANTS = Refused("a limit of the whole tenant: set it there", (None,))
-_LIMITS: dict[str, Any] = {
+_OF_QUOTA: dict[str, Any] = {
     field.name: NumBytes | None if "bytes" in field.name else Count | None for field in fields(Quota)
 }
 
@@ -123,12 +123,12 @@ class _Limits(Fields):
         return replace(old, **{name: getattr(self, name) for name in self.model_fields_set})
 
 
-@with_fields_of(Quota, default=None, **_LIMITS)
+@with_fields_of(Quota, default=None, **_OF_QUOTA)
 class QuotaFields(_Limits):
     """Limits of a tenant or a key; one that is left out, or null, is no limit."""
 
 
-@with_fields_of(Quota, default=None, **_LIMITS | dict.fromkeys(TENANT_LIMITS, Annotated[Any, _OF_TENANTS]))
+@with_fields_of(Quota, default=None, **_OF_QUOTA | dict.fromkeys(TENANT_LIMITS, Annotated[Any, _OF_TENANTS]))
 class KeyQuotaFields(_Limits):
     """Limits of a key, which hold beside those of its tenant."""
 

@@ -63,6 +63,9 @@ def test_a_callers_values_are_spelled_as_python_does(value: list[Any]) -> None:
 def test_large_structs_are_written_as_small_ones_are() -> None:
     rows = [Part(number, ["a"] if number % 2 else msgspec.UNSET) for number in range(5_000)]
     whole = Part(rows, start=3)
+    assert spaced(Part(["\ud800", as_given(["a"])])).decode() == json.dumps(
+        {"type": "part", "value": ["\ud800", ["a"]], "from": 0}
+    )
     plain, expected, parts = msgspec.to_builtins(whole), spaced(whole), list(written(whole))
     assert len(parts) > 2
     assert b"".join(parts) == expected
