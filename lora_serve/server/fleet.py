@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from lora_serve import __version__
 from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
 from lora_serve.server.lifecycle import ServerState
+from lora_serve.server.schemas.answers.adapters import AdapterPlace
 from lora_serve.server.services import Services
 
 ONLY_ENGINE = "0"  # as /metrics has it in the label `engine`
@@ -19,17 +19,6 @@ _STATES = {
     ServerState.DRAINING: ReplicaState.DRAINING,
     ServerState.FAILED: ReplicaState.LOST,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterPlace:
-    """One engine that holds an adapter, or is about to."""
-
-    replica: str
-    tiers: list[Literal["host", "device"]]
-    is_loading: bool
-    is_pinned: bool
-    num_rows: int  # that hold it in its slot now
 
 
 def replicas_of(services: Services, stats: EngineStats | None) -> tuple[ReplicaStats, ...]:

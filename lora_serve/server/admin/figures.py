@@ -11,8 +11,8 @@ from lora_serve.core.adapter import AdapterState
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.stats import AdapterCounters, EngineStats
 from lora_serve.core.tenant import Caller
-from lora_serve.server.fleet import AdapterPlace, places_of
-from lora_serve.server.schemas.answers.adapters import ActivityCard
+from lora_serve.server.fleet import places_of
+from lora_serve.server.schemas.answers.adapters import ActivityCard, AdapterPlace
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.activity import NO_ANSWERS, WINDOW, Activity, Answers
 

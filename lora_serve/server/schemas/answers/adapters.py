@@ -11,7 +11,6 @@ from lora_serve.adapters.catalog.entry import Canary
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.stats import EvictionReason
 from lora_serve.server.background.registering import Stage
-from lora_serve.server.fleet import AdapterPlace
 from lora_serve.server.schemas.answers.base import Item, Page
 
 
@@ -37,6 +36,16 @@ class Probe(TypedDict):
 
     max_logit_change: float
     max_logit: float
+
+
+class AdapterPlace(Struct):
+    """One engine that holds an adapter, or is about to. `num_rows`: that hold it in its slot now."""
+
+    replica: str
+    tiers: list[Literal["host", "device"]]
+    is_loading: bool
+    is_pinned: bool
+    num_rows: int
 
 
 class ActivityCard(Struct):
