@@ -6,14 +6,22 @@ Moments are Unix seconds of the engine's machine, durations milliseconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
 from lora_serve.core.message import Message
 
-# A row of a step: its request, what was done for it ("prefill", "decode", "draft" or "pool"), the tokens that were run
-# for it, and those that it got.
-LiveRow = tuple[str, str, int, int]
+
+def _one_of(*texts: str) -> msgspec.Meta:
+    return msgspec.Meta(extra_json_schema={"enum": texts})
+
+
+RowKind = Annotated[str, _one_of("prefill", "decode", "draft", "pool")]
+LiveState = Annotated[str, _one_of("running", "waiting", "loading", "compiling", "preempted", "finished")]
+EndReason = Annotated[str, _one_of("stop", "length", "error", "abort")]
+# A row of a step: its request, what was done for it, the tokens that were run for it, and those that it got.
+LiveRow = tuple[str, RowKind, int, int]
 
 
 class LiveStep(msgspec.Struct, frozen=True):
@@ -42,14 +50,14 @@ class LiveRequest(msgspec.Struct, frozen=True):
     id: str
     tenant: str
     adapters: tuple[LiveAdapter, ...]  # none: the base model
-    state: str  # "running", "waiting", "loading", "compiling", "preempted" or "finished"
+    state: LiveState
     num_prompt: int
     num_computed: int
     num_output: int
     num_cached: int
     arrived: float
     first_token_ms: float | None = None
-    reason: str | None = None  # of its end: "stop", "length", "error" or "abort"
+    reason: EndReason | None = None  # of its end
     replica: str = ""
 
 

@@ -12,7 +12,7 @@ MAX_RESTARTS = 100  # that are told
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class WarmUpStage:
     """A part of the last warm-up."""
 
     name: str
@@ -20,7 +20,7 @@ class Stage:
 
 
 @dataclass(slots=True)
-class Restart:
+class EngineRestart:
     """The end of one life, and how long requests had to wait for the next."""
 
     time: float  # Unix seconds
@@ -36,15 +36,15 @@ class EngineHistory:
         self._clock = clock
         self.started = clock()
         self.ready_since: float | None = None
-        self.stages: list[Stage] = []
-        self.restarts: deque[Restart] = deque(maxlen=MAX_RESTARTS)
+        self.stages: list[WarmUpStage] = []
+        self.restarts: deque[EngineRestart] = deque(maxlen=MAX_RESTARTS)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Times one part of a warm-up; one that failed is not kept."""
         start = time.perf_counter()
         yield
-        self.stages.append(Stage(name, time.perf_counter() - start))
+        self.stages.append(WarmUpStage(name, time.perf_counter() - start))
 
     def ready(self) -> None:
         """The engine is warm."""
@@ -56,4 +56,4 @@ class EngineHistory:
         """The engine's life ended; another one begins."""
         self.ready_since = None
         self.stages.clear()
-        self.restarts.append(Restart(self._clock(), reason))
+        self.restarts.append(EngineRestart(self._clock(), reason))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Literal
 
 from lora_serve import __version__
 from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
 from lora_serve.server.lifecycle import ServerState
+from lora_serve.server.schemas.answers.adapters import AdapterPlace
 from lora_serve.server.services import Services
 
 ONLY_ENGINE = "0"  # as /metrics has it in the label `engine`
@@ -18,17 +19,6 @@ _STATES = {
     ServerState.DRAINING: ReplicaState.DRAINING,
     ServerState.FAILED: ReplicaState.LOST,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterPlace:
-    """One engine that holds an adapter, or is about to."""
-
-    replica: str
-    tiers: tuple[str, ...]  # "host", "device"
-    is_loading: bool
-    is_pinned: bool
-    num_rows: int  # that hold it in its slot now
 
 
 def replicas_of(services: Services, stats: EngineStats | None) -> tuple[ReplicaStats, ...]:
@@ -58,7 +48,8 @@ def places_of(digest: str, replicas: tuple[ReplicaStats, ...]) -> Iterator[Adapt
         if stats is None:
             continue
         slot = next((slot for slot in stats.slots if slot.digest == digest), None)
-        tiers = ("host",) * (digest in stats.host_digests) + ("device",) * (slot is not None)
+        tiers: list[Literal["host", "device"]] = ["host"] if digest in stats.host_digests else []
+        tiers += ["device"] if slot is not None else []
         is_loading = digest in stats.loading_digests
         if tiers or is_loading:
             is_pinned, num_rows = (slot.pinned, slot.num_rows) if slot else (False, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from aiohttp import web
 
@@ -14,9 +13,10 @@ from lora_serve.core.setting_groups.model import name_of_model
 from lora_serve.core.tenant import Caller, Role
 from lora_serve.server.admin.adapters import remove_adapter
 from lora_serve.server.admin.permissions import owned_entry
-from lora_serve.server.answers.json_answer import json_answer
+from lora_serve.server.answers.json_answer import json_answer, json_response
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import resolver_for
+from lora_serve.server.schemas.answers.generation import DeletedModel, ModelCard, ModelList
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.authentication.authenticator import is_loopback
 
@@ -30,13 +30,13 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     caller = request[CONTEXT].known_caller
     snapshot = services.catalog.snapshot
 
-    def made() -> dict[str, Any]:
+    def made() -> ModelList:
         visible = (
             entry for entry in map(snapshot.entries.__getitem__, snapshot.names) if entry.is_visible_to(caller.scope)
         )
         base = [_base_card(services, caller)] if caller.may_use_base else []
-        data = [*base, *(_adapter_card(services, caller, entry, entry.name, entry.ref()) for entry in visible)]
-        return {"object": "list", "data": data}
+        cards = (_adapter_card(services, caller, entry, entry.name, entry.ref()) for entry in visible)
+        return ModelList(data=[*base, *cards])
 
     return await json_answer(request, made, _CARD_VALUES * len(snapshot.names))
 
@@ -46,8 +46,8 @@ async def get_model(request: web.Request) -> web.StreamResponse:
     services, name = request.app[SERVICES], request.match_info["id"]
     found, caller = resolver_for(request).find(name), request[CONTEXT].known_caller
     if found is None:
-        return web.json_response(_base_card(services, caller))
-    return web.json_response(_adapter_card(services, caller, found.entry, name, found.ref))
+        return json_response(_base_card(services, caller))
+    return json_response(_adapter_card(services, caller, found.entry, name, found.ref))
 
 
 async def delete_model(request: web.Request) -> web.StreamResponse:
@@ -64,18 +64,16 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
         await remove_adapter(services, entry.name, None if found is None else found.version.version)
     except AdapterNotFoundError:
         raise AdapterNotFoundError(name) from None
-    return web.json_response({"id": name, "object": "model", "deleted": True})
+    return json_response(DeletedModel(name))
 
 
-def _base_card(services: Services, caller: Caller) -> dict[str, Any]:
+def _base_card(services: Services, caller: Caller) -> ModelCard:
     name = services.spec.name
     root = name if _sees_paths(services, caller) else name_of_model(name)
     return _card(services.base_name, STARTED, "lora_serve", root, None, None, services)
 
 
-def _adapter_card(
-    services: Services, caller: Caller, entry: CatalogEntry, name: str, ref: AdapterRef
-) -> dict[str, Any]:
+def _adapter_card(services: Services, caller: Caller, entry: CatalogEntry, name: str, ref: AdapterRef) -> ModelCard:
     """`root` is the source of the version that the id means; of a shared adapter, the version itself."""
     source = entry.version(ref.version).source
     if caller.scope not in (None, entry.tenant):
@@ -98,15 +96,13 @@ def _sees_paths(services: Services, caller: Caller) -> bool:
 
 def _card(
     name: str, created: int, owner: str, root: str, parent: str | None, digest: str | None, services: Services
-) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": owner,
-        "root": root,
-        "parent": parent,
-        "digest": digest,
-        "max_model_len": services.spec.max_model_len,
-        "permission": [],
-    }
+) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=created,
+        owned_by=owner,
+        root=root,
+        parent=parent,
+        digest=digest,
+        max_model_len=services.spec.max_model_len,
+    )

@@ -14,8 +14,9 @@ from pydantic import BaseModel
 from lora_serve.core.request import Task
 from lora_serve.server.answers.errors import WireError
 
-Refusal = Callable[[WireError, str], dict[str, Any]]  # of an error, and the request's id
+Refusal = Callable[[WireError, str], Any]  # the body of an error, and the request's id
 
+AnswerKind = type[Any]  # a Struct, a TypedDict, or a pydantic model
 JSON = "application/json"
 EVENTS = "text/event-stream"
 _CHANGING = frozenset((hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE))
@@ -51,8 +52,8 @@ class Route:
     body: type[BaseModel] | tuple[type[BaseModel], ...] | OtherBody | None = None  # the schemas, one of which checks it
     query: type[BaseModel] | None = None
     answers: tuple[str, ...] = (JSON,)  # media types of a success
-    answer: type[BaseModel] | None = None  # the schema of an answer in JSON
-    event: type[BaseModel] | None = None  # the schema of one event of a stream
+    answer: AnswerKind | tuple[AnswerKind, ...] | None = None  # an answer in JSON: one of these
+    event: AnswerKind | tuple[AnswerKind, ...] | None = None  # one event of a stream
     tasks: tuple[Task, ...] = ()  # of the served model; empty: any
     refusal: Refusal | None = None  # the form of its errors; None: OpenAI's
     is_probe: bool = False  # called every few seconds: logged only if its status changes, never traced

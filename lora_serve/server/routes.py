@@ -7,6 +7,7 @@ from functools import partial
 from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
+from lora_serve.console.live import frames
 from lora_serve.core.request import Task
 from lora_serve.server import models
 from lora_serve.server import tokenize as tokenizer
@@ -33,10 +34,8 @@ from lora_serve.server.openai.completions import create_completion
 from lora_serve.server.openai.responses.request import create_response
 from lora_serve.server.openai.tokens import generate_tokens
 from lora_serve.server.operation import docs_page, health, metrics, openapi
-from lora_serve.server.pooling.classify import create_classification
-from lora_serve.server.pooling.embeddings import create_embedding
-from lora_serve.server.pooling.scores import create_rerank, create_score
-from lora_serve.server.route import EVENTS, JSON, Access, Route, RouteTable
+from lora_serve.server.pooling import classify, embeddings, scores
+from lora_serve.server.route import EVENTS, JSON, Access, AnswerKind, Route, RouteTable
 from lora_serve.server.schemas.admin import (
     AliasFields,
     ChangeTenantFields,
@@ -53,10 +52,8 @@ from lora_serve.server.schemas.admin import (
 from lora_serve.server.schemas.answers import adapters as adapter_cards
 from lora_serve.server.schemas.answers import admin as cards
 from lora_serve.server.schemas.answers import generation as generated
-from lora_serve.server.schemas.answers import live, tenancy
-from lora_serve.server.schemas.answers import operation as operation_answers
-from lora_serve.server.schemas.answers import pooling as pooling_answers
 from lora_serve.server.schemas.answers import responses as response_answers
+from lora_serve.server.schemas.answers import tenancy
 from lora_serve.server.schemas.generation import ChatFields, CompletionFields
 from lora_serve.server.schemas.messages import CountTokensFields, MessageFields
 from lora_serve.server.schemas.pooling import ClassifyFields, EmbeddingFields, RerankFields, ScoreFields
@@ -82,25 +79,23 @@ _ADAPTER, _ALIAS, _TENANT = "/admin/adapters/{id}", "/admin/aliases/{id}", "/adm
 _generation = partial(Route, "POST", answers=_STREAMED, tasks=_GENERATE)
 
 
-def _pooled(
-    path: str, handler: Handler, body: type[BaseModel], answer: type[BaseModel], tasks: tuple[Task, ...]
-) -> Route:
+def _pooled(path: str, handler: Handler, body: type[BaseModel], answer: AnswerKind, tasks: tuple[Task, ...]) -> Route:
     return Route("POST", path, _INFERENCE, handler, body, answer=answer, tasks=tasks)
 
 
 # The first route that fits is taken. An id may hold slashes, so the routes with a verb behind the id come first.
 TABLE = RouteTable(
-    Route("GET", "/health", _PUBLIC, health.get_health, is_probe=True, answer=operation_answers.Health),
-    Route("GET", "/ping", _PUBLIC, health.get_health, is_probe=True, answer=operation_answers.Health),
-    Route("POST", "/ping", _PUBLIC, health.get_health, is_probe=True, answer=operation_answers.Health),
-    Route("GET", "/ready", _PUBLIC, health.get_ready, is_probe=True, answer=operation_answers.Readiness),
+    Route("GET", "/health", _PUBLIC, health.get_health, is_probe=True, answer=health.Health),
+    Route("GET", "/ping", _PUBLIC, health.get_health, is_probe=True, answer=health.Health),
+    Route("POST", "/ping", _PUBLIC, health.get_health, is_probe=True, answer=health.Health),
+    Route("GET", "/ready", _PUBLIC, health.get_ready, is_probe=True, answer=health.Readiness),
     Route("GET", "/metrics", _PUBLIC, metrics.get_metrics, answers=_TEXT, is_probe=True),
-    Route("GET", "/version", _PUBLIC, health.get_version, answer=operation_answers.Version),
-    Route("GET", "/openapi.json", _PUBLIC, openapi.get_openapi, answer=operation_answers.OpenApiDocument),
+    Route("GET", "/version", _PUBLIC, health.get_version, answer=health.Version),
+    Route("GET", "/openapi.json", _PUBLIC, openapi.get_openapi, answer=openapi.OpenApiDocument),
     Route("GET", "/docs", _PUBLIC, docs_page.get_docs, answers=_PAGE),
-    Route("GET", "/", _PUBLIC, page.get_root, answers=(JSON, *_PAGE), answer=operation_answers.Root),
+    Route("GET", "/", _PUBLIC, page.get_root, answers=(JSON, *_PAGE), answer=page.Root),
     Route("GET", "/ui", _PUBLIC, page.get_index, answers=_PAGE),
-    Route("GET", "/ui/about.json", _PUBLIC, page.get_about, is_probe=True, answer=operation_answers.ConsoleFacts),
+    Route("GET", "/ui/about.json", _PUBLIC, page.get_about, is_probe=True, answer=page.ConsoleFacts),
     Route("GET", "/ui/{file}", _PUBLIC, page.get_file, answers=_FILES),
     _generation(
         "/v1/completions",
@@ -124,7 +119,7 @@ TABLE = RouteTable(
         create_response,
         ResponseFields,
         answer=response_answers.Response,
-        event=response_answers.ResponseEvent,
+        event=(response_answers.ResponseEvent, response_answers.ResponseError),
     ),
     _generation(
         "/inference/v1/generate",
@@ -140,7 +135,7 @@ TABLE = RouteTable(
         create_message,
         MessageFields,
         answer=response_answers.AnthropicMessage,
-        event=response_answers.MessageEvent,
+        event=(response_answers.MessageEvent, response_answers.AnthropicError),
         refusal=anthropic_error,
     ),
     Route(
@@ -153,14 +148,14 @@ TABLE = RouteTable(
         answer=response_answers.TokenCount,
         refusal=anthropic_error,
     ),
-    _pooled("/v1/embeddings", create_embedding, EmbeddingFields, pooling_answers.Embeddings, _EMBED),
+    _pooled("/v1/embeddings", embeddings.create_embedding, EmbeddingFields, embeddings.Embeddings, _EMBED),
     *(
-        _pooled(path, create_classification, ClassifyFields, pooling_answers.Labels, _CLASSIFY)
+        _pooled(path, classify.create_classification, ClassifyFields, classify.Labels, _CLASSIFY)
         for path in ("/classify", "/v1/classify")
     ),
-    *(_pooled(path, create_score, ScoreFields, pooling_answers.Scores, _COMPARE) for path in ("/score", "/v1/score")),
+    *(_pooled(path, scores.create_score, ScoreFields, scores.Scores, _COMPARE) for path in ("/score", "/v1/score")),
     *(
-        _pooled(path, create_rerank, RerankFields, pooling_answers.Ranking, _COMPARE)
+        _pooled(path, scores.create_rerank, RerankFields, scores.Ranking, _COMPARE)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Route("GET", "/v1/models", _MODELS, models.list_models, answer=generated.ModelList),
@@ -179,7 +174,14 @@ TABLE = RouteTable(
     Route(
         "POST", "/admin/adapters", _OWN, registration.register_adapter, RegisterFields, answer=adapter_cards.AdapterCard
     ),
-    Route("GET", "/admin/adapters", _OWN, listing.list_adapters, query=AdaptersQuery, answer=adapter_cards.AdapterPage),
+    Route(
+        "GET",
+        "/admin/adapters",
+        _OWN,
+        listing.list_adapters,
+        query=AdaptersQuery,
+        answer=(adapter_cards.AdapterPage, adapter_cards.RowPage),
+    ),
     Route("GET", "/admin/registrations", _OWN, registration.list_registrations, answer=adapter_cards.RegistrationList),
     Route("POST", f"{_ADAPTER}/pin", _OWN, residency.pin, answer=adapter_cards.AdapterCard),
     Route("POST", f"{_ADAPTER}/unpin", _OWN, residency.unpin, answer=adapter_cards.AdapterCard),
@@ -203,7 +205,7 @@ TABLE = RouteTable(
     Route("GET", f"{_TENANT}/use", _OWN, tenants.get_use, answer=tenancy.TenantUse),
     Route("PATCH", _TENANT, _ADMIN, tenants.change_tenant, ChangeTenantFields, answer=tenancy.TenantCard),
     Route("DELETE", _TENANT, _ADMIN, tenants.delete_tenant, answer=tenancy.DeletedTenant),
-    Route("POST", f"{_TENANT}/keys", _OWN, keys.create_key, CreateKeyFields, answer=tenancy.NewKey),
+    Route("POST", f"{_TENANT}/keys", _OWN, keys.create_key, CreateKeyFields, answer=tenancy.KeyCard),
     Route("GET", f"{_TENANT}/keys", _OWN, keys.list_keys, answer=tenancy.KeyList),
     Route("DELETE", f"{_TENANT}/keys/{{key}}", _OWN, keys.revoke_key, answer=tenancy.KeyCard),
     Route("GET", "/admin/whoami", _KEY, tenants.whoami, is_probe=True, answer=tenancy.CallerCard),
@@ -226,7 +228,7 @@ TABLE = RouteTable(
         stream.stream_engine,
         query=StreamQuery,
         answers=_EVENTS,
-        event=live.LiveEvent,
+        event=(frames.Hello, frames.Frame, frames.Bye),
     ),
     Route("GET", "/admin/engine/health", _ADMIN, engine.get_engine_health, answer=cards.EngineHealth),
     Route("GET", "/admin/fleet", _ADMIN, fleet.get_fleet, query=FleetQuery, answer=cards.Fleet),

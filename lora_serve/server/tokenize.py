@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from aiohttp import web
 
-from lora_serve.server.answers.json_answer import json_answer
+from lora_serve.server.answers.json_answer import json_answer, json_response
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt, encode
 from lora_serve.server.inference.reading import asked_tools
 from lora_serve.server.inference.requests import check_vocabulary
 from lora_serve.server.inference.resolve import named_tokenizer
+from lora_serve.server.schemas.answers.generation import Text, Tokens
 from lora_serve.server.schemas.tokenize import (
     DetokenizeFields,
     TokenizeChatFields,
@@ -40,13 +40,9 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         token_ids = await encode(text, spec, fields.prompt, fields.add_special_tokens)
     with_spelling = fields.return_token_strs
 
-    def made() -> dict[str, Any]:
-        return {
-            "count": len(token_ids),
-            "max_model_len": spec.max_model_len,
-            "tokens": token_ids,
-            "token_strs": [text.token(token_id) for token_id in token_ids] if with_spelling else None,
-        }
+    def made() -> Tokens:
+        spelled = [text.token(token_id) for token_id in token_ids] if with_spelling else None
+        return Tokens(len(token_ids), spec.max_model_len, token_ids, spelled)
 
     return await json_answer(request, made, len(token_ids))
 
@@ -65,9 +61,9 @@ async def detokenize(request: web.Request) -> web.StreamResponse:
         return text.decode(token_ids, skip_special_tokens=False)
 
     found = await asyncio.to_thread(decoded)
-    return await json_answer(request, lambda: {"prompt": found}, len(found) // 8)
+    return await json_answer(request, lambda: Text(found), len(found) // 8)
 
 
 async def tokenizer_info(request: web.Request) -> web.StreamResponse:
     """Describe the tokenizer."""
-    return web.json_response(request.app[SERVICES].text.info())
+    return json_response(request.app[SERVICES].text.info())

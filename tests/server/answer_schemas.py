@@ -26,7 +26,7 @@ def validators() -> dict[tuple[str, str, str], Any]:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             for media, content in operation["responses"]["2XX"]["content"].items():
-                if "$ref" in content["schema"]:
+                if {"$ref", "anyOf"} & content["schema"].keys():
                     schema = {**content["schema"], **components}
                     found[method.upper(), path, media] = jsonschema_rs.Draft202012Validator(schema)
     return found

@@ -112,7 +112,7 @@ async def test_root_is_the_path_as_it_was_given_to_the_operator_alone(
     ):
         services = replace(house.services, authenticator=replace(house.services.authenticator, required=True))
         card = models._adapter_card(services, caller, entry, "acme/sql", entry.ref())
-        assert (card["root"], card["digest"]) == (root, entry.default.digest)
+        assert (card.root, card.digest) == (root, entry.default.digest)
     async with admin.get("/admin/adapters/acme/sql") as answer:
         assert (await answer.json())["source"] == "folder a"
 

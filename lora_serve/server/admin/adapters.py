@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiohttp import web
 
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry
@@ -13,11 +11,12 @@ from lora_serve.core.tenant import EVERYBODY, Caller, check_tenant_name
 from lora_serve.server.admin.card import adapter_card, tenant_card
 from lora_serve.server.admin.figures import Figures, figures_for
 from lora_serve.server.admin.permissions import entry_for, own_name_in
-from lora_serve.server.answers.json_answer import json_answer
+from lora_serve.server.answers.json_answer import json_answer, json_response
 from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.defaults import known_defaults
 from lora_serve.server.schemas.admin import AliasFields, RouteFields, SharingFields
+from lora_serve.server.schemas.answers.adapters import AdapterCard, Alias, AliasList, DeletedAdapter, DeletedAlias
 from lora_serve.server.schemas.queries import DeletionQuery
 from lora_serve.server.services import SERVICES, Services
 
@@ -58,7 +57,7 @@ async def delete_adapter(request: web.Request) -> web.StreamResponse:
     is_freed = request[CONTEXT].known_caller.sees_all and name in request.app[SERVICES].catalog.snapshot.held
     name = name if is_freed else own_name_in(request)
     await remove_adapter(request.app[SERVICES], name, version)
-    return web.json_response({"id": name, "object": "adapter", "version": version, "deleted": True})
+    return json_response(DeletedAdapter(id=name, version=version))
 
 
 async def remove_adapter(services: Services, name: str, version: int | None) -> None:
@@ -72,15 +71,15 @@ async def card_response(request: web.Request, name: str) -> web.Response:
     """The card of the adapter that `name` means for the caller. Raises AdapterNotFoundError."""
     services, caller = request.app[SERVICES], request[CONTEXT].known_caller
     entry = entry_for(services.catalog.snapshot, name, caller)
-    return web.json_response(await card_of(services, entry, caller))
+    return json_response(await card_of(services, entry, caller))
 
 
-async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> dict[str, Any]:
+async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> AdapterCard:
     """The adapter's card, with the figures of this moment that the caller may see."""
     return card_from(services, entry, await figures_for(services, caller), caller)
 
 
-def card_from(services: Services, entry: CatalogEntry, figures: Figures, caller: Caller) -> dict[str, Any]:
+def card_from(services: Services, entry: CatalogEntry, figures: Figures, caller: Caller) -> AdapterCard:
     """The adapter's card as the caller may see it."""
     aliases = tuple(services.catalog.snapshot.aliases_of(entry.name))
     defaults = known_defaults(entry.metadata, services.config).card()
@@ -116,8 +115,8 @@ async def list_aliases(request: web.Request) -> web.StreamResponse:
     """List aliases."""
     aliases = request.app[SERVICES].catalog.snapshot.aliases
 
-    def made() -> dict[str, Any]:
-        return {"object": "list", "data": [{"alias": alias, "target": aliases[alias]} for alias in sorted(aliases)]}
+    def made() -> AliasList:
+        return AliasList([Alias(alias, aliases[alias]) for alias in sorted(aliases)])
 
     return await json_answer(request, made, 5 * len(aliases))
 
@@ -129,11 +128,11 @@ async def set_alias(request: web.Request) -> web.StreamResponse:
     if check_adapter_id(alias) == services.base_name:
         raise ConflictError(f"`{alias}` is the base model's name.")
     await services.edit(lambda: services.catalog.set_alias(alias, target), f"naming {alias}")
-    return web.json_response({"alias": alias, "target": target})
+    return json_response(Alias(alias, target))
 
 
 async def remove_alias(request: web.Request) -> web.StreamResponse:
     """Remove an alias."""
     services, alias = request.app[SERVICES], request.match_info["id"]
     await services.edit(lambda: services.catalog.remove_alias(alias), f"removing {alias}")
-    return web.json_response({"alias": alias, "deleted": True})
+    return json_response(DeletedAlias(alias))

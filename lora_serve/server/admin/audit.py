@@ -7,8 +7,10 @@ from typing import Any
 
 from aiohttp import web
 
+from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.bodies.json_body import check_query
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.schemas.answers.tenancy import AuditPage
 from lora_serve.server.schemas.queries import AuditQuery
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.audit.journal import AuditLine
@@ -34,18 +36,17 @@ async def get_audit(request: web.Request) -> web.StreamResponse:
         return all(scope in (act["tenant"], act["owner"]) for scope in scopes)
 
     page = await services.audit.page(query.limit, query.after, matches)
-    return web.json_response(
-        {
-            "object": "list",
-            "data": [_shown(line) for line in page.lines],
-            "has_more": page.has_more,
-            "last_id": page.lines[-1].id if page.lines else None,
-            "is_complete": page.is_complete,
-        }
+    return json_response(
+        AuditPage(
+            data=[_shown(line) for line in page.lines],
+            has_more=page.has_more,
+            last_id=page.lines[-1].id if page.lines else None,
+            is_complete=page.is_complete,
+        )
     )
 
 
-def _shown(line: AuditLine) -> dict[str, Any]:
+def _shown(line: AuditLine) -> Any:
     act = line.act
     act["time"] = act.pop("time_ms") / 1000
     return {"id": line.id, "replica": line.replica, "number": line.number, **act, "line_digest": line.digest}

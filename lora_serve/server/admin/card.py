@@ -12,7 +12,9 @@ from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, shown_
 from lora_serve.adapters.catalog.noted_template import KEY, noted_template
 from lora_serve.core.stats import LoadTimes
 from lora_serve.server.admin.figures import NO_FIGURES, Figures, activity_card
+from lora_serve.server.answers.json_answer import as_given
 from lora_serve.server.inference.defaults import metadata_warnings
+from lora_serve.server.schemas.answers import adapters as wire
 
 
 def adapter_card(
@@ -21,7 +23,7 @@ def adapter_card(
     aliases: Sequence[str] = (),
     defaults: dict[str, Any] | None = None,
     template_rule: str = "admin",
-) -> dict[str, Any]:
+) -> wire.AdapterCard:
     """The default version's facts at the top, every version below. `defaults`: for requests that leave fields out.
     `template_rule`: see NotedTemplate.
     """
@@ -34,15 +36,10 @@ def adapter_card(
         "shared_with": list(entry.shared_with),
         "pinned": entry.pinned,
         "created": int(entry.created),
-        "metadata": entry.metadata,
-        "defaults": defaults,
+        "metadata": None,
+        "defaults": None,
         "version": entry.default_version,
-        "route": {
-            "version": entry.default_version,
-            "canary": _canary(entry),
-            "history": list(entry.history),
-            "answers": _shares(entry, figures),
-        },
+        "route": wire.VersionRoute(entry.default_version, entry.route.canary, entry.history, _shares(entry, figures)),
         "aliases": list(aliases),
         **facts,
         "activity": activity_card(figures.answers(entry)),
@@ -52,7 +49,8 @@ def adapter_card(
             for version in entry.versions
         ],
     }
-    copied: dict[str, Any] = to_builtins(card)  # an answer is emptied as it is written: nothing in it is the catalog's
+    copied: wire.AdapterCard = to_builtins(card)  # an answer is emptied while written: nothing in it is the catalog's
+    copied["metadata"], copied["defaults"] = as_given(entry.metadata), as_given(defaults)
     return copied
 
 
@@ -63,7 +61,7 @@ def tenant_card(
     aliases: Sequence[str] = (),
     defaults: dict[str, Any] | None = None,
     template_rule: str = "admin",
-) -> dict[str, Any]:
+) -> wire.AdapterCard:
     """The card for a tenant, in the same form, with the figures that it may see. The card of a shared adapter shows no
     more than it takes to use it.
     """
@@ -75,44 +73,40 @@ def tenant_card(
     return adapter_card(shown, figures, own_aliases, defaults, template_rule)
 
 
-def adapter_row(entry: CatalogEntry, figures: Figures, aliases: Sequence[str], tenant: str | None) -> dict[str, Any]:
+def adapter_row(entry: CatalogEntry, figures: Figures, aliases: Sequence[str], tenant: str | None) -> wire.AdapterRow:
     """The few facts that a list shows of an adapter. `tenant`: see `tenant_card`; None: all is shown."""
     version, is_own = entry.default, tenant in (None, entry.tenant)
-    return {
-        "id": entry.name,
-        "object": "adapter",
-        "tenant": entry.tenant,
-        "version": entry.default_version,
-        "num_versions": len(entry.versions),
-        "canary": _canary(entry),
-        "digest": version.digest,
-        "rank": version.rank,
-        "bytes": version.num_bytes,
-        "kinds": list(version.summary.get("kinds", ())),
-        "state": figures.state(version.digest).value,
-        "tiers": figures.tiers(version.digest),
-        "pinned": entry.pinned and is_own,
-        "shared_with": list(entry.shared_with) if is_own else [tenant],
-        "aliases": list(aliases),
-        "created": int(entry.created),
-        "activity": activity_card(figures.answers(entry)),
-    }
+    return wire.AdapterRow(
+        id=entry.name,
+        tenant=entry.tenant,
+        version=entry.default_version,
+        num_versions=len(entry.versions),
+        canary=entry.route.canary,
+        digest=version.digest,
+        rank=version.rank,
+        bytes=version.num_bytes,
+        kinds=list(version.summary.get("kinds", ())),
+        state=figures.state(version.digest),
+        tiers=figures.tiers(version.digest),
+        pinned=entry.pinned and is_own,
+        shared_with=list(entry.shared_with) if tenant is None or tenant == entry.tenant else [tenant],
+        aliases=list(aliases),
+        created=int(entry.created),
+        activity=activity_card(figures.answers(entry)),
+    )
 
 
-def _canary(entry: CatalogEntry) -> dict[str, Any] | None:
-    canary = entry.route.canary
-    return None if canary is None else {"version": canary.version, "percent": canary.percent}
-
-
-def _shares(entry: CatalogEntry, figures: Figures) -> list[dict[str, Any]]:
+def _shares(entry: CatalogEntry, figures: Figures) -> list[wire.RoutedAnswers]:
     """The answers of both sides of a canary; without one, nothing is counted."""
     if entry.route.canary is None:
         return []
     both = ((version.version, figures.routed(entry, version)) for version in entry.routed)
-    return [{"version": number, "requests": one.in_window, "errors": one.errors} for number, one in both]
+    return [wire.RoutedAnswers(number, one.in_window, one.errors) for number, one in both]
 
 
-def _version_card(entry: CatalogEntry, version: VersionEntry, figures: Figures, template_rule: str) -> dict[str, Any]:
+def _version_card(
+    entry: CatalogEntry, version: VersionEntry, figures: Figures, template_rule: str
+) -> wire.VersionFacts:
     counters = figures.counters(version.digest)
     known, noted = version.facts, dict(version.summary)
     traits = known.traits
@@ -134,7 +128,7 @@ def _version_card(entry: CatalogEntry, version: VersionEntry, figures: Figures, 
         "base_fingerprint": traits.base or None,
         "chat_template": None if template is None else template.card(template_rule),
         "config": noted,
-        "state": figures.state(version.digest).value,
+        "state": figures.state(version.digest),
         "tiers": figures.tiers(version.digest),
         "replicas": figures.replicas(version.digest),
         "activity": activity_card(figures.answers(entry, version)),

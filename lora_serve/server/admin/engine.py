@@ -10,13 +10,13 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.adapters.catalog.ledger import Ledger
-from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Resize, Tune
-from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.stats import BatcherStats, EngineStats
+from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import LimitFields
+from lora_serve.server.schemas.answers.admin import AdapterLimits, EngineHealth, JournalCard, QueueCard, RedisCard
 from lora_serve.server.services import SERVICES, Services
 
 
@@ -107,32 +107,29 @@ async def get_engine_health(request: web.Request) -> web.StreamResponse:
     """
     services = request.app[SERVICES]
     history, lifecycle, gate = services.history, services.lifecycle, services.client.gate
-    return web.json_response(
-        {
-            "object": "engine_health",
-            "state": lifecycle.state.value,
-            "reason": lifecycle.reason,
-            "started": history.started,
-            "ready_since": history.ready_since,
-            "warm_up": [asdict(stage) for stage in history.stages],
-            "num_restarts": services.metrics.num_engine_restarts,
-            "restarts": [asdict(restart) for restart in reversed(history.restarts)],
-            "queue": {"num_requests": gate.num_requests, "num_tokens": gate.num_tokens, **_queue_limits(gate.limits)},
-            "adapter_limits": limits_card(services.adapter_limits),
-            "store_problem": services.store_problem,
-            "redis": redis_card(services),
-        }
+    limits = gate.limits
+    return json_response(
+        EngineHealth(
+            state=lifecycle.state,
+            reason=lifecycle.reason,
+            started=history.started,
+            ready_since=history.ready_since,
+            warm_up=history.stages,
+            num_restarts=services.metrics.num_engine_restarts,
+            restarts=list(reversed(history.restarts)),
+            queue=QueueCard(
+                num_requests=gate.num_requests,
+                num_tokens=gate.num_tokens,
+                max_requests=limits.max_queue,
+                max_tokens=limits.max_queue_tokens,
+                max_tenant_requests=limits.max_tenant_queue,
+                max_tenant_tokens=limits.max_tenant_queue_tokens,
+            ),
+            adapter_limits=AdapterLimits(**_named(Resize, services.adapter_limits)),
+            store_problem=services.store_problem,
+            redis=redis_card(services),
+        )
     )
-
-
-def _queue_limits(limits: QueueLimits) -> dict[str, int | None]:
-    values = (limits.max_queue, limits.max_queue_tokens, limits.max_tenant_queue, limits.max_tenant_queue_tokens)
-    return dict(zip(("max_requests", "max_tokens", "max_tenant_requests", "max_tenant_tokens"), values, strict=True))
-
-
-def limits_card(config: AdapterConfig) -> dict[str, int | None]:
-    """The tiers' limits, under the names that PUT /admin/engine takes."""
-    return _named(Resize, config)
 
 
 def _named(command: type[Resize | Tune], limits: object) -> dict[str, Any]:
@@ -140,13 +137,12 @@ def _named(command: type[Resize | Tune], limits: object) -> dict[str, Any]:
     return {name: getattr(limits, name) for name in command.__struct_fields__}
 
 
-def redis_card(services: Services) -> dict[str, Any] | None:
+def redis_card(services: Services) -> RedisCard | None:
     """The shared journals as this server last met them; None: there is no Redis."""
     if services.adapter_config.redis_url is None:
         return None
-    return {"registry": _journal(services.catalog.ledger), "tenants": _journal(services.keys.directory.ledger)}
+    return RedisCard(_journal(services.catalog.ledger), _journal(services.keys.directory.ledger))
 
 
-def _journal(ledger: Ledger[Any]) -> dict[str, Any]:
-    away = round(ledger.seconds_away, 1)
-    return {"is_away": ledger.is_away, "seconds_away": away, "num_losses": ledger.num_losses}
+def _journal(ledger: Ledger[Any]) -> JournalCard:
+    return JournalCard(ledger.is_away, round(ledger.seconds_away, 1), ledger.num_losses)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
 from lora_serve.core.adapter import AdapterState
@@ -13,6 +12,7 @@ from lora_serve.core.errors import LoraServeError
 from lora_serve.core.stats import AdapterCounters, EngineStats
 from lora_serve.core.tenant import Caller
 from lora_serve.server.fleet import places_of
+from lora_serve.server.schemas.answers.adapters import ActivityCard, AdapterPlace
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.activity import NO_ANSWERS, WINDOW, Activity, Answers
 
@@ -53,11 +53,11 @@ class Figures:
         """The engine's counters."""
         return (self.stats.adapters.get(digest) if self.stats else None) or AdapterCounters()
 
-    def replicas(self, digest: str) -> list[dict[str, Any]] | None:
+    def replicas(self, digest: str) -> list[AdapterPlace] | None:
         """The replicas that hold the adapter; None: there is no fleet, or the caller is not shown it."""
         if self.stats is None or self.stats.replicas is None:
             return None
-        return [asdict(place) for place in places_of(digest, self.stats.replicas)]
+        return list(places_of(digest, self.stats.replicas))
 
     def answers(self, entry: CatalogEntry, version: VersionEntry | None = None) -> Answers:
         """The answers of a version, or of all versions."""
@@ -99,12 +99,7 @@ async def figures_for(services: Services, caller: Caller) -> Figures:
     return figures_of(stats, cache(services.places_of), services.activity)
 
 
-def activity_card(answers: Answers) -> dict[str, Any]:
+def activity_card(answers: Answers) -> ActivityCard:
     """The answers as cards and lists show them."""
-    return {
-        "requests_per_minute": answers.per_minute,
-        "last_used": None if answers.last_used is None else int(answers.last_used),
-        "window_seconds": WINDOW,
-        "requests": answers.in_window,
-        "errors": answers.errors,
-    }
+    last_used = None if answers.last_used is None else int(answers.last_used)
+    return ActivityCard(answers.per_minute, last_used, WINDOW, answers.in_window, answers.errors)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiohttp import web
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from lora_serve.core.errors import ForbiddenError
 from lora_serve.core.tenant import ADMIN_CALLER, ApiKey, Role
 from lora_serve.server.admin.tenants import tenant_in
+from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.admin import CreateKeyFields
+from lora_serve.server.schemas.answers.tenancy import KeyCard, KeyList
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authentication.authenticator import KeyTable
 from lora_serve.tenancy.directory.documents import limits_of
@@ -38,8 +40,8 @@ async def create_key(request: web.Request) -> web.StreamResponse:
         f"making a key of {tenant}",
     )
     request[CONTEXT].audit.subject = f"{tenant}/{key.id}"
-    shown = {"secret": secret, **_card(services.keys, key)}
-    return web.json_response(shown, status=201, headers={"Cache-Control": "no-store"})
+    shown = replace(_card(services.keys, key), secret=secret)
+    return json_response(shown, status=201, headers={"Cache-Control": "no-store"})
 
 
 async def list_keys(request: web.Request) -> web.StreamResponse:
@@ -52,7 +54,7 @@ async def list_keys(request: web.Request) -> web.StreamResponse:
     keys.directory.snapshot.tenant(tenant)
     data = [_card(keys, key) for key in keys.directory.snapshot.keys_of(tenant)]
     held = keys.directory.snapshot.held_names(KEY) if request[CONTEXT].known_caller.sees_all else []
-    return web.json_response({"object": "list", "data": data, **({"unreadable": held} if held else {})})
+    return json_response(KeyList(data, held or UNSET))
 
 
 async def revoke_key(request: web.Request) -> web.StreamResponse:
@@ -66,29 +68,28 @@ async def revoke_key(request: web.Request) -> web.StreamResponse:
     if request[CONTEXT].known_caller.sees_all and KEY + key_id in directory.snapshot.held:
         await services.edit(lambda: directory.free_key(key_id), "deleting the record of a key")
         gone = ApiKey(key_id, tenant, Role.INFERENCE, "", revoked=directory.clock())
-        return web.json_response(_card(services.keys, gone))
+        return json_response(_card(services.keys, gone))
     role, known = request[CONTEXT].known_caller.role, directory.snapshot.key(tenant, key_id)
     if not role.includes(known.role):
         raise ForbiddenError(f"A key of the role {role} revokes none of the role {known.role}.")
     key = await services.edit(lambda: directory.revoke_key(tenant, key_id), f"revoking a key of {tenant}")
-    return web.json_response(_card(services.keys, key))
+    return json_response(_card(services.keys, key))
 
 
-def _card(keys: KeyTable, key: ApiKey) -> dict[str, Any]:
+def _card(keys: KeyTable, key: ApiKey) -> KeyCard:
     """Times in Unix seconds."""
-    return {
-        "id": key.id,
-        "object": "api_key",
-        "tenant": key.tenant,
-        "role": key.role.value,
-        "label": key.label,
-        "quota": limits_of(key.quota),
-        "active": key.is_valid(keys.directory.clock()),
-        "created": int(key.created),
-        "expires": _seconds(key.expires),
-        "revoked": _seconds(key.revoked),
-        "last_used": _seconds(keys.last_used(key.id)),
-    }
+    return KeyCard(
+        id=key.id,
+        tenant=key.tenant,
+        role=key.role,
+        label=key.label,
+        quota=limits_of(key.quota),
+        active=key.is_valid(keys.directory.clock()),
+        created=int(key.created),
+        expires=_seconds(key.expires),
+        revoked=_seconds(key.revoked),
+        last_used=_seconds(keys.last_used(key.id)),
+    )
 
 
 def _seconds(time: float | None) -> int | None:

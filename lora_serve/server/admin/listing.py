@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from aiohttp import web
+from msgspec import UNSET
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.snapshot import Snapshot
@@ -19,6 +20,7 @@ from lora_serve.server.admin.figures import Figures, figures_for
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_query
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.schemas.answers.adapters import AdapterPage, RowPage
 from lora_serve.server.schemas.queries import AdaptersQuery
 from lora_serve.server.services import SERVICES, Services
 
@@ -46,25 +48,27 @@ async def list_adapters(request: web.Request) -> web.StreamResponse:
     return await json_answer(request, lambda: _page(services, caller, query, figures), length)
 
 
-def _page(services: Services, caller: Caller, query: AdaptersQuery, figures: Figures) -> dict[str, Any]:
+def _page(services: Services, caller: Caller, query: AdaptersQuery, figures: Figures) -> AdapterPage | RowPage:
     snapshot = services.catalog.snapshot
     aliases = _aliases(snapshot, caller)
     matching, start = _matching(snapshot, query, caller, figures, aliases), query.offset
-    is_light, count = query.fields == "summary", dict[str, int]()
+    is_light = query.fields == "summary"
     if query.is_by_name and not is_light:  # no more is looked at than the page needs
-        found = list(islice(matching, start, start + query.limit + 1))
+        found, total = list(islice(matching, start, start + query.limit + 1)), None
     else:
         ordered = _ordered(matching, query, figures)
-        found, count = ordered[start : start + query.limit + 1], {"total": len(ordered)}
+        found, total = ordered[start : start + query.limit + 1], len(ordered)
     page = found[: query.limit]
+    more: Any = {
+        "has_more": len(found) > query.limit,
+        "last_id": page[-1].name if page else None,
+        "total": UNSET if total is None else total,
+        "unreadable": snapshot.held_for(caller.scope) or UNSET,
+    }
     if is_light:
         rows = [adapter_row(entry, figures, aliases.get(entry.name, []), caller.scope) for entry in page]
-    else:
-        rows = [card_from(services, entry, figures, caller) for entry in page]
-    last_id = page[-1].name if page else None
-    more = {"has_more": len(found) > query.limit, "last_id": last_id, **count}
-    held = snapshot.held_for(caller.scope)
-    return {"object": "list", "data": rows, **more, **({"unreadable": held} if held else {})}
+        return RowPage(data=rows, **more)
+    return AdapterPage(data=[card_from(services, entry, figures, caller) for entry in page], **more)
 
 
 def _aliases(snapshot: Snapshot, caller: Caller) -> Aliases:

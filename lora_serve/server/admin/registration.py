@@ -30,11 +30,13 @@ from lora_serve.server.admin.adapters import card_of, remove_adapter
 from lora_serve.server.admin.metadata import check_metadata
 from lora_serve.server.admin.permissions import check_source, registration_for
 from lora_serve.server.admin.residency import set_pinned
+from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.background.registering import Progress, Stage
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT, AuditNote
 from lora_serve.server.schemas.admin import RegisterFields
+from lora_serve.server.schemas.answers.adapters import RegistrationCard, RegistrationList
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.directory.keys import REVOKED
 from lora_serve.tenancy.directory.state import TENANT
@@ -74,16 +76,10 @@ async def list_registrations(request: web.Request) -> web.StreamResponse:
     """
     services, caller = request.app[SERVICES], request[CONTEXT].known_caller
     rows = [
-        {
-            "id": progress.id,
-            "stage": progress.stage.value,
-            "bytes": progress.num_bytes,
-            "total_bytes": progress.total_bytes,
-            "started": progress.started,
-        }
+        RegistrationCard(progress.id, progress.stage, progress.num_bytes, progress.total_bytes, progress.started)
         for progress in services.registering.seen_by(caller.scope, caller.since)
     ]
-    return web.json_response({"object": "list", "data": rows})
+    return json_response(RegistrationList(rows))
 
 
 def check_new_id(services: Services, adapter_id: str) -> None:
@@ -127,7 +123,7 @@ async def complete_registration(
     note.owner, note.digest = registration.entry.tenant, registration.ref.digest
     card = await card_of(services, services.catalog.entry(fields.id), caller)
     card["warnings"] = [*card["warnings"], *warnings]
-    return web.json_response(card, status=201 if registration.created else 200)
+    return json_response(card, status=201 if registration.created else 200)
 
 
 async def register_and_pin(

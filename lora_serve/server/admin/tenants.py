@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from aiohttp import web
+from msgspec import UNSET
 
 from lora_serve.adapters.catalog.edits import TenantRemoval
 from lora_serve.adapters.catalog.entry import CatalogEntry
@@ -19,9 +19,11 @@ from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError, NotFoundError
 from lora_serve.core.stats import SlotInfo
 from lora_serve.core.tenant import ADMIN_CALLER, Quota, Tenant, check_tenant_name
+from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.admin import ChangeTenantFields, CreateTenantFields
+from lora_serve.server.schemas.answers import tenancy as wire
 from lora_serve.server.schemas.queries import PageQuery
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.directory.documents import limits_of
@@ -46,7 +48,7 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
         lambda: directory.create_tenant(fields.name, quota, fields.may_use_base, fields.offload),
         f"making the tenant {fields.name}",
     )
-    return web.json_response(_card(tenant, _counts(services)), status=201)
+    return json_response(_card(tenant, _counts(services)), status=201)
 
 
 async def list_tenants(request: web.Request) -> web.StreamResponse:
@@ -61,17 +63,17 @@ async def list_tenants(request: web.Request) -> web.StreamResponse:
     names = sorted(name for name in tenants if name > after and caller.scope in (None, name))
     counts = _counts(services)
     page = [_card(tenants[name], counts) for name in names[:limit]]
-    last = page[-1]["name"] if page else None
     held = [name for name in services.keys.directory.snapshot.held_names(TENANT) if caller.scope in (None, name)]
-    more = {"has_more": len(names) > limit, "last_id": last, **({"unreadable": held} if held else {})}
-    return web.json_response({"object": "list", "data": page, **more})
+    last = page[-1].name if page else None
+    shown = wire.TenantPage(data=page, has_more=len(names) > limit, last_id=last, unreadable=held or UNSET)
+    return json_response(shown)
 
 
 async def get_tenant(request: web.Request) -> web.StreamResponse:
     """Show a tenant."""
     services = request.app[SERVICES]
     tenant = services.keys.directory.snapshot.tenant(tenant_in(request))
-    return web.json_response(_card(tenant, _counts(services)))
+    return json_response(_card(tenant, _counts(services)))
 
 
 async def change_tenant(request: web.Request) -> web.StreamResponse:
@@ -89,7 +91,7 @@ async def change_tenant(request: web.Request) -> web.StreamResponse:
 
     directory = services.keys.directory
     tenant = await services.edit(lambda: directory.change_tenant(name, change), f"changing the tenant {name}")
-    return web.json_response(_card(tenant, _counts(services)))
+    return json_response(_card(tenant, _counts(services)))
 
 
 async def delete_tenant(request: web.Request) -> web.StreamResponse:
@@ -99,23 +101,22 @@ async def delete_tenant(request: web.Request) -> web.StreamResponse:
     """
     services, name = request.app[SERVICES], tenant_in(request)
     gone = await services.background.complete(delete_all_of(services, name), f"deleting the tenant {name}")
-    return web.json_response({"name": name, "object": "tenant", "deleted": True, "adapters": list(gone)})
+    return json_response(wire.DeletedTenant(name=name, adapters=list(gone)))
 
 
 async def whoami(request: web.Request) -> web.StreamResponse:
     """Show the caller as the server knows it by its key, and its limits."""
     caller = request[CONTEXT].known_caller
-    return web.json_response(
-        {
-            "object": "caller",
-            "tenant": caller.tenant,
-            "role": caller.role.value,
-            "key_id": caller.key_id,
-            "may_use_base": caller.may_use_base,
-            "quota": limits_of(caller.quota),
-            "key_quota": limits_of(caller.key_quota),
-            "has_neighbours": request.app[SERVICES].overflow is not None,
-        }
+    return json_response(
+        wire.CallerCard(
+            tenant=caller.tenant,
+            role=caller.role,
+            key_id=caller.key_id,
+            may_use_base=caller.may_use_base,
+            quota=limits_of(caller.quota),
+            key_quota=limits_of(caller.key_quota),
+            has_neighbours=request.app[SERVICES].overflow is not None,
+        )
     )
 
 
@@ -141,17 +142,16 @@ def _counts(services: Services) -> _Counts:
     return _Counts(keys, Counter(entry.tenant for entry in services.catalog.snapshot.entries.values()))
 
 
-def _card(tenant: Tenant, counts: _Counts) -> dict[str, Any]:
-    return {
-        "name": tenant.name,
-        "object": "tenant",
-        "may_use_base": tenant.may_use_base,
-        "offload": tenant.offload,
-        "quota": limits_of(tenant.quota),
-        "created": int(tenant.created),
-        "num_keys": counts.keys[tenant.name],
-        "num_adapters": counts.adapters[tenant.name],
-    }
+def _card(tenant: Tenant, counts: _Counts) -> wire.TenantCard:
+    return wire.TenantCard(
+        name=tenant.name,
+        may_use_base=tenant.may_use_base,
+        offload=tenant.offload,
+        quota=limits_of(tenant.quota),
+        created=int(tenant.created),
+        num_keys=counts.keys[tenant.name],
+        num_adapters=counts.adapters[tenant.name],
+    )
 
 
 async def delete_all_of(services: Services, tenant: str) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ async def get_use(request: web.Request) -> web.StreamResponse:
     if request[CONTEXT].known_caller.sees_all:
         held = _held_bytes((await services.client.stats()).slots, own)
         use["device_bytes_guaranteed"] = use["device_bytes_max"] = held
-    return web.json_response({"object": "tenant_use", "tenant": name, "use": use})
+    return json_response(wire.TenantUse(name, use))
 
 
 def _held_bytes(slots: Iterable[SlotInfo], own: dict[str, CatalogEntry]) -> int:

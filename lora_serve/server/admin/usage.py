@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -16,9 +16,10 @@ from lora_serve.core.tenant import ADMIN_CALLER, Caller
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_query
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.schemas.answers.tenancy import UsageTable
 from lora_serve.server.schemas.queries import FOREVER, UsageQuery
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.usage.figures import FIGURES, KEY_FIELDS, UsageKey, UsageRow
+from lora_serve.tenancy.usage.figures import FIGURES, KEY_FIELDS, UsageFigures, UsageKey, UsageRow
 from lora_serve.tenancy.usage.metering import summed
 
 
@@ -42,9 +43,8 @@ async def get_usage(request: web.Request) -> web.StreamResponse:
     if query.format == "csv" or (query.format is None and "text/csv" in request.headers.get("Accept", "")):
         return web.Response(text=await reads.run(lambda: _csv(data, by)), content_type="text/csv", charset="utf-8")
     shown_end = None if end >= FOREVER else end
-    body = {
-        "object": "list", "data": data, "from": start, "to": shown_end, "by": list(by), "is_complete": is_complete,
-    }  # fmt: skip
+    rows_shown = cast(list[UsageFigures], data)  # beside the fields of `by`
+    body = UsageTable(data=rows_shown, start=start, end=shown_end, by=by, is_complete=is_complete)
     return await json_answer(request, lambda: body, len(data) * (len(by) + len(FIGURES)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from msgspec import UNSET, Struct, UnsetType
 
 from lora_serve.core import errors
+from lora_serve.server.answers.json_answer import json_response
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,20 @@ _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
 )
 
 
+class ErrorFacts(Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    reasons: list[str] | UnsetType = UNSET
+
+
+class Error(Struct):
+    """The body of a refusal."""
+
+    error: ErrorFacts
+
+
 @dataclass(frozen=True, slots=True)
 class WireError:
     """An error as it goes over the wire."""
@@ -58,16 +73,13 @@ class WireError:
     headers: Mapping[str, str] | None = None
     reasons: Sequence[str] = ()  # each by itself, where there may be several
 
-    def body(self) -> dict[str, Any]:
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": {**error, "reasons": list(self.reasons)} if self.reasons else error}
+    def body(self) -> Error:
+        reasons = list(self.reasons) or UNSET
+        return Error(ErrorFacts(self.message, self.type, self.param, self.code, reasons))
 
-    def response(self, body: dict[str, Any] | None = None) -> web.Response:
+    def response(self, body: Any = None) -> web.Response:
         """The answer; `body`: in another form than OpenAI's."""
-        text = json.dumps(
-            self.body() if body is None else body
-        )  # ASCII, as a message may quote bytes of a header that are no text
-        return web.Response(status=self.status, text=text, content_type="application/json", headers=self.headers)
+        return json_response(self.body() if body is None else body, status=self.status, headers=self.headers)
 
 
 def wire_error(error: Exception, request_id: str) -> WireError:

@@ -1,17 +1,21 @@
-"""Answers in JSON that may be large: made and written on a thread, and there in slices.
+"""The one JSON writer of answers, and answers that may be large: made and written on a thread, and there in slices.
 
-A call into Python's own writer, and the release of what it wrote, keep every other thread waiting until they end.
+Structs are written by msgspec, in the spelling of Python's json that answers have had from the first: numbers as Python
+shows them; whole answers in ASCII with a blank behind every comma and colon, events of streams in UTF-8 without.
+A call into a writer, and the release of what it wrote, keep every other thread waiting until they end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from lora_serve.server.background.tasks import LONG
@@ -22,9 +26,71 @@ _HOLDERS = (dict, list, tuple)
 _SMALL = 2_000  # values, or a 32nd of their characters, that are written at once
 _TEXT_SLICE = 2**16  # characters
 PIECE = 2**18  # bytes that are sent at once
+# A text, or a number that msgspec spells in another way: 0.00001 and 1e-6 are 1e-05 and 1e-06.
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<![\d.])-?(?:0\.0000\d+|\d[\d.]*e-\d+)')
+# An integer of more than 64 bits; half a character, or its escape.
+_NOT_FOR_MSGSPEC = (OverflowError, UnicodeEncodeError, msgspec.DecodeError)
+_NOT_PLAIN = re.compile(r"[^ -~]+")
 
-Encode = Callable[[Any], str]
-encode_answer = functools.partial(json.dumps, default=list)  # of iterators
+Encode = Callable[[Any], bytes]
+_encode = msgspec.json.Encoder(enc_hook=list).encode  # of iterators
+
+
+def compact(value: Any) -> bytes:
+    """A value as JSON in UTF-8 without blanks. No number of the server's own is so large that it has an exponent; those
+    of callers may be: see `as_given`.
+    """
+    try:
+        return _respelled(_encode(value))
+    except _NOT_FOR_MSGSPEC:
+        return _by_python(value, (",", ":"))
+
+
+def spaced(value: Any) -> bytes:
+    """A value as JSON in ASCII, with blanks."""
+    try:
+        data = msgspec.json.format(_respelled(_encode(value)), indent=0)
+    except _NOT_FOR_MSGSPEC:
+        return _by_python(value, (", ", ": "))
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return _NOT_PLAIN.sub(lambda found: json.dumps(found[0])[1:-1], data.decode()).encode()
+
+
+def as_given(value: Any) -> Any:
+    """A value from a caller's JSON, to be written as Python spells it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return msgspec.Raw(text.encode())
+    except UnicodeEncodeError:  # half a character, which a record of an earlier version may hold
+        return msgspec.Raw(json.dumps(value, separators=(",", ":")).encode())
+
+
+def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """An answer with a body that is small."""
+    body = spaced(value)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json", charset="utf-8")
+
+
+def _respelled(data: bytes) -> bytes:
+    return _TOKEN.sub(_as_python_does, data) if b"0.0000" in data or b"e-" in data else data
+
+
+def _as_python_does(token: re.Match[bytes]) -> bytes:
+    found = token[0]
+    return found if found.startswith(b'"') else repr(float(found)).encode()
+
+
+def _by_python(value: Any, separators: tuple[str, str]) -> bytes:
+    return json.dumps(value, separators=separators, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Raw):
+        return json.loads(bytes(value))
+    if isinstance(value, msgspec.Struct):
+        return _members(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else list(value)
 
 
 async def json_answer(request: web.Request, make: Callable[[], Any], length: int) -> web.StreamResponse:
@@ -32,7 +98,7 @@ async def json_answer(request: web.Request, make: Callable[[], Any], length: int
     hold it. `length`: of the answer, in the units of LONG.
     """
     if length <= LONG:
-        return web.json_response(make(), dumps=encode_answer)
+        return json_response(make())
     pieces = await asyncio.to_thread(lambda: _pieces(written(make())))
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     response.content_length = sum(map(len, pieces))
@@ -44,19 +110,21 @@ async def json_answer(request: web.Request, make: Callable[[], Any], length: int
     return response
 
 
-def written(value: Any, encode: Encode = encode_answer) -> Iterator[str]:
+def written(value: Any, encode: Encode = spaced) -> Iterator[bytes]:
     """The value as JSON, part by part; lists and objects give up what is written."""
     if isinstance(value, str):
         yield from _text(value, encode)
-    elif _is_small(value):
+    elif isinstance(value, msgspec.Raw) or _is_small(value):
         yield encode(value)
+    elif isinstance(value, msgspec.Struct):
+        yield from written(_members(value), encode)
     elif isinstance(value, dict):
-        before = "{"
+        before = b"{"
         for name in list(value):
-            yield f"{before}{encode(name)}: "
+            yield b"%b%b: " % (before, encode(name))
             yield from written(value.pop(name), encode)
-            before = ", "
-        yield "}"
+            before = b", "
+        yield b"}"
     else:
         yield from _list(_emptied(value) if isinstance(value, list) else iter(value), encode)
 
@@ -67,25 +135,33 @@ def _emptied(value: list[Any]) -> Iterator[Any]:
         yield item
 
 
-def _list(value: Iterator[Any], encode: Encode) -> Iterator[str]:
-    before = "["
+def _members(value: msgspec.Struct) -> dict[str, Any]:
+    config = value.__struct_config__
+    kind = {} if config.tag_field is None else {config.tag_field: config.tag}
+    names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+    given = ((name, getattr(value, field)) for name, field in names)
+    return kind | {name: item for name, item in given if item is not msgspec.UNSET}
+
+
+def _list(value: Iterator[Any], encode: Encode) -> Iterator[bytes]:
+    before = b"["
     while group := list(itertools.islice(value, _GROUP)):
         if _is_small(group):
             yield before + encode(group)[1:-1]
-            before = ", "
+            before = b", "
             continue
         while group:
             yield before
             yield from written(group.pop(0), encode)
-            before = ", "
-    yield "]" if before == ", " else "[]"
+            before = b", "
+    yield b"]" if before == b", " else b"[]"
 
 
-def _text(value: str, encode: Encode) -> Iterator[str]:
-    yield '"'
+def _text(value: str, encode: Encode) -> Iterator[bytes]:
+    yield b'"'
     for start in range(0, len(value), _TEXT_SLICE):
         yield encode(value[start : start + _TEXT_SLICE])[1:-1]
-    yield '"'
+    yield b'"'
 
 
 def _is_small(value: Any) -> bool:
@@ -93,9 +169,13 @@ def _is_small(value: Any) -> bool:
     weight = 0
     while left:  # only what holds others is put there: a page of cards has a hundred thousand values
         item = left.pop()
+        if isinstance(item, msgspec.Struct):
+            item = [getattr(item, name) for name in item.__struct_fields__]
         if not isinstance(item, _HOLDERS):
             if isinstance(item, Iterator):
                 return False
+            if isinstance(item, msgspec.Raw):
+                weight += len(bytes(item)) // 32
             continue
         if (weight := weight + 2 * len(item)) > _SMALL:
             return False
@@ -108,13 +188,13 @@ def _is_small(value: Any) -> bool:
     return weight <= _SMALL
 
 
-def _pieces(parts: Iterator[str]) -> list[bytes]:
+def _pieces(parts: Iterator[bytes]) -> list[bytes]:
     """The parts joined into pieces that are worth a call each."""
-    pieces, held, num_held = list[bytes](), list[str](), 0
+    pieces, held, num_held = list[bytes](), list[bytes](), 0
     for part in parts:
         held.append(part)
         num_held += len(part)
         if num_held >= PIECE:
-            pieces.append("".join(held).encode())
+            pieces.append(b"".join(held))
             held, num_held = [], 0
-    return [*pieces, "".join(held).encode()]
+    return [*pieces, b"".join(held)]

@@ -10,9 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UnsetType
+
 from lora_serve.core.request import FinishReason
 from lora_serve.server.answers.errors import WireError
-from lora_serve.server.openai.translated import Event, Item, TranslatedBody
+from lora_serve.server.answers.json_answer import as_given
+from lora_serve.server.openai.translated import Item, TranslatedBody
+from lora_serve.server.schemas.answers import responses as wire
+from lora_serve.server.schemas.answers.generation import TokenLogprob
 
 _ERRORS = {
     400: "invalid_request_error",
@@ -26,26 +31,26 @@ _ERRORS = {
 }
 
 
-def anthropic_error(error: WireError, request_id: str) -> dict[str, Any]:
+def anthropic_error(error: WireError, request_id: str) -> wire.AnthropicError:
     """The body of an error in Anthropic's form, with our own `param` and `code`."""
     kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    shown = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
-    return {"type": "error", "error": shown, "request_id": request_id}
+    facts = wire.AnthropicErrorFacts(kind, error.message, error.param, error.code)
+    return wire.AnthropicError(error=facts, request_id=request_id)
 
 
 @dataclass(slots=True, kw_only=True)
 class MessageBody(TranslatedBody):
     """Content blocks, numbered as they come."""
 
-    edits: dict[str, Any]  # `context_management` of the answer, where the request has one
+    edits: wire.AppliedEdits | UnsetType
 
-    def begun(self) -> Iterator[Event]:
-        yield {"type": "message_start", "message": self._message([])}
+    def begun(self) -> Iterator[wire.MessageEvent]:
+        yield wire.MessageEvent(type="message_start", message=self._message([]))
 
-    def opened(self, item: Item) -> Iterator[Event]:
-        yield {"type": "content_block_start", "index": item.number, "content_block": _block(item, "", {})}
+    def opened(self, item: Item) -> Iterator[wire.MessageEvent]:
+        yield wire.MessageEvent(type="content_block_start", index=item.number, content_block=_block(item, "", {}))
 
-    def grown(self, item: Item, text: str, logprobs: list[Any]) -> Iterator[Event]:
+    def grown(self, item: Item, text: str, logprobs: list[TokenLogprob]) -> Iterator[wire.MessageEvent]:
         match item.kind:
             case "text":
                 yield _delta(item, "text_delta", text=text)
@@ -54,37 +59,34 @@ class MessageBody(TranslatedBody):
             case "call":
                 yield _delta(item, "input_json_delta", partial_json=text)
 
-    def closed(self, item: Item) -> Iterator[Event]:
+    def closed(self, item: Item) -> Iterator[wire.MessageEvent]:
         if item.kind == "reasoning":
             yield _delta(item, "signature_delta", signature="")
-        yield {"type": "content_block_stop", "index": item.number}
+        yield wire.MessageEvent(type="content_block_stop", index=item.number)
 
-    def ended(self) -> Iterator[Event]:
-        stop = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop_sequence()}
-        yield {"type": "message_delta", "delta": stop, "usage": self._usage(), **self.edits}
-        yield {"type": "message_stop"}
+    def ended(self) -> Iterator[wire.MessageEvent]:
+        stop = wire.BlockDelta(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
+        yield wire.MessageEvent(type="message_delta", delta=stop, usage=self._usage(), context_management=self.edits)
+        yield wire.MessageEvent(type="message_stop")
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> wire.AnthropicMessage:
         return self._message([_block(item, item.text, _input(item)) for item in self.items])
 
-    def failed(self, error: WireError) -> Event:
+    def failed(self, error: WireError) -> wire.AnthropicError:
         return anthropic_error(error, self.context.request_id)
 
-    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        assert self.context.adapters is not None, "they were resolved"
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.context.adapters.model,
-            "content": content,
-            "stop_reason": self._stop_reason(),
-            "stop_sequence": self._stop_sequence(),
-            "usage": self._usage(),
-            **self.edits,
-        }
+    def _message(self, content: list[wire.Block]) -> wire.AnthropicMessage:
+        return wire.AnthropicMessage(
+            id=self.id,
+            model=self.model,
+            content=content,
+            stop_reason=self._stop_reason(),
+            stop_sequence=self._stop_sequence(),
+            usage=self._usage(),
+            context_management=self.edits,
+        )
 
-    def _stop_reason(self) -> str | None:
+    def _stop_reason(self) -> wire.StopReason | None:
         """In Anthropic's words; None: the answer has not ended."""
         if self.finish_reason is None:
             return None
@@ -97,28 +99,25 @@ class MessageBody(TranslatedBody):
     def _stop_sequence(self) -> str | None:
         return self.stop_reason if isinstance(self.stop_reason, str) else None
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> wire.MessageUsage:
         num_prompt_tokens, num_generated, num_cached = self.use.counts()
-        return {
-            "input_tokens": num_prompt_tokens - num_cached,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": num_cached,
-            "output_tokens": num_generated,
-        }
+        return wire.MessageUsage(
+            input_tokens=num_prompt_tokens - num_cached, cache_read_input_tokens=num_cached, output_tokens=num_generated
+        )
 
 
-def _delta(item: Item, kind: str, **parts: Any) -> Event:
-    return {"type": "content_block_delta", "index": item.number, "delta": {"type": kind, **parts}}
+def _delta(item: Item, kind: str, **part: Any) -> wire.MessageEvent:
+    return wire.MessageEvent(type="content_block_delta", index=item.number, delta=wire.BlockDelta(type=kind, **part))
 
 
-def _block(item: Item, text: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _block(item: Item, text: str, arguments: dict[str, Any]) -> wire.Block:
     match item.kind:
         case "text":
-            return {"type": "text", "text": text}
+            return wire.TextBlock(text)
         case "reasoning":
-            return {"type": "thinking", "thinking": text, "signature": ""}
+            return wire.ThinkingBlock(text)
         case "call":
-            return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": arguments}
+            return wire.ToolUseBlock(item.call_id, item.name, as_given(arguments))
 
 
 def _input(item: Item) -> dict[str, Any]:

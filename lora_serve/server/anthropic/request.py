@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from aiohttp import web
+from msgspec import UNSET
 
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.anthropic.blocks import messages_of
 from lora_serve.server.anthropic.body import MessageBody
 from lora_serve.server.background.tasks import LONG
@@ -19,6 +21,7 @@ from lora_serve.server.openai.answering import answer
 from lora_serve.server.openai.chat import chat_of
 from lora_serve.server.openai.passing import fields_in_common
 from lora_serve.server.openai.renaming import with_names
+from lora_serve.server.schemas.answers.responses import AppliedEdits, CountedEdits, TokenCount
 from lora_serve.server.schemas.generation import ChatFields
 from lora_serve.server.schemas.messages import CountTokensFields, MessageFields
 from lora_serve.server.services import SERVICES
@@ -125,13 +128,12 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     context = request[CONTEXT]
     body = MessageBody(
         id=f"msg_{context.request_id}",
-        chunk_kind="message",
         context=context,
         fields=chat.fields,
         use=rows.use,
         shown_tokens=chat.shown_tokens,
         chat=chat,
-        edits={} if fields.context_management is None else {"context_management": {"applied_edits": []}},
+        edits=UNSET if fields.context_management is None else AppliedEdits(),
     )
     return await answer(request, chat.fields, rows, body)
 
@@ -146,8 +148,8 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
         messages, tools = await chat_messages(fields.messages), await asked_tools(fields)
         model = resolve(request, fields)
         prompt = await chat_prompt(model.text, model.spec, fields, messages, tools, model.hint)
-    edits = {} if counted.context_management is None else {"context_management": {"original_input_tokens": len(prompt)}}
-    return web.json_response({"input_tokens": len(prompt), **edits})
+    edits = UNSET if counted.context_management is None else CountedEdits(len(prompt))
+    return json_response(TokenCount(len(prompt), edits))
 
 
 async def _asked(fields: CountTokensFields, given: dict[str, Any]) -> dict[str, Any]:

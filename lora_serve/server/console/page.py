@@ -6,11 +6,13 @@ import asyncio
 import re
 
 from aiohttp import hdrs, web
+from msgspec import Struct
 
 from lora_serve import __version__
 from lora_serve.console.files import INDEX, PageFile, page_files
 from lora_serve.core.config import ServerConfig
 from lora_serve.server.answers.errors import WireError
+from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.route import ROUTES, Access
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authentication.authenticator import is_loopback
@@ -19,6 +21,21 @@ from lora_serve.tenancy.authentication.authenticator import is_loopback
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 OFF = "The console is off: start the server with --ui."
 _NO_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)")
+
+
+class Root(Struct):
+    """GET /"""
+
+    version: str
+    links: dict[str, str]  # relative
+    routes: list[str]  # of inference, as `POST /v1/completions`
+
+
+class ConsoleFacts(Struct):
+    """GET /ui/about.json"""
+
+    version: str
+    asks_for_key: bool  # also for inference
 
 
 def is_on(config: ServerConfig) -> bool:
@@ -34,8 +51,7 @@ async def get_root(request: web.Request) -> web.StreamResponse:
     taken = [route for route in request.app[ROUTES].routes if not route.tasks or services.spec.task in route.tasks]
     calls = [f"{route.method} {route.path}" for route in taken if route.access in (Access.INFERENCE, Access.MODELS)]
     links = {"docs": "docs", "openapi": "openapi.json"} | ({"console": "ui/"} if has_console else {})
-    told = {"version": __version__, "links": links, "routes": calls}
-    return web.json_response(told, headers={hdrs.VARY: hdrs.ACCEPT})
+    return json_response(Root(__version__, links, calls), headers={hdrs.VARY: hdrs.ACCEPT})
 
 
 async def get_index(request: web.Request) -> web.StreamResponse:
@@ -52,7 +68,7 @@ async def get_about(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     if not is_on(services.config):
         return _off()
-    return web.json_response({"version": __version__, "asks_for_key": services.authenticator.required})
+    return json_response(ConsoleFacts(__version__, services.authenticator.required))
 
 
 async def get_file(request: web.Request) -> web.StreamResponse:

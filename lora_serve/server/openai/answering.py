@@ -6,25 +6,26 @@ No header of a stream leaves before every choice is admitted, so earlier errors 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from aiohttp import web
+from msgspec import Struct
 
 from lora_serve.core.errors import InternalError
 from lora_serve.core.messages import FinishEvent, LostEvent, PromptEvent, TokenEvent
 from lora_serve.core.request import FinishReason
 from lora_serve.server.answers.errors import WireError, wire_error
-from lora_serve.server.answers.json_answer import PIECE, json_answer, written
+from lora_serve.server.answers.json_answer import PIECE, compact, json_answer, written
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.openai.logprobs import num_values
+from lora_serve.server.schemas.answers.generation import CachedTokens, Usage
 from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.usage.figures import AnswerUse
@@ -49,9 +50,9 @@ class AnswerBody(ABC):
     context: RequestContext
     fields: SamplingFields
     use: AnswerUse
-    chunk_kind: str  # `object` of a chunk
     shown_tokens: tuple[str, ...] = ()  # see `StopRules.shown`
     created: int = field(default_factory=lambda: int(time.time()))
+    chunk_kind: ClassVar[Callable[..., Struct]]  # of a stream, with its `choices` and perhaps `usage`
     ending: ClassVar[bytes] = DONE  # of a stream
 
     @property
@@ -68,52 +69,52 @@ class AnswerBody(ABC):
         """Drop all events of a choice, which begins again."""
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Struct:
         """The body of an answer that is not streamed."""
 
     @abstractmethod
-    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[dict[str, Any]]:
+    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[Struct]:
         """Zero or more chunks of a stream for one event of a choice."""
 
     def is_complete(self, number: int) -> bool:
         """True if a choice, as far as it was added or given in chunks, shall end here."""
         return False
 
-    def last_chunks(self) -> Iterator[dict[str, Any]]:
+    def last_chunks(self) -> Iterator[Struct]:
         """Chunks after every choice has ended."""
         if self.fields.stream_options is not None and self.fields.stream_options.shows_usage:
-            yield {**self.head(self.chunk_kind, []), "usage": self.usage()}
+            yield self.chunk_kind(**self.head(), choices=[], usage=self.usage())
 
-    def event(self, chunk: dict[str, Any]) -> bytes:
+    def event(self, chunk: Any) -> bytes:
         """A chunk as a server-sent event."""
-        return b"data: " + encode(chunk).encode() + b"\n\n"
+        return b"data: %b\n\n" % compact(chunk)
 
-    def failed(self, error: WireError) -> dict[str, Any]:
+    def failed(self, error: WireError) -> Any:
         """The last chunk of a stream that an error ends."""
         return error.body()
 
-    def head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """A body or chunk without `usage`."""
+    def head(self) -> Mapping[str, Any]:
+        """Fields of the body and of every chunk."""
+        return {"id": self.id, "created": self.created, "model": self.model}
+
+    @property
+    def model(self) -> str:
+        """The name of what answers."""
         assert self.context.adapters is not None, "they were resolved"
-        model = self.context.adapters.model
-        return {"id": self.id, "object": kind, "created": self.created, "model": model, "choices": choices}
+        return self.context.adapters.model
 
-    def chunk(self, number: int, part: dict[str, Any]) -> dict[str, Any]:
+    def chunk(self, number: int, part: Struct, **more: Any) -> Any:
         """A chunk with one part of a choice."""
-        made, options = self.head(self.chunk_kind, [part]), self.fields.stream_options
+        options = self.fields.stream_options
         if options is not None and options.shows_usage:
-            made["usage"] = self.usage(number) if options.continuous_usage_stats else None
-        return made
+            more["usage"] = self.usage(number) if options.continuous_usage_stats else None
+        return self.chunk_kind(**self.head(), choices=[part], **more)
 
-    def usage(self, number: int | None = None) -> dict[str, Any]:
+    def usage(self, number: int | None = None) -> Usage:
         """`usage` of the answer so far, or of one choice."""
         num_prompt_tokens, num_generated, num_cached = self.use.counts(number)
-        return {
-            "prompt_tokens": num_prompt_tokens,
-            "completion_tokens": num_generated,
-            "total_tokens": num_prompt_tokens + num_generated,
-            "prompt_tokens_details": {"cached_tokens": num_cached},
-        }
+        total = num_prompt_tokens + num_generated
+        return Usage(num_prompt_tokens, num_generated, total, CachedTokens(num_cached))
 
 
 async def generate(rows: Rows, rules: StopRules, is_complete: Callable[[int], bool]) -> ChoiceEvents:
@@ -222,7 +223,7 @@ async def _encoded(body: AnswerBody, choice: int, event: PromptEvent | Piece) ->
     if entries is None or num_values(entries) <= LONG:
         return _data(body, body.chunks(choice, event))
     return await asyncio.to_thread(
-        lambda: b"".join(b"data: " + _in_slices(chunk) + b"\n\n" for chunk in body.chunks(choice, event))
+        lambda: b"".join(b"data: %b\n\n" % b"".join(written(chunk, compact)) for chunk in body.chunks(choice, event))
     )
 
 
@@ -247,14 +248,5 @@ class _Turns:
             await asyncio.sleep(0)
 
 
-def _data(body: AnswerBody, chunks: Iterable[dict[str, Any]]) -> bytes:
+def _data(body: AnswerBody, chunks: Iterable[Struct]) -> bytes:
     return b"".join(map(body.event, chunks))
-
-
-def encode(chunk: Any) -> str:
-    """A chunk as JSON without spaces."""
-    return json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), default=list)
-
-
-def _in_slices(chunk: dict[str, Any]) -> bytes:
-    return "".join(written(chunk, encode)).encode()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp import web
+from msgspec import UNSET
 
 from lora_serve.core.messages import PromptEvent, TokenLogprobs
 from lora_serve.server.bodies.json_body import check_fields, read_json
@@ -19,7 +20,8 @@ from lora_serve.server.inference.resolve import ResolvedModel, resolve
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
-from lora_serve.server.openai.turn import Delta, Turn
+from lora_serve.server.openai.turn import Turn
+from lora_serve.server.schemas.answers import generation as wire
 from lora_serve.server.schemas.generation import ChatFields
 from lora_serve.server.schemas.tools import NO_TOOLS
 from lora_serve.server.services import SERVICES, Services
@@ -59,7 +61,6 @@ async def chat_of(request: web.Request, given: dict[str, Any]) -> tuple[Rows, Ch
     rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
     body = ChatBody(
         id=f"chatcmpl-{context.request_id}",
-        chunk_kind="chat.completion.chunk",
         context=context,
         fields=fields,
         speller=TokenSpeller(model.text, fields.return_tokens_as_token_ids),
@@ -67,13 +68,13 @@ async def chat_of(request: web.Request, given: dict[str, Any]) -> tuple[Rows, Ch
         prefix=_echoed(fields, messages),
         prompt_ids=prompt if fields.return_token_ids else (),
         shown_tokens=() if reading is None else reading.markers,
-        choices=[ChatChoice(None if reading is None else Turn(reading)) for _ in requests],
+        choices=[GrowingChoice(None if reading is None else Turn(reading)) for _ in requests],
     )
     return rows, body
 
 
 @dataclass(slots=True)
-class ChatChoice:
+class GrowingChoice:
     """One choice as it grows."""
 
     turn: Turn | None = None  # None: the text is the content
@@ -84,10 +85,10 @@ class ChatChoice:
     token_ids: list[int] = field(default_factory=list)  # that are not given out yet
     num_reasoning_tokens: int = 0
 
-    def read(self, turn: Turn, piece: Piece) -> list[Delta]:
+    def read(self, turn: Turn, piece: Piece) -> list[wire.Delta]:
         """The deltas of a piece of the choice's turn."""
         deltas = turn.take(piece.text, is_last=piece.finish_reason is not None)
-        if any("reasoning_content" in delta for delta in deltas):
+        if any(delta.reasoning_content is not UNSET for delta in deltas):
             self.num_reasoning_tokens += len(piece.token_ids)
         return deltas
 
@@ -112,10 +113,11 @@ class ChatChoice:
 class ChatBody(AnswerBody):
     """The answer, whole or in chunks."""
 
+    chunk_kind: ClassVar = wire.ChatChunk
     fields: ChatFields
     speller: TokenSpeller
     prefix: str  # with `echo`: the last message, where it is the assistant's
-    choices: list[ChatChoice]
+    choices: list[GrowingChoice]
     prompt_ids: tuple[int, ...] = ()  # with `return_token_ids`
     prompt_entries: list[TokenLogprobs | None] | None = None
 
@@ -129,26 +131,29 @@ class ChatBody(AnswerBody):
 
     def forget(self, number: int) -> None:
         turn = self.choices[number].turn
-        self.choices[number] = ChatChoice(None if turn is None else turn.anew())
+        self.choices[number] = GrowingChoice(None if turn is None else turn.anew())
 
     def is_complete(self, number: int) -> bool:
         turn = self.choices[number].turn
         return turn is not None and turn.is_complete
 
-    def whole(self) -> dict[str, Any]:
-        choices = [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)]
-        prompt = None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)
-        head = self.head("chat.completion", choices)
-        ids = {"prompt_token_ids": list(self.prompt_ids)} if self.fields.return_token_ids else {}
-        return {**head, "usage": self.usage(), "prompt_logprobs": prompt, **ids}
+    def whole(self) -> wire.ChatCompletion:
+        entries = self.prompt_entries
+        return wire.ChatCompletion(
+            **self.head(),
+            choices=[self._whole_choice(index, choice) for index, choice in enumerate(self.choices)],
+            usage=self.usage(),
+            prompt_logprobs=None if entries is None else prompt_logprobs(self.speller.text, entries),
+            prompt_token_ids=list(self.prompt_ids) if self.fields.return_token_ids else UNSET,
+        )
 
-    def usage(self, number: int | None = None) -> dict[str, Any]:
+    def usage(self, number: int | None = None) -> wire.Usage:
         """`usage`, with the tokens of reasoning where an answer's text is read."""
         usage = AnswerBody.usage(self, number)
         choices = self.choices if number is None else self.choices[number : number + 1]
         if self.fields.include_reasoning and any(choice.turn is not None for choice in choices):
             num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in choices)
-            usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+            usage.completion_tokens_details = wire.ReasoningTokens(num_reasoning_tokens)
         return usage
 
     @property
@@ -159,12 +164,14 @@ class ChatBody(AnswerBody):
         num_ids = sum(len(choice.token_ids) for choice in self.choices) if self.fields.return_token_ids else 0
         return num_entries + num_characters // 8 + num_ids + len(self.prompt_ids)
 
-    def chunks(self, choice: int, event: PromptEvent | Piece) -> Iterator[dict[str, Any]]:
+    def chunks(self, choice: int, event: PromptEvent | Piece) -> Iterator[wire.ChatChunk]:
         if isinstance(event, PromptEvent):
-            first = self._chunk(choice, {"role": "assistant", "content": ""}, Piece())
-            yield {**first, "prompt_token_ids": list(self.prompt_ids)} if self.fields.return_token_ids else first
+            first = self._chunk(choice, wire.Delta("assistant", ""), Piece())
+            if self.fields.return_token_ids:
+                first.prompt_token_ids = list(self.prompt_ids)
+            yield first
             if self.prefix:
-                yield self._chunk(choice, {"content": self.prefix}, Piece())
+                yield self._chunk(choice, wire.Delta(content=self.prefix), Piece())
             return
         turn = self.choices[choice].turn
         if self.fields.return_token_ids:
@@ -172,9 +179,9 @@ class ChatBody(AnswerBody):
         if turn is not None:
             yield from self._turn_chunks(choice, turn, event)
         elif event.text or event.finish_reason or (self.fields.logprobs and event.logprobs):
-            yield self._chunk(choice, {"content": event.text}, event)
+            yield self._chunk(choice, wire.Delta(content=event.text), event)
 
-    def _turn_chunks(self, choice: int, turn: Turn, piece: Piece) -> Iterator[dict[str, Any]]:
+    def _turn_chunks(self, choice: int, turn: Turn, piece: Piece) -> Iterator[wire.ChatChunk]:
         """A piece may give several deltas; its log-probabilities come with the first, the end in a chunk of its own."""
         logprobs = piece.logprobs if self.fields.logprobs else ()
         for delta in self.choices[choice].read(turn, piece):
@@ -182,34 +189,32 @@ class ChatBody(AnswerBody):
             logprobs = ()
         if logprobs or piece.finish_reason is not None:
             reason = turn.finish_reason(piece.finish_reason)
-            yield self._chunk(choice, {}, Piece(logprobs=logprobs, finish_reason=reason, stop_reason=piece.stop_reason))
+            yield self._chunk(
+                choice, wire.Delta(), Piece(logprobs=logprobs, finish_reason=reason, stop_reason=piece.stop_reason)
+            )
 
-    def _whole_choice(self, index: int, choice: ChatChoice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self.prefix + "".join(choice.text)}
-        ids = {"token_ids": choice.token_ids} if self.fields.return_token_ids else {}
-        return {
-            **ids,
-            "index": index,
-            "message": {**(message if choice.turn is None else choice.turn.message(self.prefix)), "refusal": None},
-            "logprobs": self._logprobs(choice.entries),
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
+    def _whole_choice(self, index: int, choice: GrowingChoice) -> wire.ChatChoice:
+        text = wire.Message(content=self.prefix + "".join(choice.text))
+        return wire.ChatChoice(
+            token_ids=choice.token_ids if self.fields.return_token_ids else UNSET,
+            index=index,
+            message=text if choice.turn is None else choice.turn.message(self.prefix),
+            logprobs=self._logprobs(choice.entries),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
 
-    def _chunk(self, choice: int, delta: dict[str, Any], piece: Piece) -> dict[str, Any]:
-        part = {
-            "index": choice,
-            "delta": delta,
-            "logprobs": self._logprobs(list(piece.logprobs)) if piece.logprobs else None,
-            "finish_reason": piece.finish_reason,
-        }
+    def _chunk(self, choice: int, delta: wire.Delta, piece: Piece) -> wire.ChatChunk:
+        logprobs = self._logprobs(list(piece.logprobs)) if piece.logprobs else None
+        part = wire.ChatPart(choice, delta, logprobs, piece.finish_reason)
         if piece.finish_reason is not None:
-            part["stop_reason"] = piece.stop_reason
+            part.stop_reason = piece.stop_reason
         if self.fields.return_token_ids:
-            part["token_ids"], self.choices[choice].token_ids = self.choices[choice].token_ids, []
-        return self.chunk(choice, part)
+            part.token_ids, self.choices[choice].token_ids = self.choices[choice].token_ids, []
+        made: wire.ChatChunk = self.chunk(choice, part)
+        return made
 
-    def _logprobs(self, entries: list[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, entries: list[TokenLogprobs]) -> wire.ChatLogprobs | None:
         return chat_logprobs(self.speller, entries, self.fields.top_logprobs) if self.fields.logprobs else None
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 from aiohttp import web
+from msgspec import UNSET
 
 from lora_serve.core.messages import PromptEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason
@@ -19,6 +20,7 @@ from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.openai.logprobs import TokenSpeller, completion_logprobs, num_values, prompt_logprobs
+from lora_serve.server.schemas.answers import generation as wire
 from lora_serve.server.schemas.generation import CompletionFields
 from lora_serve.server.services import SERVICES
 from lora_serve.text.output import Piece
@@ -42,7 +44,6 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     )
     body = CompletionBody(
         id=f"cmpl-{context.request_id}",
-        chunk_kind="text_completion",
         context=context,
         fields=fields,
         use=rows.use,
@@ -56,6 +57,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
 class CompletionBody(AnswerBody):
     """The answer, whole or in chunks."""
 
+    chunk_kind: ClassVar = wire.CompletionChunk
     choices: list[CompletionChoice]
     num_rows: int  # choices of one prompt, of which `fields.n` are shown
 
@@ -69,17 +71,17 @@ class CompletionBody(AnswerBody):
     def forget(self, number: int) -> None:
         self.choices[number] = self.choices[number].anew()
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> wire.Completion:
         shown = self.choices if self.num_rows == self.fields.n else self._best()
-        choices = [{"index": index, **choice.take()} for index, choice in enumerate(shown)]
-        for choice, body in zip(shown, choices, strict=True):
-            body["prompt_logprobs"] = choice.take_prompt_logprobs()
-        return {**self.head("text_completion", choices), "usage": self.usage()}
+        choices = [choice.take(index) for index, choice in enumerate(shown)]
+        for choice, part in zip(shown, choices, strict=True):
+            part.prompt_logprobs = choice.take_prompt_logprobs()
+        return wire.Completion(**self.head(), choices=choices, usage=self.usage())
 
-    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[dict[str, Any]]:
+    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[wire.CompletionChunk]:
         self.add(number, event)
         if self.choices[number].has_news:
-            yield self.chunk(number, {"index": number, **self.choices[number].take()})
+            yield self.chunk(number, self.choices[number].take(number))
 
     def _best(self) -> list[CompletionChoice]:
         """Of each prompt's choices the `n` with the highest log-probability per token, the best first."""
@@ -147,27 +149,19 @@ class CompletionChoice:
         num_entries = num_values(self.prompt_entries) + num_values(self.entries)
         return num_ids + num_entries + sum(map(len, self.text)) // 8
 
-    def take_prompt_logprobs(self) -> Any:
+    def take_prompt_logprobs(self) -> wire.PromptLogprobs | None:
         """The prompt's log-probabilities, given out once; None if they were not asked for."""
         return None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)
 
-    def take(self) -> dict[str, Any]:
-        """The part of the choice since the last call."""
-        part = {
-            "text": "".join(self.text),
-            "logprobs": self._take_logprobs(),
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
-        }
+    def take(self, index: int) -> wire.CompletionPart:
+        """The part of the choice since the last call. A stream has the prompt's ids in its first chunk, as in vLLM."""
+        text, logprobs = "".join(self.text), self._take_logprobs()
+        part = wire.CompletionPart(index, text, logprobs, self.finish_reason, self.stop_reason)
         self.text, self.token_ids, self.entries = [], [], []
-        return {**part, **self._take_token_ids()} if self.show_token_ids else part
-
-    def _take_token_ids(self) -> dict[str, Any]:
-        """As vLLM names them; a stream has the prompt's in its first chunk."""
-        part: dict[str, Any] = {"token_ids": self.answer_ids}
-        if self.shows_prompt_ids:
-            part["prompt_token_ids"] = list(self.prompt.token_ids)
-        self.answer_ids, self.shows_prompt_ids = [], False
+        if self.show_token_ids:
+            part.token_ids = self.answer_ids
+            part.prompt_token_ids = list(self.prompt.token_ids) if self.shows_prompt_ids else UNSET
+            self.answer_ids, self.shows_prompt_ids = [], False
         return part
 
     def _add_prompt(self, event: PromptEvent) -> None:
@@ -182,7 +176,7 @@ class CompletionChoice:
             self.token_ids.extend(token_ids)
             self.entries.extend(entries)
 
-    def _take_logprobs(self) -> dict[str, Any] | None:
+    def _take_logprobs(self) -> wire.CompletionLogprobs | None:
         if self.logprobs is None:
             return None
         body = completion_logprobs(self.speller, self.token_ids, self.entries, self.logprobs, self.num_characters)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from lora_serve.core.messages import TokenLogprobs
+from lora_serve.server.schemas.answers import generation as wire
 from lora_serve.text.tokenizer import TextModel
 
 _MANY = 100
 
 E = TypeVar("E")
+T = TypeVar("T")
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity; vLLM cuts at the same number
 
@@ -34,7 +36,7 @@ def completion_logprobs(
     entries: list[TokenLogprobs | None],
     count: int,
     offset: int,
-) -> dict[str, Any]:
+) -> wire.CompletionLogprobs:
     """Completions' format. `entries[i]` belongs to `token_ids[i]`; None: the first token of a prompt has none.
 
     `offset` is where the first token's text begins, in characters.
@@ -44,39 +46,42 @@ def completion_logprobs(
         tokens.append(speller.spell(token_id))
         offsets.append(offset)
         offset += len(speller.text.token_text(token_id))
-    return {
-        "text_offset": offsets,
-        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
-        "tokens": tokens,
-        "top_logprobs": each(lambda entry: entry and _top_by_text(speller, entry, count), entries),
-    }
+    return wire.CompletionLogprobs(
+        text_offset=offsets,
+        token_logprobs=[None if entry is None else _finite(entry.logprob) for entry in entries],
+        tokens=tokens,
+        top_logprobs=each(lambda entry: None if entry is None else _top_by_text(speller, entry, count), entries),
+    )
 
 
-def chat_logprobs(speller: TokenSpeller, entries: list[TokenLogprobs], count: int) -> dict[str, Any]:
+def chat_logprobs(speller: TokenSpeller, entries: list[TokenLogprobs], count: int) -> wire.ChatLogprobs:
     """Chat's format."""
 
-    def shown(entry: TokenLogprobs) -> dict[str, Any]:
-        top = [_chat_token(speller, *pair) for pair in _best(entry, count)[: None if count < 0 else count]]
-        return {**_chat_token(speller, entry.token_id, entry.logprob), "top_logprobs": top}
+    def shown(entry: TokenLogprobs) -> wire.TokenLogprob:
+        best = _best(entry, count)[: None if count < 0 else count]
+        top = [wire.TopLogprob(*_chat_token(speller, *pair)) for pair in best]
+        return wire.TokenLogprob(*_chat_token(speller, entry.token_id, entry.logprob), top)
 
-    return {"content": each(shown, entries)}
+    return wire.ChatLogprobs(each(shown, entries))
 
 
-def prompt_logprobs(text: TextModel, entries: list[TokenLogprobs | None]) -> list[Any] | Iterator[Any]:
+def prompt_logprobs(text: TextModel, entries: list[TokenLogprobs | None]) -> wire.PromptLogprobs:
     """vLLM's format: for each prompt token an object by token id."""
-    return each(lambda entry: entry and _by_id(text, entry), entries)
+    return each(lambda entry: None if entry is None else _by_id(text, entry), entries)
 
 
-def each(show: Callable[[E], Any], entries: list[E]) -> list[Any] | Iterator[Any]:
+def each(show: Callable[[E], T], entries: list[E]) -> list[T]:
     """`show` of each entry, for an answer. Many entries are shown one by one as they are written, and each is let go
     then: all at once they would be a million objects, of which Python's collector would look at each.
     """
-    return [show(entry) for entry in entries] if len(entries) <= _MANY else _emptied(show, entries)
+    if len(entries) > _MANY:
+        return cast(list[T], _emptied(show, entries))  # which the writer takes for a list
+    return [show(entry) for entry in entries]
 
 
-def _emptied(show: Callable[[E], Any], entries: list[Any]) -> Iterator[Any]:
+def _emptied(show: Callable[[E], T], entries: list[E]) -> Iterator[T]:
     for index, entry in enumerate(entries):
-        entries[index] = None
+        entries[index] = cast(E, None)
         yield show(entry)
 
 
@@ -95,16 +100,16 @@ def _best(entry: TokenLogprobs, count: int) -> list[tuple[int, float]]:
     return [(entry.token_id, entry.logprob), *(pair for pair in top if pair[0] != entry.token_id)]
 
 
-def _chat_token(speller: TokenSpeller, token_id: int, logprob: float) -> dict[str, Any]:
+def _chat_token(speller: TokenSpeller, token_id: int, logprob: float) -> tuple[str, float, list[int] | None]:
     raw = list(speller.text.token_bytes(token_id)) if speller.shows_bytes else None
-    return {"token": speller.spell(token_id), "logprob": _finite(logprob), "bytes": raw}
+    return speller.spell(token_id), _finite(logprob), raw
 
 
-def _by_id(text: TextModel, entry: TokenLogprobs) -> dict[str, Any]:
+def _by_id(text: TextModel, entry: TokenLogprobs) -> dict[str, wire.PromptLogprob]:
     ranked = {entry.token_id: (entry.logprob, entry.rank)}
     ranked |= {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, start=1)}
     return {
-        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": text.token_text(token_id)}
+        str(token_id): wire.PromptLogprob(_finite(logprob), rank, text.token_text(token_id))
         for token_id, (logprob, rank) in ranked.items()
     }
 

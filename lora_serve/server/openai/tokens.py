@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp import web
 
@@ -21,6 +21,7 @@ from lora_serve.server.inference.rows import Rows
 from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
 from lora_serve.server.openai.renaming import with_names
+from lora_serve.server.schemas.answers.generation import GeneratedTokens, TokensChunk, TokensPart
 from lora_serve.server.schemas.generation import CompletionFields
 from lora_serve.server.schemas.tokenize import GenerateFields
 from lora_serve.server.services import SERVICES
@@ -54,7 +55,6 @@ async def generate_tokens(request: web.Request) -> web.StreamResponse:
     rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
     body = TokensBody(
         id=context.request_id,
-        chunk_kind="generate.tokens.chunk",
         context=context,
         fields=fields,
         use=rows.use,
@@ -92,6 +92,7 @@ class TokensChoice:
 class TokensBody(AnswerBody):
     """The answer, whole or in chunks. The token that ended it is its last, whether text would show it or not."""
 
+    chunk_kind: ClassVar = TokensChunk
     speller: TokenSpeller
     num_top: int | None  # alternatives for each token; None: no log-probabilities
     choices: list[TokensChoice]
@@ -115,26 +116,19 @@ class TokensBody(AnswerBody):
     def forget(self, number: int) -> None:
         self.choices[number] = TokensChoice()
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> GeneratedTokens:
         choices = [self._shown(index, choice) for index, choice in enumerate(self.choices)]
         prompt = None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)
-        head = self.head("generate.tokens", choices)
-        return {**head, "usage": self.usage(), "prompt_logprobs": prompt, "kv_transfer_params": None}
+        return GeneratedTokens(**self.head(), choices=choices, usage=self.usage(), prompt_logprobs=prompt)
 
-    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[dict[str, Any]]:
+    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[TokensChunk]:
         if isinstance(event, Piece) and (event.token_ids or event.finish_reason is not None):
             choice = TokensChoice(list(event.token_ids), list(event.logprobs), event.finish_reason, event.stop_reason)
             yield self.chunk(number, self._shown(number, choice))
 
-    def head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"request_id": self.id, **AnswerBody.head(self, kind, choices)}
+    def head(self) -> Mapping[str, Any]:
+        return {"request_id": self.id, **AnswerBody.head(self)}
 
-    def _shown(self, index: int, choice: TokensChoice) -> dict[str, Any]:
+    def _shown(self, index: int, choice: TokensChoice) -> TokensPart:
         logprobs = None if self.num_top is None else chat_logprobs(self.speller, choice.entries, self.num_top)
-        return {
-            "index": index,
-            "token_ids": choice.token_ids,
-            "logprobs": logprobs,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
+        return TokensPart(index, choice.token_ids, logprobs, choice.finish_reason, choice.stop_reason)

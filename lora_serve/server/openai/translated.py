@@ -5,15 +5,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
+
+from msgspec import UNSET, Struct
 
 from lora_serve.core.messages import PromptEvent
 from lora_serve.core.request import FinishReason
-from lora_serve.server.openai.answering import AnswerBody, encode
+from lora_serve.server.answers.json_answer import compact
+from lora_serve.server.openai.answering import AnswerBody
 from lora_serve.server.openai.chat import ChatBody
+from lora_serve.server.schemas.answers import generation as wire
+from lora_serve.server.schemas.answers.responses import MessageEvent, ResponseEvent
 from lora_serve.text.output import Piece
 
-Event = dict[str, Any]
+Event = ResponseEvent | MessageEvent
 
 
 @dataclass(slots=True)
@@ -25,7 +30,7 @@ class Item:
     name: str = ""  # of the tool that is called
     call_id: str = ""
     parts: list[str] = field(default_factory=list)  # of the text, or of the call's arguments
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[wire.TokenLogprob] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -42,7 +47,7 @@ class TranslatedBody(AnswerBody):
     stop_reason: int | str | None = None
     ending: ClassVar[bytes] = b""
     _held: str = ""  # white space that is shown only if a text follows, not a call
-    _held_logprobs: list[Any] = field(default_factory=list)  # of tokens whose text has not come yet
+    _held_logprobs: list[wire.TokenLogprob] = field(default_factory=list)  # of tokens whose text has not come yet
     _is_open: bool = False  # the last item may grow
 
     @abstractmethod
@@ -54,7 +59,7 @@ class TranslatedBody(AnswerBody):
         """The events of a new item."""
 
     @abstractmethod
-    def grown(self, item: Item, text: str, logprobs: list[Any]) -> Iterator[Event]:
+    def grown(self, item: Item, text: str, logprobs: list[wire.TokenLogprob]) -> Iterator[Event]:
         """The events of more text of an item."""
 
     @abstractmethod
@@ -66,7 +71,7 @@ class TranslatedBody(AnswerBody):
         """The events after the last item."""
 
     @abstractmethod
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Struct:
         """The whole answer, once all items are."""
 
     @property
@@ -81,7 +86,7 @@ class TranslatedBody(AnswerBody):
 
     def event(self, chunk: Event) -> bytes:
         """A named event."""
-        return b"event: %b\ndata: %b\n\n" % (chunk["type"].encode(), encode(chunk).encode())
+        return b"event: %b\ndata: %b\n\n" % (chunk.type.encode(), compact(chunk))
 
     def add(self, number: int, event: PromptEvent | Piece) -> None:
         for _ in self.chunks(number, event):
@@ -95,7 +100,7 @@ class TranslatedBody(AnswerBody):
     def is_complete(self, number: int) -> bool:
         return self.chat.is_complete(number)
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Struct:
         for _ in self.last_chunks():
             pass
         return self.shown()
@@ -105,7 +110,7 @@ class TranslatedBody(AnswerBody):
             yield from self.begun()
             return
         for chunk in self.chat.chunks(number, event):
-            yield from self._read(*chunk["choices"])
+            yield from self._read(*chunk.choices)
 
     def last_chunks(self) -> Iterator[Event]:
         if self._held and not any(item.kind == "call" for item in self.items):
@@ -113,27 +118,26 @@ class TranslatedBody(AnswerBody):
         yield from self._close()
         yield from self.ended()
 
-    def _read(self, choice: dict[str, Any]) -> Iterator[Event]:
-        delta = choice["delta"]
-        if text := delta.get("reasoning_content"):
-            yield from self._grow("reasoning", text, [])
-        logprobs = list((choice["logprobs"] or {}).get("content") or ())
-        if (text := delta.get("content") or "") or (logprobs and self._grows("text")):
+    def _read(self, choice: wire.ChatPart) -> Iterator[Event]:
+        delta = choice.delta
+        if delta.reasoning_content:
+            yield from self._grow("reasoning", delta.reasoning_content, [])
+        logprobs = [] if choice.logprobs is None else list(choice.logprobs.content)
+        if (text := delta.content or "") or (logprobs and self._grows("text")):
             logprobs, self._held_logprobs = self._held_logprobs + logprobs, []
             yield from self._text(text, logprobs)
-        elif "content" in delta:  # those of reasoning, markers and calls are shown nowhere
+        elif delta.content is not UNSET:  # those of reasoning, markers and calls are shown nowhere
             self._held_logprobs += logprobs
-        for call in delta.get("tool_calls") or ():
-            function = call["function"]
-            if "id" in call:
+        for call in delta.tool_calls or ():
+            if call.id and call.function.name:
                 self._held, self._held_logprobs = "", []
-                yield from self._open(Item("call", len(self.items), function["name"], call["id"]))
-            if function.get("arguments"):
-                yield from self._grow("call", function["arguments"], [])
-        if choice["finish_reason"] is not None:
-            self.finish_reason, self.stop_reason = choice["finish_reason"], choice.get("stop_reason")
+                yield from self._open(Item("call", len(self.items), call.function.name, call.id))
+            if call.function.arguments:
+                yield from self._grow("call", call.function.arguments, [])
+        if choice.finish_reason is not None:
+            self.finish_reason, self.stop_reason = choice.finish_reason, choice.stop_reason or None
 
-    def _text(self, text: str, logprobs: list[Any]) -> Iterator[Event]:
+    def _text(self, text: str, logprobs: list[wire.TokenLogprob]) -> Iterator[Event]:
         if not self._grows("text"):
             text, self._held = self._held + text, ""
             if not text.strip() and not logprobs:
@@ -144,7 +148,9 @@ class TranslatedBody(AnswerBody):
     def _grows(self, kind: str) -> bool:
         return self._is_open and self.items[-1].kind == kind
 
-    def _grow(self, kind: Literal["text", "reasoning", "call"], text: str, logprobs: list[Any]) -> Iterator[Event]:
+    def _grow(
+        self, kind: Literal["text", "reasoning", "call"], text: str, logprobs: list[wire.TokenLogprob]
+    ) -> Iterator[Event]:
         if not self._grows(kind):
             yield from self._open(Item(kind, len(self.items)))
         item = self.items[-1]

@@ -9,13 +9,13 @@ from typing import Any
 
 from lora_serve.core.request import FinishReason
 from lora_serve.server.inference.reading import AnswerReading
+from lora_serve.server.schemas.answers import generation as wire
 from lora_serve.text.json_end import JsonEnd
 from lora_serve.text.past_calls import CallForm, written_id
 from lora_serve.text.reasoning.base import ReasoningText
 from lora_serve.text.tool_calls.base import CallArguments, CallStarted, ContentText, ToolEvent
 
 CALLED = "tool_calls"  # OpenAI's word for the end of a turn that calls tools
-Delta = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Turn:
         """The same turn, of which nothing was read."""
         return Turn(self._reading)
 
-    def take(self, text: str, is_last: bool) -> list[Delta]:
+    def take(self, text: str, is_last: bool) -> list[wire.Delta]:
         """The deltas that the next piece of text gives, in OpenAI's form."""
         self.num_characters += len(text)
         events: Iterable[Any] = [ContentText(text)] if text else []
@@ -60,21 +60,17 @@ class Turn:
             deltas += [delta for event in self._calls.finish() for delta in self._call_deltas(event)]
         return deltas
 
-    def message(self, prefix: str) -> dict[str, Any]:
+    def message(self, prefix: str) -> wire.Message:
         """The whole message; `prefix` stands before its content."""
         content, reasoning = prefix + "".join(self._texts["content"]), "".join(self._texts["reasoning"])
-        message: dict[str, Any] = {"role": "assistant", "content": content or None}
+        message = wire.Message(content=content or None)
         if self._made and not content.strip():
-            message["content"] = None
+            message.content = None
         if self._reading.reasoning is not None and self._reading.shows_reasoning:
-            message |= {"reasoning_content": reasoning or None, "reasoning": reasoning or None}
+            message.reasoning_content = message.reasoning = reasoning or None
         if self._made:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
-                }
+            message.tool_calls = [
+                wire.ToolCall(call.id, "function", wire.FunctionCall(call.name, "".join(call.arguments)))
                 for call in self._made
             ]
         return message
@@ -86,29 +82,34 @@ class Turn:
         is_called = reason == FinishReason.STOP and self._made and self._reading.tools.mode != "named"
         return CALLED if is_called else reason
 
-    def _deltas(self, event: Any) -> list[Delta]:
+    def _deltas(self, event: Any) -> list[wire.Delta]:
         if isinstance(event, ReasoningText):
             self._texts["reasoning"].append(event.text)
-            return [{"reasoning_content": event.text, "reasoning": event.text}] if self._reading.shows_reasoning else []
+            shown = wire.Delta(reasoning_content=event.text, reasoning=event.text)
+            return [shown] if self._reading.shows_reasoning else []
         if self._calls is None:
             return self._call_deltas(event)
         return [delta for found in self._calls.feed(event.text) for delta in self._call_deltas(found)]
 
-    def _call_deltas(self, event: ToolEvent) -> list[Delta]:
+    def _call_deltas(self, event: ToolEvent) -> list[wire.Delta]:
         match event:
             case ContentText(text):
                 self._texts["content"].append(text)
-                return [{"content": text}]
+                return [wire.Delta(content=text)]
             case CallStarted(index, name) if self._may_make(index):
                 self._made.append(Call(self._new_id(), name))
-                function = {"name": name, "arguments": ""}
-                call = {"index": index, "id": self._made[-1].id, "type": "function", "function": function}
-                return [{"tool_calls": [call]}]
+                function = wire.FunctionDelta(name=name, arguments="")
+                call = wire.ToolCallDelta(index=index, id=self._made[-1].id, type="function", function=function)
+                return [wire.Delta(tool_calls=[call])]
             case CallArguments(index, text) if self._may_make(index):
                 self._made[index].arguments.append(text)
                 if index == 0:
                     self._first_call.feed(text)
-                return [{"tool_calls": [{"index": index, "function": {"arguments": text}}]}]
+                return [
+                    wire.Delta(
+                        tool_calls=[wire.ToolCallDelta(index=index, function=wire.FunctionDelta(arguments=text))]
+                    )
+                ]
         return []
 
     def _may_make(self, index: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -13,6 +12,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Event, FinishEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import InferenceRequest, SamplingParams
 from lora_serve.core.tenant import WARM_UP
+from lora_serve.server.answers.json_answer import compact
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs
 from lora_serve.server.services import Services
 from lora_serve.text.chat import ChatMessage, render_chat
@@ -42,7 +42,7 @@ async def answer_warm_up_text(services: Services) -> None:
                 piece = output.token(event) if isinstance(event, TokenEvent) else output.finish(event)
                 if piece.finish_reason is not None:
                     break
-    json.dumps(chat_logprobs(TokenSpeller(text, as_ids=False), entries, 1))
+    compact(chat_logprobs(TokenSpeller(text, as_ids=False), entries, 1))
 
 
 def _rendered(services: Services) -> str:

@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Annotated, Literal
 
 from aiohttp import web
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from lora_serve import __version__
 from lora_serve.core.errors import EngineLostError, NotReadyError
+from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.lifecycle import RETRY_AFTER, ServerState
-from lora_serve.server.schemas.answers.operation import Kernels
 from lora_serve.server.services import SERVICES
 
 ENGINE_TIMEOUT = 0.05  # seconds that /health waits for an engine in the middle of a step; probes wait for a second
+
+
+class Health(Struct, kw_only=True):
+    status: Literal["ok"] = "ok"
+    state: ServerState
+
+
+class Readiness(Struct, kw_only=True):
+    status: Literal["ready"] = "ready"
+    read_only: bool | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+
+
+class Kernels(Struct):
+    """Fields of `KernelDescription`."""
+
+    level: str
+    dtype: str
+    order: Annotated[str, Meta(extra_json_schema={"enum": ["plain", "dot", "blocks", "none"]})]
+    source: Annotated[str, Meta(extra_json_schema={"enum": ["shipped", "compiled", "torch"]})]
+
+
+class Version(Struct):
+    version: str
+    kernels: Kernels | None
 
 
 async def get_health(request: web.Request) -> web.StreamResponse:
@@ -28,7 +55,7 @@ async def get_health(request: web.Request) -> web.StreamResponse:
     if lifecycle.state is ServerState.READY:
         with suppress(TimeoutError, EngineLostError):  # a long step is no failure; a lost engine is started again
             await asyncio.wait_for(services.client.stats(), ENGINE_TIMEOUT)
-    return web.json_response({"status": "ok", "state": lifecycle.state.value})
+    return json_response(Health(state=lifecycle.state))
 
 
 async def get_ready(request: web.Request) -> web.StreamResponse:
@@ -44,8 +71,7 @@ async def get_ready(request: web.Request) -> web.StreamResponse:
         raise NotReadyError("No engine is there at present.", retry_after=RETRY_AFTER)
     shared = services.catalog.ledger.problem if services.catalog.is_shared else None
     problem = services.store_problem or shared
-    more = {} if problem is None else {"read_only": True, "reason": problem}
-    return web.json_response({"status": "ready", **more})
+    return json_response(Readiness() if problem is None else Readiness(read_only=True, reason=problem))
 
 
 async def get_version(request: web.Request) -> web.StreamResponse:
@@ -54,5 +80,5 @@ async def get_version(request: web.Request) -> web.StreamResponse:
     `kernels` is null where the model runs on a GPU.
     """
     kernels = request.app[SERVICES].spec.kernels
-    told = None if kernels is None else {name: getattr(kernels, name) for name in Kernels.model_fields}
-    return web.json_response({"version": __version__, "kernels": told})
+    told = None if kernels is None else Kernels(kernels.level, kernels.dtype, kernels.order, kernels.source)
+    return json_response(Version(__version__, told))

@@ -8,59 +8,60 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import msgspec
 from aiohttp import web
+from msgspec import Struct
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from lora_serve import __version__
+from lora_serve.server.answers.errors import Error
+from lora_serve.server.answers.json_answer import spaced
 from lora_serve.server.route import EVENTS, JSON, ROUTES, Access, OtherBody, Route, RouteTable
 
 _Mode = Literal["validation", "serialization"]
+_Kind = type[Any]
+_Schemas = Mapping[Any, Mapping[str, Any]]  # by the type that is described
+
+
+class OpenApiDocument(Struct):
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+
+
 _REFS = "#/components/schemas/{model}"
 _REFUSAL = {"application/json": {"schema": {"$ref": _REFS.format(model="Error")}}}
 _PARAMETER = re.compile(r"{(\w+)}")
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-                "reasons": {"type": "array", "items": {"type": "string"}},
-            },
-        }
-    },
-}
 
 
 async def get_openapi(request: web.Request) -> web.StreamResponse:
     """The OpenAPI document of every route."""
-    return web.json_response(text=await asyncio.to_thread(_text_of, request.app[ROUTES]))
+    text = await asyncio.to_thread(_text_of, request.app[ROUTES])
+    return web.Response(text=text, content_type=JSON)
 
 
 @functools.cache
 def _text_of(table: RouteTable) -> str:
-    return json.dumps(document_of(table))
+    return spaced(document_of(table)).decode()
 
 
 def document_of(table: RouteTable) -> dict[str, Any]:
     """OpenAPI 3.1 of every route of the table."""
     asked = dict.fromkeys(schema for route in table.routes for schema in route.schemas)
-    given = dict.fromkeys(schema for route in table.routes for schema in (route.answer, route.event) if schema)
+    given = dict.fromkeys(kind for route in table.routes for one in (route.answer, route.event) for kind in _all(one))
     models: list[tuple[type[BaseModel], _Mode]] = [(model, "validation") for model in asked]
-    models += [(model, "serialization") for model in given]
+    models += [(kind, "serialization") for kind in given if issubclass(kind, BaseModel)]
     refs, definitions = models_json_schema(models, ref_template=_REFS)
-    schemas = {model: refs[model, mode] for model, mode in models}
+    schemas: dict[Any, Mapping[str, Any]] = {model: refs[model, mode] for model, mode in models}
+    structs = [kind for kind in given if not issubclass(kind, BaseModel)]
+    described, components = msgspec.json.schema_components([*structs, Error], ref_template=_REFS.format(model="{name}"))
+    schemas |= dict(zip(structs, described, strict=False))
     paths: dict[str, dict[str, Any]] = {}
     for route in table.routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
@@ -69,13 +70,27 @@ def document_of(table: RouteTable) -> dict[str, Any]:
         "info": {"title": "lora_serve", "version": __version__},
         "paths": dict(sorted(paths.items())),
         "components": {
-            "schemas": {**definitions.get("$defs", {}), "Error": _ERROR},
+            "schemas": {**definitions.get("$defs", {}), **{name: _shown(part) for name, part in components.items()}},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _operation(route: Route, schemas: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
+def _all(kinds: _Kind | tuple[_Kind, ...] | None) -> tuple[_Kind, ...]:
+    return kinds if isinstance(kinds, tuple) else (() if kinds is None else (kinds,))
+
+
+def _shown(component: dict[str, Any]) -> dict[str, Any]:
+    """A schema as answers have it: what has a default is there, too; what may be UNSET has none."""
+    if "properties" not in component:
+        return component
+    properties = component["properties"]
+    is_there = {*component.get("required", ()), *(name for name, field in properties.items() if "default" in field)}
+    shown = {name: {key: item for key, item in field.items() if key != "default"} for name, field in properties.items()}
+    return {**component, "properties": shown, "required": [name for name in properties if name in is_there]}
+
+
+def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
         "tags": [_tag(route)],
@@ -106,18 +121,19 @@ def _words(route: Route) -> dict[str, str]:
     return {"summary": summary.removesuffix("."), **({"description": rest} if rest else {})}
 
 
-def _answer(route: Route, media: str, schemas: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
-    model = {JSON: route.answer, EVENTS: route.event}.get(media)
-    return {"schema": {"type": "string"} if model is None else schemas[model]}
+def _answer(route: Route, media: str, schemas: _Schemas) -> dict[str, Any]:
+    kinds = _all({JSON: route.answer, EVENTS: route.event}.get(media))
+    return {"schema": _one_of([schemas[kind] for kind in kinds]) if kinds else {"type": "string"}}
 
 
-def _content(route: Route, schemas: Mapping[type[BaseModel], Mapping[str, Any]]) -> Mapping[str, Any]:
+def _content(route: Route, schemas: _Schemas) -> Mapping[str, Any]:
     if isinstance(route.body, OtherBody):
         return route.body.content
-    options = [schemas[schema] for schema in route.schemas]
-    if not options:
-        return {}
-    return {JSON: {"schema": options[0] if len(options) == 1 else {"anyOf": options}}}
+    return {JSON: {"schema": _one_of([schemas[schema] for schema in route.schemas])}} if route.schemas else {}
+
+
+def _one_of(options: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return options[0] if len(options) == 1 else {"anyOf": options}
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:

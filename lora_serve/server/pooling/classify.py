@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from aiohttp import web
+from msgspec import Struct
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.adapter_set import AdapterSet
@@ -16,9 +17,25 @@ from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.pooling.inputs import read_inputs
-from lora_serve.server.pooling.pooled import Vector, pool
+from lora_serve.server.pooling.pooled import PoolingUsage, Vector, pool
 from lora_serve.server.schemas.pooling import ClassifyFields
 from lora_serve.server.services import SERVICES, Services
+
+
+class Label(Struct):
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Labels(Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Label]
+    usage: PoolingUsage
 
 
 async def create_classification(request: web.Request) -> web.StreamResponse:
@@ -34,22 +51,21 @@ async def create_classification(request: web.Request) -> web.StreamResponse:
     is_multi_label = services.spec.pooling is not None and services.spec.pooling.is_multi_label
     weighed = partial(probabilities, is_multi_label=is_multi_label, use_activation=fields.use_activation)
 
-    def made() -> dict[str, Any]:
-        return {
-            "id": f"classify-{request[CONTEXT].request_id}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": answer.adapters.model,
-            "data": [_item(index, weighed(logits), labels) for index, logits in enumerate(answer.arrays)],
-            "usage": answer.usage,
-        }
+    def made() -> Labels:
+        return Labels(
+            id=f"classify-{request[CONTEXT].request_id}",
+            created=int(time.time()),
+            model=answer.adapters.model,
+            data=[_label(index, weighed(logits), labels) for index, logits in enumerate(answer.arrays)],
+            usage=answer.usage,
+        )
 
     return await json_answer(request, made, len(inputs) * (len(labels) + 10))
 
 
-def _item(index: int, probs: list[float], labels: tuple[str, ...]) -> dict[str, Any]:
+def _label(index: int, probs: list[float], labels: tuple[str, ...]) -> Label:
     best = max(range(len(probs)), key=probs.__getitem__)
-    return {"index": index, "label": labels[best], "probs": probs, "num_classes": len(probs)}
+    return Label(index, labels[best], probs, len(probs))
 
 
 def labels_of(services: Services, adapters: AdapterSet) -> tuple[str, ...]:

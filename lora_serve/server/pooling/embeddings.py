@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import json
 
 import numpy as np
 from aiohttp import web
+from msgspec import Struct
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.pooling.inputs import read_inputs
-from lora_serve.server.pooling.pooled import Vector, pool
+from lora_serve.server.pooling.pooled import PoolingUsage, Vector, pool
 from lora_serve.server.schemas.pooling import EmbeddingFields
 from lora_serve.server.services import SERVICES
 
-_NUMBERS_AT_ONCE = 20_000  # written as text, about 10 ms; then others have their turn
+
+class Embedding(Struct, tag_field="object", tag="embedding"):
+    index: int
+    embedding: list[float] | str  # text: float32, little-endian, in base64
+
+
+class Embeddings(Struct, tag_field="object", tag="list"):
+    model: str
+    usage: PoolingUsage
+    data: list[Embedding]
 
 
 async def create_embedding(request: web.Request) -> web.StreamResponse:
@@ -31,9 +40,12 @@ async def create_embedding(request: web.Request) -> web.StreamResponse:
     normalizes = model.spec.pooling is not None and model.spec.pooling.is_normalized
     is_unit = normalizes if fields.use_activation is None else fields.use_activation
     vectors = [shortened(vector, fields.dimensions, is_unit=is_unit) for vector in answer.vectors]
-    data = await _data(vectors, fields)
-    head = json.dumps({"object": "list", "model": answer.adapters.model, "usage": answer.usage})
-    return web.Response(text=f'{head[:-1]}, "data": [{data}]}}', content_type="application/json")
+
+    def made() -> Embeddings:
+        data = [Embedding(index, _shown(vector, fields)) for index, vector in enumerate(vectors)]
+        return Embeddings(answer.adapters.model, answer.usage, data)
+
+    return await json_answer(request, made, sum(map(len, vectors)) // 4)
 
 
 def shortened(vector: bytes, dimensions: int | None, *, is_unit: bool) -> bytes:
@@ -45,23 +57,12 @@ def shortened(vector: bytes, dimensions: int | None, *, is_unit: bool) -> bytes:
     return (head / norm if norm else head).astype("<f4").tobytes()
 
 
-async def _data(vectors: list[bytes], fields: EmbeddingFields) -> str:
-    """The elements of `data` as JSON; written in parts, as the numbers of 2048 vectors take a second."""
-    parts, num_numbers = [], 0
-    for index, vector in enumerate(vectors):
-        parts.append(f'{{"object": "embedding", "index": {index}, "embedding": {_written(vector, fields)}}}')
-        num_numbers += len(vector) // 4
-        if num_numbers >= _NUMBERS_AT_ONCE:
-            num_numbers = 0
-            await asyncio.sleep(0)
-    return ", ".join(parts)
-
-
-def _written(vector: bytes, fields: EmbeddingFields) -> str:
+def _shown(vector: bytes, fields: EmbeddingFields) -> list[float] | str:
     values = np.frombuffer(vector, "<f4")
     if fields.encoding_format == "base64":
-        return f'"{base64.b64encode(packed(values, fields.embed_dtype, fields.endianness)).decode()}"'
-    return json.dumps(values.tolist())
+        return base64.b64encode(packed(values, fields.embed_dtype, fields.endianness)).decode()
+    numbers: list[float] = values.tolist()
+    return numbers
 
 
 def packed(values: Vector, embed_dtype: str, endianness: str) -> bytes:

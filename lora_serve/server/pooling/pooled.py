@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from aiohttp import web
+from msgspec import Struct
 
 from lora_serve.core.errors import InternalError
 from lora_serve.core.messages import FinishEvent, PooledEvent, TokenEvent
@@ -24,6 +24,11 @@ MAX_IN_FLIGHT = 256  # of one answer: more than a step takes, and not the whole 
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
+class PoolingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class PooledAnswer:
     """One vector for each input."""
@@ -37,8 +42,8 @@ class PooledAnswer:
         return [np.frombuffer(vector, "<f4") for vector in self.vectors]
 
     @property
-    def usage(self) -> dict[str, Any]:
-        return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
+    def usage(self) -> PoolingUsage:
+        return PoolingUsage(self.num_tokens, self.num_tokens)
 
 
 async def pool(

@@ -8,21 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from aiohttp import web
+from msgspec import UNSET, Struct, UnsetType
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import Task
-from lora_serve.server.answers.json_answer import json_answer
+from lora_serve.server.answers.json_answer import json_answer, json_response
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.prompts import thread_if_long
 from lora_serve.server.inference.resolve import ResolvedModel, resolve
 from lora_serve.server.pooling.classify import labels_of, probabilities
 from lora_serve.server.pooling.inputs import InputRules, TextPair, check_count
-from lora_serve.server.pooling.pooled import Vector, pool
+from lora_serve.server.pooling.pooled import PoolingUsage, Vector, pool
 from lora_serve.server.schemas.pooling import ComparingFields, RerankFields, ScoreFields
 from lora_serve.server.services import SERVICES, Services
 
@@ -30,13 +31,45 @@ T = TypeVar("T")
 _SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
+class Score(Struct, kw_only=True):
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class Scores(Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: PoolingUsage
+
+
+class Document(Struct):
+    text: str
+
+
+class Ranked(Struct, kw_only=True):
+    index: int
+    document: Document | UnsetType = UNSET
+    relevance_score: float
+
+
+class Ranking(Struct):
+    id: str
+    model: str
+    usage: PoolingUsage
+    results: list[Ranked]
+
+
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ScoredPairs:
     """One score for each pair of texts."""
 
     values: list[float]
     model: str
-    usage: dict[str, Any]
+    usage: PoolingUsage
 
 
 async def create_score(request: web.Request) -> web.StreamResponse:
@@ -55,16 +88,9 @@ async def create_score(request: web.Request) -> web.StreamResponse:
         message = f"`{first}` must hold one text, or as many as `{second}` ({len(seconds)}; got {len(firsts)})."
         raise InvalidRequestError(message, param=first)
     scores = await score_pairs(request, fields, firsts, seconds, second)
-    return web.json_response(
-        {
-            "id": f"score-{request[CONTEXT].request_id}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": scores.model,
-            "data": [{"index": i, "object": "score", "score": value} for i, value in enumerate(scores.values)],
-            "usage": scores.usage,
-        }
-    )
+    data = [Score(index=index, score=value) for index, value in enumerate(scores.values)]
+    name, created = f"score-{request[CONTEXT].request_id}", int(time.time())
+    return json_response(Scores(id=name, created=created, model=scores.model, data=data, usage=scores.usage))
 
 
 async def create_rerank(request: web.Request) -> web.StreamResponse:
@@ -76,19 +102,22 @@ async def create_rerank(request: web.Request) -> web.StreamResponse:
     documents = documents_of(fields.documents)
     scores = await score_pairs(request, fields, [fields.query], documents, "documents")
     order = sorted(range(len(documents)), key=lambda index: -scores.values[index])[: fields.top_n or None]
-    results: list[dict[str, Any]] = []
-    for index in order:
-        shown = {"document": {"text": documents[index]}} if fields.return_documents else {}
-        results.append({"index": index, **shown, "relevance_score": scores.values[index]})
-    answer_id = f"rerank-{request[CONTEXT].request_id}"
-    body = {"id": answer_id, "model": scores.model, "usage": scores.usage, "results": results}
+    results = [
+        Ranked(
+            index=index,
+            document=Document(documents[index]) if fields.return_documents else UNSET,
+            relevance_score=scores.values[index],
+        )
+        for index in order
+    ]
+    body = Ranking(f"rerank-{request[CONTEXT].request_id}", scores.model, scores.usage, results)
     num_characters = sum(map(len, documents)) if fields.return_documents else 0
     return await json_answer(request, lambda: body, 4 * len(results) + num_characters // 8)
 
 
 async def score_pairs(
     request: web.Request, fields: ComparingFields, firsts: Sequence[str], seconds: Sequence[str], param: str
-) -> Scores:
+) -> ScoredPairs:
     """Score one first text against all second ones, or one for each. `param`: the field of the second ones.
 
     A classifier with one label gives sigmoid(logit), as sentence-transformers' CrossEncoder; an embedding model the
@@ -111,7 +140,7 @@ async def score_pairs(
         answer = await pool(request, fields, model, texts, rules)
         activation = fields.use_activation
         values = [probabilities(logits, is_multi_label=False, use_activation=activation)[0] for logits in answer.arrays]
-    return Scores(values, answer.adapters.model, answer.usage)
+    return ScoredPairs(values, answer.adapters.model, answer.usage)
 
 
 def texts_of(value: object, param: str) -> list[str]:

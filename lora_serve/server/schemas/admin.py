@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from lora_serve.core.messages import Resize, Tune
 from lora_serve.core.setting_groups.adapters import AdapterTierSettings
 from lora_serve.core.setting_groups.engine import MIN_TARGET_MS, BatchLimits
-from lora_serve.core.tenant import MAX_LIMIT, Quota, Role
+from lora_serve.core.tenant import MAX_LIMIT, NO_LIMITS, TENANT_LIMITS, Quota, Role
+from lora_serve.server.schemas.answers.base import with_fields_of
 from lora_serve.server.schemas.fields import Bytes, Fields, Name, as_bytes
 from lora_serve.server.schemas.markers import Refused
 
@@ -31,6 +32,9 @@ def _check_target(milliseconds: float) -> float:
 
 
 _OF_TENANTS = Refused("a limit of the whole tenant: set it there", (None,))
+_OF_QUOTA: dict[str, Any] = {
+    field.name: NumBytes | None if "bytes" in field.name else Count | None for field in fields(Quota)
+}
 
 
 class RegisterFields(Fields):
@@ -113,33 +117,20 @@ class UnloadLoraFields(Fields):
     lora_name: Name = ""
 
 
-class QuotaFields(Fields):
+class _Limits(Fields):
+    def quota(self, old: Quota = NO_LIMITS) -> Quota:
+        """The limits as a Quota. `old`: holds for those that were not named."""
+        return replace(old, **{name: getattr(self, name) for name in self.model_fields_set})
+
+
+@with_fields_of(Quota, default=None, **_OF_QUOTA)
+class QuotaFields(_Limits):
     """Limits of a tenant or a key; one that is left out, or null, is no limit."""
 
-    requests_per_minute: Count | None = None
-    tokens_per_minute: Count | None = None
-    max_running: Count | None = None
-    max_queued: Count | None = None
-    max_adapters: Count | None = None
-    max_stored_bytes: NumBytes | None = None
-    device_bytes_guaranteed: NumBytes | None = None
-    device_bytes_max: NumBytes | None = None
-    registrations_per_minute: Count | None = None
 
-    def quota(self, old: Quota | None = None) -> Quota:
-        """The limits as a Quota. `old`: holds for those that were not named."""
-        named = {name: getattr(self, name) for name in self.model_fields_set}
-        kept = {} if old is None else {name: getattr(old, name) for name in QuotaFields.model_fields}
-        return Quota(**{**kept, **named})
-
-
-class KeyQuotaFields(QuotaFields):
+@with_fields_of(Quota, default=None, **_OF_QUOTA | dict.fromkeys(TENANT_LIMITS, Annotated[Any, _OF_TENANTS]))
+class KeyQuotaFields(_Limits):
     """Limits of a key, which hold beside those of its tenant."""
-
-    max_adapters: Annotated[Any, _OF_TENANTS] = None
-    max_stored_bytes: Annotated[Any, _OF_TENANTS] = None
-    device_bytes_guaranteed: Annotated[Any, _OF_TENANTS] = None
-    device_bytes_max: Annotated[Any, _OF_TENANTS] = None
 
 
 class CreateTenantFields(Fields):

@@ -8,7 +8,6 @@ asyncio tells nobody of a TLS handshake that comes to nothing; only the task in 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import resource
 import socket
@@ -22,6 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.setting_groups.http import ConnectionLimits
 from lora_serve.server.answers.errors import WireError
+from lora_serve.server.answers.json_answer import spaced
 from lora_serve.server.background.tasks import running
 from lora_serve.server.sockets.http_runner import HttpConnection
 
@@ -29,11 +29,11 @@ RESERVED_DESCRIPTORS = 256  # for stores, Redis, logs and libraries
 HANDSHAKE_SECONDS = 10.0  # of TLS; asyncio's own are 60
 MAX_REFUSALS = 64  # in words over TLS, at once: each takes a handshake; well below RESERVED_DESCRIPTORS
 _log = logging.getLogger(__name__)
-_BODY = json.dumps(
+_BODY = spaced(
     WireError(
         503, "The server has as many connections as it may have; try again.", "server_error", code="overloaded"
     ).body()
-).encode()
+)
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)

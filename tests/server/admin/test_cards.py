@@ -65,7 +65,7 @@ def test_large_card_is_shown_in_full_again_and_again() -> None:
     version = VersionEntry(1, "sha256:" + "0" * 64, 2, 100, summary, "upload", 1.5)
     entry = CatalogEntry("acme/a", "acme", False, 1.5, metadata, 1, Route(1), (version,))
     for _ in range(2):
-        shown = json.loads("".join(written({"data": [adapter_card(entry)]})))["data"][0]
+        shown = json.loads(b"".join(written({"data": [adapter_card(entry)]})))["data"][0]
         assert shown["metadata"] == metadata
         for part in (shown, shown["versions"][0]):
             assert (part["targets"], part["config"]["own"]) == (summary["targets"], large)

@@ -11,6 +11,7 @@ import pytest
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.server.admin.engine import redis_card
 from lora_serve.server.engine_history import MAX_RESTARTS, EngineHistory
+from lora_serve.server.schemas.answers.admin import JournalCard, RedisCard
 from tests.server.conftest import ADMIN
 
 PATH = "/admin/engine/health"
@@ -53,13 +54,11 @@ async def test_health_is_for_the_admin_alone(http: aiohttp.ClientSession) -> Non
 async def test_journals_that_are_away_are_told(house: Any, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     assert redis_card(house.services) is None
     services = replace(house.services, adapter_config=replace(house.services.adapter_config, redis_url="redis://x"))
-    there = {"is_away": False, "seconds_away": 0.0, "num_losses": 0}
-    assert redis_card(services) == {"registry": there, "tenants": there}
+    there = JournalCard(is_away=False, seconds_away=0.0, num_losses=0)
+    assert redis_card(services) == RedisCard(there, there)
     monkeypatch.setattr("lora_serve.adapters.catalog.ledger.time.monotonic", lambda: 12.0)
     catalog.ledger._away_since = 2.0
-    card = redis_card(services)
-    assert card is not None
-    assert card == {"registry": {"is_away": True, "seconds_away": 10.0, "num_losses": 0}, "tenants": there}
+    assert redis_card(services) == RedisCard(JournalCard(is_away=True, seconds_away=10.0, num_losses=0), there)
 
 
 def test_restart_lasts_until_the_engine_is_warm_again() -> None:

@@ -10,6 +10,7 @@ from unittest import mock
 from unittest.mock import Mock
 
 import aiohttp
+import msgspec
 import pytest
 import torch
 from aiohttp import web
@@ -53,7 +54,7 @@ def test_whole_error_tree_has_a_status(kind: type[errors.LoraServeError]) -> Non
         assert shown.status == 500
         assert "the message" not in shown.message
     reasons = {"reasons"} if kind is errors.InvalidAdapterError else set()
-    assert set(shown.body()["error"]) == {"message", "type", "param", "code"} | reasons
+    assert set(msgspec.to_builtins(shown.body().error)) == {"message", "type", "param", "code"} | reasons
 
 
 def test_unexpected_exception_shows_its_request_id_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

@@ -33,19 +33,19 @@ def test_token_that_came_is_the_first_of_a_chats(
     text_model: TextModel, entry: TokenLogprobs, count: int, shown: list[int]
 ) -> None:
     made: Any = chat_logprobs(TokenSpeller(text_model, as_ids=True), [entry], count)
-    (found,) = made["content"]
-    assert [top["token"] for top in found["top_logprobs"]] == [f"token_id:{token_id}" for token_id in shown]
+    (found,) = made.content
+    assert [top.token for top in found.top_logprobs] == [f"token_id:{token_id}" for token_id in shown]
 
 
 def test_token_that_came_is_the_first_of_a_completions_and_of_a_prompts(text_model: TextModel) -> None:
     speller = TokenSpeller(text_model, as_ids=True)
     made: Any = completion_logprobs(speller, [7, 11], [UNLIKELY, SECOND], 2, 0)
-    assert [list(top) for top in made["top_logprobs"]] == [
+    assert [list(top) for top in made.top_logprobs] == [
         ["token_id:7", "token_id:10", "token_id:11"],
         ["token_id:11", "token_id:10"],
     ]
     (found,) = prompt_logprobs(text_model, [UNLIKELY])
-    assert [(name, part["rank"]) for name, part in found.items()] == [("7", 4), ("10", 1), ("11", 2), ("12", 3)]
+    assert [(name, part.rank) for name, part in found.items()] == [("7", 4), ("10", 1), ("11", 2), ("12", 3)]
 
 
 class TestAllOfThem:

@@ -124,7 +124,6 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     context = request[CONTEXT]
     body = ResponseBody(
         id=f"resp_{context.request_id}",
-        chunk_kind="response",
         context=context,
         fields=chat.fields,
         use=rows.use,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
 
+from msgspec import UNSET, Struct, UnsetType
+
+from lora_serve.adapters.catalog.entry import Canary
 from lora_serve.core.adapter import AdapterState
+from lora_serve.core.stats import EvictionReason
 from lora_serve.server.background.registering import Stage
-from lora_serve.server.schemas.answers.base import Answer, Deleted, Page
+from lora_serve.server.schemas.answers.base import Item, Page
 
 
-class Canary(Answer):
-    version: int
-    percent: float
-
-
-class RoutedAnswers(Answer):
+class RoutedAnswers(Struct):
     """Answers of the last minutes for which the route, as it is now, chose this version."""
 
     version: int
@@ -22,24 +22,24 @@ class RoutedAnswers(Answer):
     errors: int
 
 
-class VersionRoute(Answer):
+class VersionRoute(Struct):
     """The version that the id means. `answers`: of both sides of a canary, within the activity's `window_seconds`."""
 
     version: int
     canary: Canary | None
-    history: list[int]
+    history: tuple[int, ...]
     answers: list[RoutedAnswers]
 
 
-class Probe(Answer):
+class Probe(TypedDict):
     """The smoke test's largest change of a logit, and the largest logit."""
 
     max_logit_change: float
     max_logit: float
 
 
-class PlaceCard(Answer):
-    """One engine that holds an adapter, or loads it."""
+class AdapterPlace(Struct):
+    """One engine that holds an adapter, or is about to. `num_rows`: that hold it in its slot now."""
 
     replica: str
     tiers: list[Literal["host", "device"]]
@@ -48,7 +48,7 @@ class PlaceCard(Answer):
     num_rows: int
 
 
-class ActivityCard(Answer):
+class ActivityCard(Struct):
     """Answers that ended: within the last minute, and within the last `window_seconds`. Of this server alone, since its
     start; a tenant's own.
     """
@@ -60,9 +60,9 @@ class ActivityCard(Answer):
     errors: int
 
 
-class VersionCard(Answer):
-    version: int
-    created: int
+class VersionFacts(TypedDict):
+    """The facts of one version."""
+
     digest: str
     rank: int
     targets: list[str]
@@ -75,19 +75,25 @@ class VersionCard(Answer):
     probe: Probe | None
     warnings: list[str]
     base_fingerprint: str | None
+    chat_template: dict[str, Any] | None
     config: dict[str, Any]
     state: AdapterState
     tiers: list[str]
-    replicas: list[PlaceCard] | None
+    replicas: list[AdapterPlace] | None
     activity: ActivityCard
     hits: int
     misses: int
     loads: int
     evictions: int
-    eviction_reasons: dict[str, int]
-    last_eviction: str | None
+    eviction_reasons: Mapping[EvictionReason, int]
+    last_eviction: EvictionReason | None
     last_load_ms: float
     last_load: dict[str, Any] | None
+
+
+class VersionCard(VersionFacts):
+    version: int
+    created: int
 
 
 class AdapterCard(VersionCard):
@@ -99,16 +105,17 @@ class AdapterCard(VersionCard):
     shared_with: list[str]
     pinned: bool
     metadata: dict[str, Any]
+    defaults: dict[str, Any] | None
     route: VersionRoute
     aliases: list[str]
     versions: list[VersionCard]
 
 
-class AdapterRow(Answer):
+class AdapterRow(Struct, kw_only=True):
     """`fields=summary`: the facts of a list."""
 
     id: str
-    object: Literal["adapter"]
+    object: Literal["adapter"] = "adapter"
     tenant: str
     version: int
     num_versions: int
@@ -126,15 +133,22 @@ class AdapterRow(Answer):
     activity: ActivityCard
 
 
-class AdapterPage(Page):
+class FoundPage(Page[Item], kw_only=True):
     """`total`: all that the query finds; left out where cards are walked through by name."""
 
-    data: list[AdapterCard | AdapterRow]
-    unreadable: list[str] | None = None
-    total: int | None = None
+    total: int | UnsetType = UNSET
+    unreadable: list[str] | UnsetType = UNSET
 
 
-class RegistrationCard(Answer):
+class AdapterPage(FoundPage[AdapterCard], kw_only=True):
+    pass
+
+
+class RowPage(FoundPage[AdapterRow], kw_only=True):
+    """`fields=summary`"""
+
+
+class RegistrationCard(Struct):
     id: str
     stage: Stage
     bytes: int
@@ -142,26 +156,26 @@ class RegistrationCard(Answer):
     started: float
 
 
-class RegistrationList(Answer):
-    object: Literal["list"]
+class RegistrationList(Struct, tag_field="object", tag="list"):
     data: list[RegistrationCard]
 
 
-class DeletedAdapter(Deleted):
+class DeletedAdapter(Struct, kw_only=True):
     id: str
-    object: Literal["adapter"]
+    object: Literal["adapter"] = "adapter"
     version: int | None
+    deleted: Literal[True] = True
 
 
-class Alias(Answer):
+class Alias(Struct):
     alias: str
     target: str
 
 
-class AliasList(Answer):
-    object: Literal["list"]
+class AliasList(Struct, tag_field="object", tag="list"):
     data: list[Alias]
 
 
-class DeletedAlias(Deleted):
+class DeletedAlias(Struct):
     alias: str
+    deleted: Literal[True] = True

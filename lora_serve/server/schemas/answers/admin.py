@@ -1,11 +1,16 @@
-"""Answers of the admin API. Times are Unix seconds, figures of the engine are those of `core/stats.py`."""
+"""Answers of the admin API on engines. Times are Unix seconds, figures of the engine are those of `core/stats.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from msgspec import Struct
+
 from lora_serve.core.stats import EngineStats, ReplicaState, SlotInfo, TierStats
-from lora_serve.server.schemas.answers.adapters import PlaceCard
+from lora_serve.server.engine_history import EngineRestart, WarmUpStage
+from lora_serve.server.lifecycle import ServerState
+from lora_serve.server.schemas.answers.adapters import AdapterPlace
 from lora_serve.server.schemas.answers.base import Answer, with_fields_of
 
 # Fields of the engine's figures that the schema does not name.
@@ -37,19 +42,8 @@ class EngineCard(Answer):
     """`core/stats.py: EngineStats`, with the batcher under the names that PUT takes."""
 
 
-class WarmUpStage(Answer):
-    name: str
-    seconds: float
-
-
-class EngineRestart(Answer):
-    time: float
-    reason: str
-    seconds: float | None  # until the server was ready again
-
-
-class QueueCard(Answer):
-    """Fields of `core/config.py: QueueLimits`, and what waits now."""
+class QueueCard(Struct):
+    """The requests and prompt tokens that wait now, and the fields of `core/config.py: QueueLimits`."""
 
     num_requests: int
     num_tokens: int
@@ -59,8 +53,8 @@ class QueueCard(Answer):
     max_tenant_tokens: int | None
 
 
-class AdapterLimits(Answer):
-    """In force now; null: no limit."""
+class AdapterLimits(Struct):
+    """In force now, under the names that PUT /admin/engine takes; null: no limit."""
 
     max_loras: int
     adapter_memory: int | None
@@ -68,26 +62,28 @@ class AdapterLimits(Answer):
     max_cpu_loras: int | None
 
 
-class JournalCard(Answer):
+class JournalCard(Struct):
     is_away: bool
     seconds_away: float
     num_losses: int
 
 
-class RedisCard(Answer):
+class RedisCard(Struct):
+    """The shared journals as this server last met them."""
+
     registry: JournalCard
     tenants: JournalCard
 
 
-class EngineHealth(Answer):
+class EngineHealth(Struct, kw_only=True):
     """GET /admin/engine/health; times are Unix seconds."""
 
-    object: Literal["engine_health"]
-    state: str
+    object: Literal["engine_health"] = "engine_health"
+    state: ServerState
     reason: str
     started: float
     ready_since: float | None
-    warm_up: list[WarmUpStage]
+    warm_up: Sequence[WarmUpStage]
     num_restarts: int
     restarts: list[EngineRestart]
     queue: QueueCard
@@ -96,11 +92,11 @@ class EngineHealth(Answer):
     redis: RedisCard | None
 
 
-class ReplicaCard(Answer):
+class ReplicaCard(Struct, kw_only=True):
     """`core/stats.py: ReplicaStats`, and what its engine does and holds; 0 until it has told."""
 
     id: str
-    object: Literal["replica"]
+    object: Literal["replica"] = "replica"
     node: str
     pid: int | None  # of the engine's process, there
     state: ReplicaState
@@ -119,22 +115,24 @@ class ReplicaCard(Answer):
     max_loras: int
     slots: list[SlotInfo]
     num_host_adapters: int
-    loading_digests: list[str]
-    tiers: dict[str, TierStats]
+    loading_digests: Sequence[str]
+    tiers: Mapping[str, TierStats]
 
 
-class VersionPlaces(Answer):
+class VersionPlaces(Struct):
     version: int | None
     digest: str
-    places: list[PlaceCard]
+    places: list[AdapterPlace]
 
 
-class AdapterPlaces(Answer):
+class AdapterPlaces(Struct):
     id: str
     versions: list[VersionPlaces]
 
 
-class ReplicaInShort(Answer):
+class ReplicaInShort(Struct):
+    """The figures of an engine that a program asks for often."""
+
     id: str
     node: str
     state: ReplicaState
@@ -144,12 +142,12 @@ class ReplicaInShort(Answer):
     restarts: int
 
 
-class RouterCard(Answer):
+class RouterCard(Struct):
     name: str
 
 
-class Fleet(Answer):
-    object: Literal["list"]
+class Fleet(Struct, kw_only=True):
+    object: Literal["list"] = "list"
     data: list[ReplicaCard]
     replicas: list[ReplicaInShort]
     router: RouterCard | None

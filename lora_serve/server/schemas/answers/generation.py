@@ -1,29 +1,32 @@
-"""Answers of POST /v1/completions and POST /v1/chat/completions, in OpenAI's shape."""
+"""Answers of POST /v1/completions and POST /v1/chat/completions, in OpenAI's shape; of POST /inference/v1/generate, in
+vLLM's; of models and tokenizers. A field that may be UNSET is left out then.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from lora_serve.server.schemas.answers.base import Answer
+from msgspec import UNSET, Struct, UnsetType
 
 
-class CachedTokens(Answer):
+class CachedTokens(Struct):
     cached_tokens: int
 
 
-class ReasoningTokens(Answer):
+class ReasoningTokens(Struct):
     reasoning_tokens: int
 
 
-class Usage(Answer):
+class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | None = None
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
 
 
-class PromptLogprob(Answer):
+class PromptLogprob(Struct):
     logprob: float
     rank: int
     decoded_token: str
@@ -32,14 +35,14 @@ class PromptLogprob(Answer):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-class CompletionLogprobs(Answer):
+class CompletionLogprobs(Struct):
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionPart(Answer):
+class CompletionPart(Struct):
     """One choice, or what is new of it."""
 
     index: int
@@ -47,35 +50,33 @@ class CompletionPart(Answer):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
-    token_ids: list[int] | None = None  # with `return_token_ids`
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | UnsetType = UNSET  # with `return_token_ids`
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET  # of a whole choice
 
 
-class CompletionChoice(CompletionPart):
-    prompt_logprobs: PromptLogprobs | None
-
-
-class Completion(Answer):
+class AnswerHead(Struct, kw_only=True):
     id: str
-    object: Literal["text_completion"]
+    object: str
     created: int
     model: str
-    choices: list[CompletionChoice]
+
+
+class Completion(AnswerHead, kw_only=True):
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionPart]
     usage: Usage
 
 
-class CompletionChunk(Answer):
+class CompletionChunk(AnswerHead, kw_only=True):
     """One event of a stream; the last one with `usage` has no choices."""
 
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
+    object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionPart]
-    usage: Usage | None = None
+    usage: Usage | UnsetType | None = UNSET
 
 
-class TopLogprob(Answer):
+class TopLogprob(Struct):
     token: str
     logprob: float
     bytes: list[int] | None
@@ -85,91 +86,86 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Answer):
-    content: list[TokenLogprob] | None
+class ChatLogprobs(Struct):
+    content: list[TokenLogprob]
 
 
-class FunctionCall(Answer):
+class FunctionCall(Struct):
     name: str
     arguments: str
 
 
-class ToolCall(Answer):
+class ToolCall(Struct):
     id: str
     type: Literal["function"]
     function: FunctionCall
 
 
-class Message(Answer):
-    role: Literal["assistant"]
+class Message(Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
     content: str | None
-    tool_calls: list[ToolCall] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # the same, under the newer name
-    refusal: str | None = None
+    reasoning_content: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType | None = UNSET  # the same, under the newer name
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    refusal: None = None
 
 
-class ChatChoice(Answer):
+class ChatChoice(Struct, kw_only=True):
+    token_ids: list[int] | UnsetType = UNSET  # with `return_token_ids`
     index: int
-    token_ids: list[int] | None = None  # with `return_token_ids`
     message: Message
     logprobs: ChatLogprobs | None
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: int | str | None
 
 
-class ChatCompletion(Answer):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
+class ChatCompletion(AnswerHead, kw_only=True):
+    object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class FunctionDelta(Answer):
-    name: str | None = None
-    arguments: str | None = None
+class FunctionDelta(Struct, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
 
 
-class ToolCallDelta(Answer):
+class ToolCallDelta(Struct, kw_only=True):
     index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionDelta | None = None
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
 
 
-class Delta(Answer):
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
-    reasoning_content: str | None = None
+class Delta(Struct):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
-class ChatPart(Answer):
+class ChatPart(Struct):
     index: int
-    token_ids: list[int] | None = None  # with `return_token_ids`
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
-    stop_reason: int | str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET  # with `return_token_ids`
 
 
-class ChatChunk(Answer):
+class ChatChunk(AnswerHead, kw_only=True):
     """One event of a stream; the last one with `usage` has no choices."""
 
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatPart]
-    prompt_token_ids: list[int] | None = None
-    usage: Usage | None = None
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class TokensPart(Answer):
+class TokensPart(Struct):
     index: int
     token_ids: list[int]
     logprobs: ChatLogprobs | None
@@ -177,64 +173,71 @@ class TokensPart(Answer):
     stop_reason: int | str | None
 
 
-class GeneratedTokens(Answer):
+class GeneratedTokens(Struct, kw_only=True):
     """POST /inference/v1/generate"""
 
     request_id: str
+    id: str
+    object: Literal["generate.tokens"] = "generate.tokens"
+    created: int
     model: str
     choices: list[TokensPart]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None
+    kv_transfer_params: None = None
 
 
-class TokensChunk(Answer):
+class TokensChunk(Struct, kw_only=True):
     """One event of a stream; the last one with `usage` has no choices."""
 
     request_id: str
+    id: str
+    object: Literal["generate.tokens.chunk"] = "generate.tokens.chunk"
+    created: int
     model: str
     choices: list[TokensPart]
-    usage: Usage | None = None
+    usage: Usage | UnsetType | None = UNSET
 
 
-class ModelCard(Answer):
+class ModelCard(Struct, kw_only=True):
     id: str
-    object: Literal["model"]
+    object: Literal["model"] = "model"
     created: int
     owned_by: str
     root: str
     parent: str | None
     digest: str | None
     max_model_len: int
-    permission: list[Any]
+    permission: list[Any] = []
 
 
-class ModelList(Answer):
-    object: Literal["list"]
+class ModelList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
-class DeletedModel(Answer):
+class DeletedModel(Struct):
     id: str
-    object: Literal["model"]
-    deleted: Literal[True]
+    object: Literal["model"] = "model"
+    deleted: Literal[True] = True
 
 
-class Tokens(Answer):
+class Tokens(Struct):
     """POST /tokenize"""
 
     count: int
     max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
+    tokens: Sequence[int]
+    token_strs: list[str | None] | None
 
 
-class Text(Answer):
+class Text(Struct):
     """POST /detokenize"""
 
     prompt: str
 
 
-class TokenizerInfo(Answer):
+class TokenizerInfo(Struct):
     tokenizer_class: str
     vocab_size: int
     chat_template: str | None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, TypedDict
+
+from msgspec import UNSET, Struct, UnsetType, field
 
 from lora_serve.core.tenant import Role
-from lora_serve.server.schemas.answers.base import Answer, Deleted, Page, with_fields_of
+from lora_serve.server.schemas.answers.base import Page
 from lora_serve.tenancy.usage.figures import UsageFigures
 
 
-class AuditEntry(Answer):
+class AuditEntry(TypedDict):
     id: str
     replica: str
     number: int
@@ -26,48 +28,49 @@ class AuditEntry(Answer):
     line_digest: str
 
 
-class AuditPage(Page):
-    data: list[AuditEntry]
+class AuditPage(Page[AuditEntry], kw_only=True):
     is_complete: bool
 
 
-class TenantCard(Answer):
+class TenantCard(Struct, kw_only=True):
     name: str
-    object: Literal["tenant"]
+    object: Literal["tenant"] = "tenant"
     may_use_base: bool
     offload: bool
-    quota: dict[str, Any]
+    quota: dict[str, int]
     created: int
     num_keys: int
     num_adapters: int
 
 
-class TenantUse(Answer):
+class TenantUse(Struct, tag_field="object", tag="tenant_use"):
     """The use of each limit in `quota`, by its name; null: nobody counts it."""
 
-    object: Literal["tenant_use"]
     tenant: str
     use: dict[str, int | None]
 
 
-class TenantPage(Page):
-    data: list[TenantCard]
-    unreadable: list[str] | None = None
+class TenantPage(Page[TenantCard], kw_only=True):
+    unreadable: list[str] | UnsetType = UNSET
 
 
-class DeletedTenant(Deleted):
+class DeletedTenant(Struct, kw_only=True):
     name: str
-    object: Literal["tenant"]
+    object: Literal["tenant"] = "tenant"
+    deleted: Literal[True] = True
     adapters: list[str]
 
 
-class KeyCard(Answer):
+class KeyCard(Struct, kw_only=True):
+    """`secret`: in the answer that makes the key, and in no other."""
+
+    secret: str | UnsetType = UNSET
     id: str
-    object: Literal["api_key"]
+    object: Literal["api_key"] = "api_key"
     tenant: str
     role: Role
     label: str
-    quota: dict[str, Any]
+    quota: dict[str, int]
     active: bool
     created: int
     expires: int | None
@@ -75,36 +78,27 @@ class KeyCard(Answer):
     last_used: int | None
 
 
-class NewKey(KeyCard):
-    """The only answer that shows the secret."""
-
-    secret: str
-
-
-class KeyList(Answer):
-    object: Literal["list"]
+class KeyList(Struct, tag_field="object", tag="list"):
     data: list[KeyCard]
-    unreadable: list[str] | None = None
+    unreadable: list[str] | UnsetType = UNSET
 
 
-class CallerCard(Answer):
-    object: Literal["caller"]
+class CallerCard(Struct, tag_field="object", tag="caller"):
     tenant: str
     role: Role
     key_id: str
     may_use_base: bool
-    quota: dict[str, Any]
-    key_quota: dict[str, Any]
+    quota: dict[str, int]
+    key_quota: dict[str, int]
     has_neighbours: bool  # of the server (--overflow)
 
 
-@with_fields_of(UsageFigures)
-class UsageLine(Answer):
-    """Figures of one group; the fields that `by` names stand beside them."""
+class UsageTable(Struct, kw_only=True):
+    """Figures of groups; the fields that `by` names stand before them."""
 
-
-class UsageTable(Answer):
-    object: Literal["list"]
-    data: list[UsageLine]
-    by: list[str]
+    object: Literal["list"] = "list"
+    data: list[UsageFigures]
+    start: int = field(name="from")
+    end: int | None = field(name="to")
+    by: tuple[str, ...]
     is_complete: bool
