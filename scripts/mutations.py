@@ -67,7 +67,7 @@ MUTATIONS = (
         "self._send(Abort(request.request_id, is_answered))", "pass", "client contracts/test_engine_client.py",
     ),
     Mutation(
-        "an adapter that changes nothing is taken", "2", "adapters/registration/smoke_test.py",
+        "an adapter that changes nothing is taken", "2", "adapters/registration/verification.py",
         "if result.is_noop and not allow_noop:", "if False:", "adapters/registration/test_smoke_test.py",
     ),
     Mutation(

@@ -13,10 +13,10 @@ from urllib.request import getproxies
 
 import jinja2
 
-from lora_serve.adapters.checkpoint.digest import MAX_CONFIG_BYTES
+from lora_serve.adapters.checkpoint.content import MAX_CONFIG_BYTES
 from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.sources.table import build_sources
-from lora_serve.adapters.stores.lock import lock_store
+from lora_serve.adapters.stores.files import lock_store
 from lora_serve.core.config import AdapterConfig, ModelConfig, ServerConfig
 from lora_serve.core.errors import ConfigError, InvalidAdapterError, how_to_install
 from lora_serve.core.setting_groups.overflow import OverflowConfig, is_address_of

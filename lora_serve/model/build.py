@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.registration.smoke_test import MAX_SMOKE_TEST_TOKENS
+from lora_serve.adapters.registration.verification import MAX_SMOKE_TEST_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.memory import MemoryPlan

@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.catalog import follower
+from lora_serve.adapters.catalog import ledger
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import AdapterStorage, open_storage
 from lora_serve.app.warm_set import FILE_NAME as HOT_NAME
@@ -208,7 +208,7 @@ def fork_for_each(run: Callable[[Order], None]) -> None:
 
 def main(spec: str, *folders: str) -> None:
     wait_for_redis()
-    follower._LONGEST_WAIT = 0.1
+    ledger._LONGEST_WAIT = 0.1
     fork_for_each(lambda order: run(spec_from(spec), folders, order))
 
 

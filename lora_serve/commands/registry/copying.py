@@ -9,9 +9,15 @@ from typing import Any
 from lora_serve.adapters.maintenance.backup import BackupError, OtherDatabases, back_up, restore
 from lora_serve.adapters.maintenance.backup_folder import BackupList
 from lora_serve.adapters.maintenance.blob_copier import OnProgress
-from lora_serve.adapters.maintenance.merging import MergeOutcome
 from lora_serve.adapters.maintenance.registries import RegistryAddress
-from lora_serve.adapters.maintenance.transfer import Transfer, TransferReport, finish_export, is_unfinished, open_ends
+from lora_serve.adapters.maintenance.transfer import (
+    MergeOutcome,
+    Transfer,
+    TransferReport,
+    finish_export,
+    is_unfinished,
+    open_ends,
+)
 from lora_serve.commands.flags import argument
 from lora_serve.commands.output import Output, bytes_text, plain, time_text
 from lora_serve.commands.registry.subcommand import (

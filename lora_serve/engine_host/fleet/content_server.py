@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.checkpoint.digest import CONTENT_NAMES, adapter_digest, content_names
+from lora_serve.adapters.checkpoint.content import CONTENT_NAMES, adapter_digest, content_names
 from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.blob_messages import (
     PIECE_BYTES,

@@ -8,8 +8,7 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, shown_source
-from lora_serve.adapters.catalog.noted_template import KEY, noted_template
+from lora_serve.adapters.catalog.entry import KEY, CatalogEntry, VersionEntry, noted_template, shown_source
 from lora_serve.core.stats import LoadTimes
 from lora_serve.server.admin.figures import NO_FIGURES, Figures, activity_card
 from lora_serve.server.answers.json_answer import as_given

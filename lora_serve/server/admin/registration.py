@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.catalog.entry import tenant_of
+from lora_serve.adapters.catalog.snapshot import owner_of
 from lora_serve.adapters.registration.registry import Registration
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.adapter import check_new_adapter_id

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
-from lora_serve.adapters.catalog.follower import Follower
 from lora_serve.adapters.catalog.journals.base import Journal
-from lora_serve.adapters.catalog.journals.mirror import open_mirror
-from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
+from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal, open_mirror
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
+from lora_serve.adapters.catalog.ledger import Follower
 from lora_serve.adapters.catalog.opening import redis_journal
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.config import AdapterConfig

@@ -13,8 +13,7 @@ import pytest
 import redis
 
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.journals.mirror import open_mirror
-from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
+from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal, open_mirror
 from lora_serve.adapters.catalog.opening import open_catalog, redis_journal
 from lora_serve.core.errors import AuthenticationError, ConflictError, LoraServeError, NotFoundError
 from lora_serve.core.tenant import Role
