@@ -33,7 +33,7 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
-        "a row takes another slot's adapter", "1", "model/step/step_context.py",
+        "a row takes another slot's adapter", "1", "model/step_context.py",
         "(end - first, adapter.slot.index, adapter.scale)",
         "(end - first, max(0, adapter.slot.index - 1), adapter.scale)",
         "model/test_architectures.py",

@@ -23,7 +23,7 @@ from lora_serve.core.setting_groups.overflow import OverflowConfig, is_address_o
 from lora_serve.core.setting_texts import template_in
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.cluster import check_installed
-from lora_serve.model.native import levels
+from lora_serve.model.native import compiler
 from lora_serve.server.sockets.listener import bound_socket, check_exposure
 from lora_serve.server.sockets.tls import ServerTls
 from lora_serve.tenancy.authentication.admin_key import check_key_file
@@ -45,7 +45,7 @@ def check_start(settings: Settings) -> None:
     if settings.admin_key is None:
         check_key_file(settings.store)
     build_sources(settings.part(AdapterConfig))
-    levels.current()
+    compiler.current()
     _check_model(settings)
     _check_template(settings)
     _check_modules(settings)

@@ -20,7 +20,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.stats import LoadTimes
 from lora_serve.model.build import ModelParts
-from lora_serve.model.lora import prepared_file as prepared
+from lora_serve.model.lora import host_adapter as prepared
 from lora_serve.model.lora.host_adapter import HostAdapter
 
 _log = logging.getLogger(__name__)

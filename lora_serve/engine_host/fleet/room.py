@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.model.system.container_memory import free_in_container
+from lora_serve.model.system.process import free_in_container
 
 ENGINE_BYTES = 250 * 2**20  # of a process's own at least, for Python, torch and Ray; with the demo model it has 285 MiB
 _MEMORY = Path("/proc/meminfo")
