@@ -20,10 +20,9 @@ from lora_serve.server.schemas.generation import ChatFields
 from lora_serve.server.schemas.tools import NO_TOOLS, ToolUse, tool_use
 from lora_serve.server.services import Services
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
-from lora_serve.text.grammars.joining import Thinking, joined_grammars
+from lora_serve.text.grammars.translation import Thinking, joined_grammars
 from lora_serve.text.reasoning import reasoning_format
-from lora_serve.text.reasoning.base import ReasoningFormat
-from lora_serve.text.reasoning.parts.between import BetweenMarkers
+from lora_serve.text.reasoning.base import BetweenMarkers, ReasoningFormat
 from lora_serve.text.tool_calls import tool_call_format
 from lora_serve.text.tool_calls.base import ToolCallFormat
 
