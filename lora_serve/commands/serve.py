@@ -12,7 +12,7 @@ _ENTRANCES = ("transformers", "transformers.models.auto.tokenization_auto", "tra
 
 def run(arguments: list[str]) -> int:
     """Reads the settings, imports only the libraries that they need, then serves. Returns the exit code."""
-    from lora_serve.core.garbage import without_collections
+    from lora_serve.core.process import without_collections
 
     with without_collections():
         from lora_serve.core.settings import command_line

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from typing import Protocol
 
-from lora_serve.core.garbage import without_collections
 from lora_serve.core.messages import Configure, Stop, ToEngine
+from lora_serve.core.process import without_collections
 from lora_serve.engine_host.channel import FAILED, Channel, fatal
 from lora_serve.model.loading.transformers_import import load_torch_library
 

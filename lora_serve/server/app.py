@@ -22,7 +22,7 @@ from lora_serve.server.upkeep.loop_lag import probing
 from lora_serve.server.upkeep.reconciler import Reconciler
 from lora_serve.server.upkeep.residency_meter import metering
 from lora_serve.server.upkeep.tenant_budgets import following_budgets
-from lora_serve.tenancy.authentication.wrong_keys import WrongKeys
+from lora_serve.tenancy.authentication.authenticator import WrongKeys
 
 
 def build_app(services: Services) -> web.Application:

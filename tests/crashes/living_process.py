@@ -33,8 +33,7 @@ from lora_serve.tenancy.accounting import Accounting, open_accounting
 from lora_serve.tenancy.audit.journal import Act
 from lora_serve.tenancy.authentication.admin_key import load_admin_key
 from lora_serve.tenancy.authentication.authenticator import KeyTable
-from lora_serve.tenancy.directory.directory import Directory
-from lora_serve.tenancy.directory.opening import open_directory
+from lora_serve.tenancy.directory.directory import Directory, open_directory
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey, UsageRow
 from tests.adapters.registration.registering_process import Verifier, say, spec_from
 from tests.crashes.crashing import Order, Points

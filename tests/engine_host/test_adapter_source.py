@@ -19,7 +19,7 @@ from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
-from lora_serve.engine_host.adapter_source import AdapterSource
+from lora_serve.engine_host.local import AdapterSource
 from lora_serve.model.lora.host_adapter import HostAdapter
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.core.errors import AdapterUnavailableError, RequestError, StoreUnwritableError
-from lora_serve.core.garbage import without_collections
+from lora_serve.core.process import without_collections
 
 Changes = dict[str, str | None]
 T = TypeVar("T")

@@ -25,7 +25,7 @@ import torch
 import torch.compiler
 import torch.distributed
 
-from lora_serve.core.garbage import without_collections
+from lora_serve.core.process import without_collections
 
 _COMPILER = "torch._dynamo"
 _TRACING = f"{_COMPILER}._trace_wrapped_higher_order_op"

@@ -14,11 +14,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.core import child_environment
+from lora_serve.core import process
 from lora_serve.core.errors import ConfigError
 
 _log = logging.getLogger(__name__)
-VARIABLE = child_environment.KERNELS
+VARIABLE = process.KERNELS
 _SYSCALL_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # asm/prctl.h: ARCH_REQ_XCOMP_PERM
 _AVX2 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
 _AVX512 = _AVX2 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])

@@ -38,8 +38,7 @@ from lora_serve.server.context import CONTEXT, AuditNote
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.schemas.answers.adapters import RegistrationCard, RegistrationList
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.directory.keys import REVOKED
-from lora_serve.tenancy.directory.state import TENANT
+from lora_serve.tenancy.directory.state import REVOKED, TENANT
 
 logger = logging.getLogger(__name__)
 
