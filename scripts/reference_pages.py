@@ -302,7 +302,7 @@ Types and limits are in [HTTP](http.md)."""
 
 
 def _standing(field: Any, schema: str, name: str, meanings: Mapping[str, str]) -> tuple[str, str]:
-    from lora_serve.server.schemas.markers import Refused, standing
+    from lora_serve.server.schemas.fields import Refused, standing
 
     mark = standing(field)
     if mark is None:

@@ -22,9 +22,8 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import OnCold
 from lora_serve.core.setting_groups.http import RequestLimits
 from lora_serve.core.tenant import Caller
-from lora_serve.server.adapter_set import AdapterMember, AdapterSet
+from lora_serve.server.adapter_set import AdapterMember, AdapterSet, check_composition
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.inference.composition import check_composition
 from lora_serve.server.inference.defaults import NO_DEFAULTS, RequestDefaults, known_defaults
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH
 from lora_serve.server.schemas.generation import SamplingFields
