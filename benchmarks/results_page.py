@@ -50,7 +50,7 @@ HEAD = """# Results
 
 Every figure is of the processor beside it: compare ratios of one file, never times of two. Virtual machines hide a
 processor's name; its family, model, instructions and the level of the native kernels tell the kind. Kernels `avx2` are
-those without AVX-512, `amx` those with AMX and AVX512-BF16 (`lora_serve/model/native/levels.py`). Files from before
+those without AVX-512, `amx` those with AMX and AVX512-BF16 (`lora_serve/model/native/compiler.py`). Files from before
 kernels had levels name none; a machine without bf16 instructions ran what is `avx2` now. Pictures are of the file of
 their name. *Made* is the day, with the commit that was measured where the file notes it (a + behind it: with changes).
 

@@ -23,6 +23,7 @@ from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.stats import EngineStats
+from lora_serve.core.tenant import TenantBudget
 
 
 class RequestEvent(Message, frozen=True):
@@ -67,15 +68,6 @@ class Resize(Message, frozen=True):
     adapter_memory: int | None = None
     adapter_host_memory: int | None = None
     max_cpu_loras: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TenantBudget:
-    """Bytes of a tenant's adapters on the device."""
-
-    tenant: str
-    guaranteed: int = 0  # other tenants' newcomers never push it below these
-    at_most: int | None = None  # beyond these the tenant's newcomer pushes out one of its own, or waits
 
 
 class SetTenantBudgets(Message, frozen=True):

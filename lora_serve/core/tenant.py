@@ -124,3 +124,12 @@ def check_tenant_name(name: str, param: str = "tenant") -> str:
         pattern = TENANT_NAME.pattern.removesuffix("\\Z")
         raise InvalidRequestError(f"A tenant's name must match {pattern} and hold no '..'.", param=param)
     return name
+
+
+@dataclass(frozen=True, slots=True)
+class TenantBudget:
+    """Bytes of a tenant's adapters on the device."""
+
+    tenant: str
+    guaranteed: int = 0  # other tenants' newcomers never push it below these
+    at_most: int | None = None  # beyond these the tenant's newcomer pushes out one of its own, or waits

@@ -1,7 +1,7 @@
 """Swapping of KV blocks to host memory: the table of host blocks, and the choice between copying and recomputing.
 
 Learned costs decide for each preempted sequence: seconds per block copied, both ways, against seconds per token
-computed (`batching/step_cost.py`); vLLM left the choice to a flag (Kwon et al., SOSP 2023, section 4.5). The bytes are
+computed (`step_cost.py`); vLLM left the choice to a flag (Kwon et al., SOSP 2023, section 4.5). The bytes are
 in `model/kv_cache.py`. A host block that is copied back is free only after the copies were taken, as copies to host
 memory come first.
 """

@@ -3,7 +3,7 @@
 No model code is copied here. The model's attention is replaced through transformers' public `AttentionInterface`, its
 linear layers are wrapped to add LoRA deltas, and it is called with all rows laid end to end (`position_ids` tell where
 each begins). What a model leaves in the cache is learned by watching one forward pass. A model whose result then
-differs from its plain self is refused (`loading/exactness.py`).
+differs from its plain self is refused (`model/exactness.py`).
 """
 
 from __future__ import annotations

@@ -72,7 +72,6 @@ from lora_serve.core.messages import (
     StartedEvent,
     Stop,
     Submit,
-    TenantBudget,
     Timings,
     ToEngine,
     TokenEvent,
@@ -97,6 +96,7 @@ from lora_serve.core.request import (
 )
 from lora_serve.core.settings import Settings
 from lora_serve.core.stats import AdapterCounters, EngineStats, EvictionReason
+from lora_serve.core.tenant import TenantBudget
 from lora_serve.engine_host.configure import configure_of
 from tests.engine.world import World, adapter
 

@@ -208,7 +208,7 @@ class RankRules:
 
 
 def ranks_and_scales(rules: RankRules, modules: Sequence[str]) -> dict[str, tuple[int, float]]:
-    """module -> (rank, scale). Raises InvalidAdapterError (see patterns/patterns.py)."""
+    """module -> (rank, scale). Raises InvalidAdapterError (see checkpoint/module_patterns.py)."""
     ranks = _first_match(rules.rank_pattern, modules)
     alphas = _first_match(rules.alpha_pattern, modules)
     table = {}

@@ -246,5 +246,5 @@ def read(settings: Settings) -> RankRules:
 
 
 def plan(config: RankRules, targets: Mapping[str, LinearShape]) -> PatternedPlan:
-    """Match the patterns once for all modules. Raises InvalidAdapterError (see patterns/patterns.py)."""
+    """Match the patterns once for all modules. Raises InvalidAdapterError (see checkpoint/module_patterns.py)."""
     return PatternedPlan(ranks_and_scales(config, tuple(targets)))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from lora_serve.adapters.eviction.base import EvictionPolicy
-from lora_serve.core.messages import TenantBudget
+from lora_serve.core.tenant import TenantBudget
 
 
 @dataclass(frozen=True, slots=True)

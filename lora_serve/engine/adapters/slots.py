@@ -12,8 +12,8 @@ from lora_serve.adapters.eviction.residents import Residents
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceQuotaError
-from lora_serve.core.messages import TenantBudget
 from lora_serve.core.stats import SlotInfo
+from lora_serve.core.tenant import TenantBudget
 
 SMOKE_TEST_SLOT = 0  # the smoke tests' own, so that no adapter has to leave for one; adapters have 1, 2, 3, ...
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, create_model
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
+from lora_serve.core.errors import did_you_mean
 from lora_serve.core.messages import Resize, Tune
 from lora_serve.core.setting_groups.adapters import AdapterTierSettings
 from lora_serve.core.setting_groups.engine import MIN_TARGET_MS, BatchLimits
@@ -117,6 +118,14 @@ class UnloadLoraFields(Fields):
 
 
 class _Limits(Fields):
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        for name in value if isinstance(value, dict) else ():
+            if name not in cls.model_fields:  # a limit that is mistyped would be none
+                raise ValueError(f"there is no limit {name[:64]!r}{did_you_mean(name, cls.model_fields)}")
+        return value
+
     def quota(self, old: Quota = NO_LIMITS) -> Quota:
         """The limits as a Quota. `old`: holds for those that were not named."""
         return replace(old, **{name: getattr(self, name) for name in self.model_fields_set})

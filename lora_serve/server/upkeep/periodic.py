@@ -13,8 +13,9 @@ from aiohttp import web
 
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
-from lora_serve.core.messages import SetTenantBudgets, TenantBudget
+from lora_serve.core.messages import SetTenantBudgets
 from lora_serve.core.stats import EngineStats, SlotInfo
+from lora_serve.core.tenant import TenantBudget
 from lora_serve.server.background.tasks import running
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.authentication.authenticator import KeyTable

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lora_serve.adapters.eviction import create_policy
 from lora_serve.adapters.eviction.residents import Residents
-from lora_serve.core.messages import TenantBudget
+from lora_serve.core.tenant import TenantBudget
 
 
 def table(*budgets: TenantBudget, max_bytes: int | None = None, max_items: int | None = None) -> Residents:

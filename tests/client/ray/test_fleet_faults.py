@@ -38,7 +38,6 @@ from lora_serve.core.messages import (
     SetTenantBudgets,
     StartedEvent,
     Submit,
-    TenantBudget,
     Timings,
     ToEngine,
     TokenEvent,
@@ -48,6 +47,7 @@ from lora_serve.core.messages import (
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.stats import ReplicaState
+from lora_serve.core.tenant import TenantBudget
 from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, Way, fleet_client
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.messages import AdapterCommand, FinishEvent, Prefetch, Resize, SetTenantBudgets, TenantBudget
+from lora_serve.core.messages import AdapterCommand, FinishEvent, Prefetch, Resize, SetTenantBudgets
 from lora_serve.core.request import OnCold
+from lora_serve.core.tenant import TenantBudget
 from tests.engine.fake_constraints import FakeConstraints, grammar
 from tests.engine.world import World, adapter
 

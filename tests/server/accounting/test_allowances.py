@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from lora_serve.core.errors import QuotaExceededError
-from lora_serve.core.messages import SetTenantBudgets, TenantBudget
-from lora_serve.core.tenant import Quota
+from lora_serve.core.messages import SetTenantBudgets
+from lora_serve.core.tenant import Quota, TenantBudget
 from tests.server.accounting.conftest import NewKey
 from tests.server.conftest import House
 

@@ -77,6 +77,7 @@ async def test_tenant_is_made_shown_changed_and_listed(tenancy: Tenancy) -> None
         ({"name": "x", "quota": {"max_running": True}}, 400),
         ({"name": "x", "quota": {"max_stored_bytes": "many"}}, 400),
         ({"name": "x", "quota": [1]}, 400),
+        ({"name": "x", "quota": {"max_runing": 1}}, 400),  # it would be no limit
         ({"name": "there"}, 409),
     ],
 )

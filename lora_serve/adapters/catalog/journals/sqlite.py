@@ -89,7 +89,7 @@ def _document_of_schema_1(adapter: tuple[Any, ...], versions: list[tuple[Any, ..
 
 
 class SqliteJournal:
-    """See Journal. For one process at a time, which the store's lock file ensures (`stores/lock.py`)."""
+    """See Journal. For one process at a time, which the store's lock file ensures (`stores/files.py`)."""
 
     def __init__(self, path: Path, title: str = "adapter catalog", monitor: StoreMonitor | None = None) -> None:
         """Open or make the file. `title`: names it in messages. `monitor`: see Database.

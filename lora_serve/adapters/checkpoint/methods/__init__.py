@@ -5,7 +5,7 @@
     rank = method.bind(plan, module, shapes, ...)   from shapes alone
     method.factors(plan, module, tensors, ...)      LoRA factors: delta_W = scale * b.T @ a, algebra and no SVD
 
-Numpy alone, so that checking an adapter loads no torch (weights/conversion.py has what needs torch).
+Numpy alone, so that checking an adapter loads no torch (weights/reading.py has what needs torch).
 """
 
 from __future__ import annotations

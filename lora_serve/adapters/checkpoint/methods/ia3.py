@@ -51,7 +51,7 @@ def parse(table: Mapping[str, Any]) -> Ia3Config:
 
 
 def plan(config: Ia3Config, targets: Mapping[str, LinearShape]) -> Ia3Plan:
-    """The modules whose inputs are scaled. Raises InvalidAdapterError (see patterns/patterns.py)."""
+    """The modules whose inputs are scaled. Raises InvalidAdapterError (see checkpoint/module_patterns.py)."""
     endings = config.feedforward_modules
     if isinstance(endings, str):
         return Ia3Plan(match_names([Pattern(endings, whole=True)], tuple(targets))[0])
