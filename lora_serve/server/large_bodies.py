@@ -15,17 +15,9 @@ from lora_serve.core.worker_processes import CLOSED, WorkerPool
 from lora_serve.server.schemas.fields import TOKEN_ID_NAMES, known_names
 
 T = TypeVar("T")
-MAX_SMALL = 2**16  # bytes of a body that is none of them: it always has room
-MAX_LIGHT = 2**21  # bytes of one that may be parsed on the event loop: a chat of 1 MiB takes 1 ms
-MAX_PARTS = 2**16  # values of such a one at most: so many take 15 ms
 MAX_BYTES = 2**30  # of all that are being read, wait to be parsed or are parsed
 MAX_OF_TENANT = MAX_BYTES // 2  # so that no tenant takes the room of others
 MAX_PARSED = 2  # at the same time, so that they leave threads and processor to others
-
-
-def is_light(raw: bytes) -> bool:
-    """True for a body that holds nobody up if the event loop parses it."""
-    return len(raw) <= MAX_SMALL or (len(raw) <= MAX_LIGHT and sum(map(raw.count, (b",", b"[", b"{"))) < MAX_PARTS)
 
 
 class LargeBodies:

@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 
 from lora_serve.core.errors import CapacityError
-from lora_serve.server.large_bodies import MAX_SMALL, LargeBodies
+from lora_serve.server.bodies.json_parsing import MAX_SMALL
+from lora_serve.server.large_bodies import LargeBodies
 from lora_serve.server.services import Services
 
 PATH = "/v1/completions"

@@ -25,9 +25,8 @@ from lora_serve.core.errors import (
     UnsupportedMediaError,
 )
 from lora_serve.core.setting_groups.http import RequestLimits
-from lora_serve.server.bodies.json_parsing import fields_of, parse_json
+from lora_serve.server.bodies.json_parsing import MAX_SMALL, fields_of, is_light, parse_json
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.large_bodies import MAX_SMALL, is_light
 from lora_serve.server.services import SERVICES
 
 CHUNK_BYTES = 2**18

@@ -19,10 +19,18 @@ from lora_serve.core import strict_json
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.worker_processes import limit_memory, serve
 
+MAX_SMALL = 2**16  # bytes of a body that is none of them: it always has room
+MAX_LIGHT = 2**21  # bytes of one that may be parsed on the event loop: a chat of 1 MiB takes 1 ms
+MAX_PARTS = 2**16  # values of such a one at most: so many take 15 ms
 MAX_VALUES = 100_000  # of a large body's fields that are kept, besides token ids
 MAX_IDS = 2**23
 _TOO_DEEP = "The request body is nested too deeply."
 MEMORY_BYTES = 4 * 2**30  # of a worker; a body of 16 MiB takes 0.6 GiB at most
+
+
+def is_light(raw: bytes) -> bool:
+    """True for a body that holds nobody up if the event loop parses it."""
+    return len(raw) <= MAX_SMALL or (len(raw) <= MAX_LIGHT and sum(map(raw.count, (b",", b"[", b"{"))) < MAX_PARTS)
 
 
 def parse_json(raw: bytes) -> Any:
