@@ -97,7 +97,7 @@ def served(tree: Path, task: str, model: Path, folder: Path) -> Iterator[ServerP
     folder.mkdir()
     arguments = ["--model", str(model), "--served-model-name", "base", "--task", task, "--store", str(folder / "store")]
     arguments += ["--adapter-root", str(ROOT / DATA / "adapters"), "--admin-key", KEY, "--engine", "thread"]
-    arguments += ["--warmup", "off", "--metrics-names", "open", "--admin-acts-per-minute", "0"]
+    arguments += ["--warmup", "off", "--speculate", "off", "--admin-acts-per-minute", "0"]
     inside = ("env", "-C", str(tree), f"PYTHONPATH={tree}", f"XDG_STATE_HOME={folder}")
     with ServerProcess(arguments, folder / "server.log", inside=inside) as server:
         server.wait_until_ready(120)
