@@ -4,7 +4,7 @@
 
 Two servers on the demo model take turns in one run, with 1 and 16 streams and 0, 1 and 2 neighbours: the program as it
 is, and one whose OpenMP team always spins at the end of a parallel loop, as the library does by itself
-(lora_serve/model/system/team_waits.py). Each figure is the median over the rounds; the ratio is that of each round.
+(lora_serve/model/system/threads.py). Each figure is the median over the rounds; the ratio is that of each round.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.kernels import create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import LoraTokens
+from lora_serve.model.step_context import LoraTokens
 
 _SHAPES = ((4096, 4096), (4096, 14336), (14336, 4096))
 _CASES = (

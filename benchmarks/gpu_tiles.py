@@ -25,7 +25,7 @@ from benchmarks.gpu_step import copy_bandwidth, machine
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.kernels import create_kernel, triton
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import LoraTokens
+from lora_serve.model.step_context import LoraTokens
 
 CASES = ((1, 512, 1), (8, 256, 8), (1, 2048, 1), (4, 2048, 4))
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336))

@@ -27,7 +27,7 @@ from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.kernels import create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import LoraSegment, LoraTokens
+from lora_serve.model.step_context import LoraSegment, LoraTokens
 
 LAYERS, ROUNDS, NUM_SLOTS = 24, 7, 16
 SHAPES = (LinearShape(576, 576), LinearShape(576, 1536), LinearShape(896, 4864))

@@ -22,7 +22,7 @@ from benchmarks import performance_tables as tables
 from benchmarks.aims import aims_table
 from benchmarks.report import RESULTS
 from benchmarks.step_growth_plot import draw
-from lora_serve.model.native import levels
+from lora_serve.model.native import compiler
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -69,7 +69,7 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
     """The files of a table, slower processors and float32 first."""
 
     def place(name: str) -> tuple[int, int, str]:
-        level = next((i for i, level in enumerate(levels.LEVELS) if f"-{level}" in name), -1)
+        level = next((i for i, level in enumerate(compiler.LEVELS) if f"-{level}" in name), -1)
         return level, name.endswith("bfloat16.json"), Path(name).stem
 
     return sorted(fnmatch.filter(names, pattern), key=place)

@@ -27,7 +27,7 @@ from benchmarks.endurance.process import processor_seconds
 from benchmarks.endurance.registered import _register, fill
 from benchmarks.reliability.site import ADMIN, Site, usage_of
 from benchmarks.report import RESULTS, machine, percentiles
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.commands.server_process import ServerProcess
 from tests.canary.questions import make_world
 from tests.canary.races import Field

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from lora_serve.commands.bench.report import machine as bench_machine
 from lora_serve.commands.bench.report import versions
 from lora_serve.commands.bench.result import spread_ms
-from lora_serve.model.native import levels
+from lora_serve.model.native import compiler
 
 RESULTS = Path(__file__).with_name("results")
 SERVER = RESULTS.parents[1] / "lora_serve"
@@ -79,7 +79,7 @@ def commit() -> str:
 
 def kernel_level() -> str:
     """The best level of native kernels for this processor, or the lower one that is asked for: "avx2", "amx", ..."""
-    return levels.current().name
+    return compiler.current().name
 
 
 def result_file(*words: str) -> Path:

@@ -33,7 +33,7 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
-        "a row takes another slot's adapter", "1", "model/step/step_context.py",
+        "a row takes another slot's adapter", "1", "model/step_context.py",
         "(end - first, adapter.slot.index, adapter.scale)",
         "(end - first, max(0, adapter.slot.index - 1), adapter.scale)",
         "model/test_architectures.py",
@@ -67,7 +67,7 @@ MUTATIONS = (
         "self._send(Abort(request.request_id, is_answered))", "pass", "client contracts/test_engine_client.py",
     ),
     Mutation(
-        "an adapter that changes nothing is taken", "2", "adapters/registration/smoke_test.py",
+        "an adapter that changes nothing is taken", "2", "adapters/registration/verification.py",
         "if result.is_noop and not allow_noop:", "if False:", "adapters/registration/test_smoke_test.py",
     ),
     Mutation(

@@ -97,8 +97,7 @@ level of the CPU's kernels than the processor's best. See [numbers and kernels](
 def vllm_flags_page() -> str:
     """Every flag of `vllm serve` that is taken, by what becomes of it."""
     from lora_serve.core.settings import Settings
-    from lora_serve.core.vllm.flag import Fate
-    from lora_serve.core.vllm.table import FLAGS
+    from lora_serve.core.vllm.table import FLAGS, Fate
 
     lines = [NOTE, "# vLLM's flags", "", VLLM_FLAGS, "", "## The same", "", "A flag of the same name does the same."]
     lines += ["", ", ".join(f"`--{name.replace('_', '-')}`" for name in VLLM_NAMES if name in Settings.model_fields)]
@@ -303,7 +302,7 @@ Types and limits are in [HTTP](http.md)."""
 
 
 def _standing(field: Any, schema: str, name: str, meanings: Mapping[str, str]) -> tuple[str, str]:
-    from lora_serve.server.schemas.markers import Refused, standing
+    from lora_serve.server.schemas.fields import Refused, standing
 
     mark = standing(field)
     if mark is None:

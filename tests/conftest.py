@@ -20,7 +20,7 @@ __all__ = ["engine_host", "ray_cluster"]
 
 pytest.register_assert_rewrite("tests.canary.watch", "tests.faults.injecting", "tests.hostile.sending")
 
-from lora_serve.adapters.catalog import follower  # noqa: E402
+from lora_serve.adapters.catalog import ledger  # noqa: E402
 from lora_serve.commands import server_process  # noqa: E402
 from tests.redis_server import RedisServer  # noqa: E402
 from tests.zygote import FORKING  # noqa: E402
@@ -77,7 +77,7 @@ def pytest_collection_finish() -> None:
 def quick_followers() -> Iterator[None]:
     """Catalogs of tests are closed as soon as their followers have waited for news: not for a whole second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(follower, "_LONGEST_WAIT", 0.03)
+        patch.setattr(ledger, "_LONGEST_WAIT", 0.03)
         yield
 
 

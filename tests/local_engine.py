@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.loading.loader import LoadFinished

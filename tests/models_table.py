@@ -23,8 +23,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lora_serve.core.errors import ModelError
+from lora_serve.model.exactness import shrunk
 from lora_serve.model.loading.observation import is_linear
-from lora_serve.model.small_copy import shrunk
 from tests.kind_matrix import EXACT, Found, mismatches
 from tests.local_engine import Answer, LocalEngine, refusal
 from tests.oracle import logprobs_alone, peft_may_warn

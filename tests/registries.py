@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.maintenance.registries import OpenRegistry, RegistryAddress, open_registry
 from lora_serve.adapters.maintenance.transfer import Transfer, TransferReport, open_ends
 from lora_serve.adapters.stores.disk import is_sound

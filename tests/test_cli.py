@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lora_serve import __version__
-from lora_serve.adapters.stores.lock import lock_store
+from lora_serve.adapters.stores.files import lock_store
 from lora_serve.cli import main
 from lora_serve.core.config import EngineConfig, ServerConfig
 from lora_serve.core.errors import ConfigError, ModelError

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
-from lora_serve.core.child_environment import without_settings
+from lora_serve.core.process import without_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVE = [sys.executable, "-m", "lora_serve", "serve"]

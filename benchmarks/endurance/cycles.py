@@ -11,7 +11,7 @@ import aiohttp
 
 from benchmarks.reliability.site import ADMIN, Site, get, usage_of
 from benchmarks.reliability.soak import slope
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.commands.server_process import ServerProcess
 from tests.canary.races import PROMPTS, Field, fault_of, question
 

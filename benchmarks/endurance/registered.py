@@ -25,11 +25,10 @@ from benchmarks.endurance.process import peak_mib, processor_seconds
 from benchmarks.reliability.site import ADMIN, Site, usage_of
 from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, text_of
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.documents import document_of
-from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.adapters.catalog.entry import CatalogEntry, document_of
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.state import ADAPTER
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.commands.server_process import ServerProcess
 from tests.canary.races import question
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.peers.processes import Child
 from lora_serve.commands.server_process import HOST, free_port
-from lora_serve.core.child_environment import without_settings
+from lora_serve.core.process import without_settings
 
 UP_SECONDS = 60.0
 

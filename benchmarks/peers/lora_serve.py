@@ -14,7 +14,7 @@ from benchmarks.peers.seam import BASE, MAX_MODEL_LEN, POPULARITIES, Checkpoints
 from benchmarks.workload import Load
 from lora_serve.commands.bench.plan import Target
 from lora_serve.commands.server_process import HOST, free_port
-from lora_serve.core.child_environment import without_settings
+from lora_serve.core.process import without_settings
 
 KV_CACHE_BYTES = 256 * 2**20
 

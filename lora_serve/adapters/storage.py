@@ -7,15 +7,16 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.catalog.blob_writer import sync_records
+from lora_serve.adapters.catalog.blob_records import sync_records
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.follower import Follower
-from lora_serve.adapters.catalog.opening import CATALOG_NAME, open_catalog
-from lora_serve.adapters.catalog.startup_check import (
+from lora_serve.adapters.catalog.ledger import Follower
+from lora_serve.adapters.catalog.opening import (
+    CATALOG_NAME,
     check_catalog_exists,
     check_own_catalog,
     check_shared_catalog,
     note_position,
+    open_catalog,
 )
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.monitor import StoreMonitor, words_of

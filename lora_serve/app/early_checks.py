@@ -13,17 +13,17 @@ from urllib.request import getproxies
 
 import jinja2
 
-from lora_serve.adapters.checkpoint.digest import MAX_CONFIG_BYTES
+from lora_serve.adapters.checkpoint.content import MAX_CONFIG_BYTES
 from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.sources.table import build_sources
-from lora_serve.adapters.stores.lock import lock_store
+from lora_serve.adapters.stores.files import lock_store
 from lora_serve.core.config import AdapterConfig, ModelConfig, ServerConfig
 from lora_serve.core.errors import ConfigError, InvalidAdapterError, how_to_install
 from lora_serve.core.setting_groups.overflow import OverflowConfig, is_address_of
 from lora_serve.core.setting_texts import template_in
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.cluster import check_installed
-from lora_serve.model.native import levels
+from lora_serve.model.native import compiler
 from lora_serve.server.sockets.listener import bound_socket, check_exposure
 from lora_serve.server.sockets.tls import ServerTls
 from lora_serve.tenancy.authentication.admin_key import check_key_file
@@ -45,7 +45,7 @@ def check_start(settings: Settings) -> None:
     if settings.admin_key is None:
         check_key_file(settings.store)
     build_sources(settings.part(AdapterConfig))
-    levels.current()
+    compiler.current()
     _check_model(settings)
     _check_template(settings)
     _check_modules(settings)

@@ -28,7 +28,7 @@ from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, end_within, on_signals
 from lora_serve.app.tracing import opened_traces
 from lora_serve.core.config import AdapterConfig, ServerConfig
-from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.process import PatientThreads
 from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.settings import Settings
@@ -38,13 +38,11 @@ from lora_serve.logs import configure_logging
 from lora_serve.logs.handler import LogHandler
 from lora_serve.logs.pipeline import redaction_for
 from lora_serve.logs.writer import divert_streams
-from lora_serve.server.sockets.client_faults import on_loop_error
-from lora_serve.server.sockets.listener import bound_socket, check_exposure, warn_of_exposure
+from lora_serve.server.sockets.listener import bound_socket, check_exposure, on_loop_error, warn_of_exposure
 from lora_serve.server.sockets.tls import ServerTls
-from lora_serve.tenancy.accounting import open_accounting
+from lora_serve.tenancy.accounting import open_accounting, warn_if_lost
 from lora_serve.tenancy.authentication.authenticator import KeyTable, auth_required
-from lora_serve.tenancy.directory.opening import open_directory
-from lora_serve.tenancy.lost_directory import warn_if_lost
+from lora_serve.tenancy.directory.directory import open_directory
 from lora_serve.text.tokenizer import TextModel
 
 if TYPE_CHECKING:

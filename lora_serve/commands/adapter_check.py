@@ -17,12 +17,12 @@ from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
 from lora_serve.adapters.checkpoint.chat_template import FoundTemplate
-from lora_serve.adapters.checkpoint.digest import SIDE_NAMES
+from lora_serve.adapters.checkpoint.content import SIDE_NAMES
 from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
-from lora_serve.adapters.checkpoint.weights.values import check_values
-from lora_serve.adapters.registration.smoke_test import check_smoke_test, refusal_of_errors, smoke_test_prompt
 from lora_serve.adapters.registration.summary import base_warnings, kinds_of, token_warnings, traits_of
+from lora_serve.adapters.registration.validation import check_values
+from lora_serve.adapters.registration.verification import check_smoke_test, refusal_of_errors, smoke_test_prompt
 from lora_serve.adapters.sources.folder import copy_files
 from lora_serve.app.services import base_templates
 from lora_serve.core.adapter import AdapterRef

@@ -12,12 +12,12 @@ _ENTRANCES = ("transformers", "transformers.models.auto.tokenization_auto", "tra
 
 def run(arguments: list[str]) -> int:
     """Reads the settings, imports only the libraries that they need, then serves. Returns the exit code."""
-    from lora_serve.core.garbage import without_collections
+    from lora_serve.core.process import without_collections
 
     with without_collections():
         from lora_serve.core.settings import command_line
         from lora_serve.logs.writer import open_standard_descriptors
-        from lora_serve.model.loading.read_ahead import load_torch_library, read_weights
+        from lora_serve.model.loading.transformers_import import load_torch_library, read_weights
 
         open_standard_descriptors()
         settings, notes = command_line(arguments)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from lora_serve.core.child_environment import without_settings
+from lora_serve.core.process import without_settings
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.05

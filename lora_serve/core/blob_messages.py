@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lora_serve.core.message import Call, Message
+from lora_serve.core.live import Call, Message
 
 PIECE_BYTES = 2**20  # other messages wait behind a piece: 8 ms at 1 Gbit/s
 

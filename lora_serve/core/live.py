@@ -10,7 +10,15 @@ from typing import Annotated
 
 import msgspec
 
-from lora_serve.core.message import Message
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The base of all messages and of the commands in them; the types of the fields are checked by the decoder."""
+
+
+class Call(Message, frozen=True):
+    """The base of every message that is answered by a `Reply` of the same id."""
+
+    call_id: int  # unique among the calls of one side
 
 
 def _one_of(*texts: str) -> msgspec.Meta:

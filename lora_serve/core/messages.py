@@ -17,8 +17,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.blob_messages import BlobFiles, BlobFolder, BlobMessage, Piece
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
-from lora_serve.core.live import EngineView
-from lora_serve.core.message import Call, Message
+from lora_serve.core.live import Call, EngineView, Message
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import FinishReason, InferenceRequest
@@ -216,7 +215,7 @@ class Greeting(Message, frozen=True):
     """The first message of a fleet's replica to each gateway; `Ready` follows."""
 
     replica: str  # its name in Ray Serve
-    machine: str  # see `core/machine.py`
+    machine: str  # see `core/process.py`
     files: str  # likewise
     node: str  # the machine's address
     age: float  # seconds since its start

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_serve.adapters.registration.smoke_test import refusal_of_errors
+from lora_serve.adapters.registration.verification import refusal_of_errors
 from lora_serve.core.batch import RowAdapter, SlotRef
 from lora_serve.core.errors import ConflictError, LoraServeError
 from lora_serve.core.messages import (

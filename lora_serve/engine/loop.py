@@ -10,7 +10,7 @@ from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError, overload
-from lora_serve.core.message import Call
+from lora_serve.core.live import Call
 from lora_serve.core.messages import (
     Abort,
     AdapterCommand,

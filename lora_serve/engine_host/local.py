@@ -2,27 +2,188 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import os
 import queue
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
+from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, dummy_adapter
+from lora_serve.adapters.dummy import DUMMY_DIGEST
 from lora_serve.adapters.loading.blobs import Blobs
-from lora_serve.adapters.loading.loader import Loader, Pace
+from lora_serve.adapters.loading.fetch import fetch_timed
+from lora_serve.adapters.loading.loader import Loaded, Loader, Pace
+from lora_serve.adapters.registration.validation import convert, validate
+from lora_serve.adapters.registration.verification import StagedAdapter
+from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
-from lora_serve.core.garbage import without_collections
+from lora_serve.core.errors import AdapterUnavailableError, is_out_of_memory
+from lora_serve.core.messages import AdapterSize
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.process import without_collections
 from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.stats import LoadTimes
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import Mail
-from lora_serve.engine_host.adapter_source import AdapterSource
-from lora_serve.engine_host.validator import LastFolded, LocalValidator
 from lora_serve.model.build import ModelParts, build_model
+from lora_serve.model.lora import host_adapter as prepared
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.system.threads import use_one_core
 from lora_serve.text.grammars.matcher import GrammarConstraints
 from lora_serve.text.grammars.vocabulary import Vocabularies
 from lora_serve.text.tokenizer import TextModel
+
+_log = logging.getLogger(__name__)
+
+
+class AdapterSource:
+    """Reads adapters: the prepared file on this machine's disk if there is a sound one, else the adapter's own files.
+
+    Every byte is checked against a digest after it was read. Used by several threads at once.
+    """
+
+    def __init__(
+        self,
+        blobs: Blobs,
+        parts: ModelParts,
+        last_folded: Callable[[AdapterRef], HostAdapter | None] = lambda adapter: None,
+    ) -> None:
+        """Prepared files lie in the blobs' folders on this machine. `last_folded`: gives an adapter that was read,
+        checked and folded just now.
+        """
+        self._last_folded = last_folded
+        self._blobs = blobs
+        self._parts = parts
+        self._base = prepared.PreparedBase.of(parts.spec)
+        self._pin = parts.spec.device.startswith("cuda")
+
+    def load(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
+        """Reads one adapter. Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
+        if adapter.digest == DUMMY_DIGEST:
+            return Loaded(self._parts.fold(dummy_adapter(self._parts.spec)), LoadTimes("none"))
+        if (value := self._last_folded(adapter)) is not None:
+            return Loaded(value, LoadTimes("none"))
+        return self._prepared(adapter) or self._ordinary(adapter)
+
+    def keep(self, adapter: AdapterRef, value: HostAdapter) -> None:
+        """Writes the prepared file for the next load, unless it is there or the adapter is of a kind that has none."""
+        if adapter.digest == DUMMY_DIGEST or not value.is_plain:
+            return
+        name = prepared.file_name(adapter, self._base)
+        try:
+            with self._blobs.near(adapter.digest) as blob:
+                if not (blob / name).exists():
+                    self._blobs.keep_beside(adapter.digest, name, prepared.pack(value, self._base))
+        except AdapterUnavailableError:  # the adapter was deleted meanwhile
+            return
+        except (OSError, MemoryError) as error:
+            _log.info("%s is not prepared for its next load: %r", adapter.label, error)
+
+    def _prepared(self, adapter: AdapterRef) -> Loaded[HostAdapter] | None:
+        try:
+            with self._blobs.near(adapter.digest) as blob:
+                return self._read_prepared(blob / prepared.file_name(adapter, self._base), adapter)
+        except (AdapterUnavailableError, OSError):  # `_ordinary` says in words what is wrong
+            return None
+
+    def _read_prepared(self, path: Path, adapter: AdapterRef) -> Loaded[HostAdapter] | None:
+        start = time.perf_counter()
+        if adapter.traits.base not in ("", self._base.fingerprint) or not os.path.lexists(path):
+            return None
+        try:
+            file = prepared.read(path, pin=self._pin)
+            fetched = time.perf_counter()
+            prepared.verify(file)
+            verified = time.perf_counter()
+            value = prepared.unpack(file, adapter, self._base)
+        except (prepared.NotPreparedError, NotRegularError, ChangedFileError) as error:
+            _log.warning("the prepared file of %s is removed: %s", adapter.label, error)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return Loaded(value, LoadTimes("disk", fetched - start, verified - fetched, time.perf_counter() - verified))
+
+    def _ordinary(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
+        saved, times = fetch_timed(self._blobs, self._parts.spec, adapter)
+        start = time.perf_counter()
+        value = self._parts.fold(saved)
+        return Loaded(value, dataclasses.replace(times, fold=time.perf_counter() - start))
+
+
+KEPT_BYTES = 2**26  # of adapters that wait for their smoke tests, besides the last
+
+
+class LastFolded:
+    """The last adapters that registrations folded, from the very files whose digests they bear.
+
+    Put by the registry's threads, taken by a loader's. An adapter that is not here any more is read again.
+    """
+
+    def __init__(self) -> None:
+        self._adapters: dict[str, HostAdapter] = {}  # by digest, the latest last
+
+    def put(self, adapter: HostAdapter) -> None:
+        """Drops the oldest beyond a limit; keeps none that a load would fold differently, for its base or its rank."""
+        left = KEPT_BYTES
+        for digest, other in reversed(list(self._adapters.items())):  # each change is one call: others come between
+            if (left := left - other.num_bytes) < 0 or digest == adapter.digest:
+                self._adapters.pop(digest, None)
+        if adapter.is_plain:
+            self._adapters[adapter.digest] = adapter
+
+    def take(self, adapter: AdapterRef) -> HostAdapter | None:
+        """Gives the folded adapter away, so that the caller alone holds its memory."""
+        found = self._adapters.pop(adapter.digest, None)
+        return None if found is None else dataclasses.replace(found, name=adapter.name)
+
+    def forget(self, digest: str) -> None:
+        self._adapters.pop(digest, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalValidator:
+    """See `WeightsValidator`; with the model of this process. `_last_folded` is where the loader looks first."""
+
+    _fold: Callable[[SavedAdapter], HostAdapter]
+    _undo: Undo
+    _last_folded: LastFolded = dataclasses.field(default_factory=LastFolded)
+
+    def convert(self, staged: StagedAdapter) -> None:
+        """See `AdapterVerifier.convert`."""
+        with _errors_of_memory():
+            convert(staged, self._undo)
+
+    def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
+        """See `AdapterVerifier.validate`."""
+        with _errors_of_memory():
+            return validate(staged, self.num_bytes, allow_noop=allow_noop)
+
+    def num_bytes(self, saved: SavedAdapter) -> int:
+        """The host memory that the adapter takes, folded. The folded adapter is kept for the next load."""
+        folded = self._fold(saved)
+        self._last_folded.put(folded)
+        return folded.num_bytes
+
+    def forget(self, digest: str) -> None:
+        """See `WeightsValidator.forget`."""
+        self._last_folded.forget(digest)
+
+
+@contextmanager
+def _errors_of_memory() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise AdapterUnavailableError("There is no memory at present to take an adapter in; try again.") from None
 
 
 class LocalEngine:

@@ -27,7 +27,7 @@ from lora_serve.core.messages import (
     WarmUpDone,
 )
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.process import PatientThreads
 from lora_serve.core.setting_types import MAX_REGISTRATIONS
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop, Mail

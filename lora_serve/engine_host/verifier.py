@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Protocol
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef

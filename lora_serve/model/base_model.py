@@ -40,7 +40,7 @@ from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
 from lora_serve.model.native.layers import LayerKernels
-from lora_serve.model.step.step_context import StepContext, StepInputs
+from lora_serve.model.step_context import StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
 _names = itertools.count()

@@ -9,30 +9,27 @@ from dataclasses import dataclass, field
 
 from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.registration.smoke_test import MAX_SMOKE_TEST_TOKENS
+from lora_serve.adapters.registration.verification import MAX_SMOKE_TEST_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.base_model import BaseModel, load_model
+from lora_serve.model.exactness import check_exactness, check_small_copy, plain_logprobs, probe_tokens
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading.exactness import check_exactness, plain_logprobs, probe_tokens
 from lora_serve.model.loading.frozen_model import LoadedModel
 from lora_serve.model.loading.observation import first_line
-from lora_serve.model.lora.folding import fold
+from lora_serve.model.lora.folding import fold, undo
 from lora_serve.model.lora.host_adapter import HostAdapter
-from lora_serve.model.lora.initialisation import undo
 from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
-from lora_serve.model.memory.setup import MemorySetup
+from lora_serve.model.memory_setup import MemorySetup
 from lora_serve.model.pooling.loading import load_pooling_model
 from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
 from lora_serve.model.pooling.runner import PoolingModel, PoolingRunner
 from lora_serve.model.runner.decode_graphs import DecodeGraphs
 from lora_serve.model.runner.model_runner import ModelRunner
-from lora_serve.model.small_copy import check_small_copy
 from lora_serve.model.system.process import keep_freed_memory, return_freed_memory
-from lora_serve.model.system.team_waits import TeamWaits, team_waits
-from lora_serve.model.system.threads import one_core
+from lora_serve.model.system.threads import TeamWaits, one_core, team_waits
 
 _SMOKE_TEST_ROWS = 3  # see ModelRunner.smoke_test
 # Bytes of weights below which thousands of products of a few rows are faster on one core beside the imports that run

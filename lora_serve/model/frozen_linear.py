@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.model_spec import LinearShape
+from lora_serve.model.loading.number_type import is_quantized
 from lora_serve.model.loading.observation import linear_shape
-from lora_serve.model.loading.quantization import is_quantized
 from lora_serve.model.native import packed_linear
 from lora_serve.model.native.packed_linear import Kind, PackedLinear
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import BlockMoves
+from lora_serve.model.system.device_memory import to_device
 from lora_serve.model.system.process import advise_huge_pages
-from lora_serve.model.system.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,9 @@ from lora_serve.server.routes import TABLE
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.sockets.connections import CONNECTIONS, Connections
 from lora_serve.server.telemetry.tracing import traced
-from lora_serve.server.upkeep.key_uses import noting_uses
-from lora_serve.server.upkeep.loop_lag import probing
+from lora_serve.server.upkeep.periodic import following_budgets, metering, noting_uses, probing
 from lora_serve.server.upkeep.reconciler import Reconciler
-from lora_serve.server.upkeep.residency_meter import metering
-from lora_serve.server.upkeep.tenant_budgets import following_budgets
-from lora_serve.tenancy.authentication.wrong_keys import WrongKeys
+from lora_serve.tenancy.authentication.authenticator import WrongKeys
 
 
 def build_app(services: Services) -> web.Application:

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from lora_serve.core.errors import CapacityError
-from lora_serve.core.garbage import without_collections
-from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.process import PatientThreads, without_collections
 from lora_serve.core.worker_processes import CLOSED, WorkerPool
-from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
+from lora_serve.server.schemas.fields import TOKEN_ID_NAMES, known_names
 
 T = TypeVar("T")
 MAX_SMALL = 2**16  # bytes of a body that is none of them: it always has room

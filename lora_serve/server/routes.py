@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from lora_serve.console.live import frames
 from lora_serve.core.request import Task
 from lora_serve.server import models
-from lora_serve.server import tokenize as tokenizer
 from lora_serve.server.admin import (
     adapters,
     audit,
@@ -18,9 +17,7 @@ from lora_serve.server.admin import (
     fleet,
     keys,
     listing,
-    metadata,
     registration,
-    residency,
     tenants,
     upload,
     usage,
@@ -29,12 +26,13 @@ from lora_serve.server.admin import (
 from lora_serve.server.anthropic.body import anthropic_error
 from lora_serve.server.anthropic.request import count_tokens, create_message
 from lora_serve.server.console import page, stream
+from lora_serve.server.openai import tokens as tokenizer
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
 from lora_serve.server.openai.responses.request import create_response
 from lora_serve.server.openai.tokens import generate_tokens
-from lora_serve.server.operation import docs_page, health, metrics, openapi
-from lora_serve.server.pooling import classify, embeddings, scores
+from lora_serve.server.operation import health, metrics, openapi
+from lora_serve.server.pooling import embeddings, scores
 from lora_serve.server.route import EVENTS, JSON, Access, AnswerKind, Route, RouteTable
 from lora_serve.server.schemas.admin import (
     AliasFields,
@@ -92,7 +90,7 @@ TABLE = RouteTable(
     Route("GET", "/metrics", _PUBLIC, metrics.get_metrics, answers=_TEXT, is_probe=True),
     Route("GET", "/version", _PUBLIC, health.get_version, answer=health.Version),
     Route("GET", "/openapi.json", _PUBLIC, openapi.get_openapi, answer=openapi.OpenApiDocument),
-    Route("GET", "/docs", _PUBLIC, docs_page.get_docs, answers=_PAGE),
+    Route("GET", "/docs", _PUBLIC, openapi.get_docs, answers=_PAGE),
     Route("GET", "/", _PUBLIC, page.get_root, answers=(JSON, *_PAGE), answer=page.Root),
     Route("GET", "/ui", _PUBLIC, page.get_index, answers=_PAGE),
     Route("GET", "/ui/about.json", _PUBLIC, page.get_about, is_probe=True, answer=page.ConsoleFacts),
@@ -150,7 +148,7 @@ TABLE = RouteTable(
     ),
     _pooled("/v1/embeddings", embeddings.create_embedding, EmbeddingFields, embeddings.Embeddings, _EMBED),
     *(
-        _pooled(path, classify.create_classification, ClassifyFields, classify.Labels, _CLASSIFY)
+        _pooled(path, scores.create_classification, ClassifyFields, scores.Labels, _CLASSIFY)
         for path in ("/classify", "/v1/classify")
     ),
     *(_pooled(path, scores.create_score, ScoreFields, scores.Scores, _COMPARE) for path in ("/score", "/v1/score")),
@@ -183,16 +181,16 @@ TABLE = RouteTable(
         answer=(adapter_cards.AdapterPage, adapter_cards.RowPage),
     ),
     Route("GET", "/admin/registrations", _OWN, registration.list_registrations, answer=adapter_cards.RegistrationList),
-    Route("POST", f"{_ADAPTER}/pin", _OWN, residency.pin, answer=adapter_cards.AdapterCard),
-    Route("POST", f"{_ADAPTER}/unpin", _OWN, residency.unpin, answer=adapter_cards.AdapterCard),
-    Route("POST", f"{_ADAPTER}/prefetch", _ADMIN, residency.prefetch, answer=adapter_cards.AdapterCard),
-    Route("POST", f"{_ADAPTER}/evict", _ADMIN, residency.evict, answer=adapter_cards.AdapterCard),
+    Route("POST", f"{_ADAPTER}/pin", _OWN, adapters.pin, answer=adapter_cards.AdapterCard),
+    Route("POST", f"{_ADAPTER}/unpin", _OWN, adapters.unpin, answer=adapter_cards.AdapterCard),
+    Route("POST", f"{_ADAPTER}/prefetch", _ADMIN, adapters.prefetch, answer=adapter_cards.AdapterCard),
+    Route("POST", f"{_ADAPTER}/evict", _ADMIN, adapters.evict, answer=adapter_cards.AdapterCard),
     Route("PUT", f"{_ADAPTER}/route", _OWN, adapters.set_route, RouteFields, answer=adapter_cards.AdapterCard),
     Route("POST", f"{_ADAPTER}/rollback", _OWN, adapters.roll_back, answer=adapter_cards.AdapterCard),
     Route("PUT", f"{_ADAPTER}/sharing", _ADMIN, adapters.set_sharing, SharingFields, answer=adapter_cards.AdapterCard),
     Route("PUT", _ADAPTER, _OWN, upload.upload_adapter, upload.BODY, UploadFields, answer=adapter_cards.AdapterCard),
     Route("GET", _ADAPTER, _OWN, adapters.get_adapter, answer=adapter_cards.AdapterCard),
-    Route("PATCH", _ADAPTER, _OWN, metadata.set_metadata, MetadataFields, answer=adapter_cards.AdapterCard),
+    Route("PATCH", _ADAPTER, _OWN, registration.set_metadata, MetadataFields, answer=adapter_cards.AdapterCard),
     Route("DELETE", _ADAPTER, _OWN, adapters.delete_adapter, query=DeletionQuery, answer=adapter_cards.DeletedAdapter),
     Route("GET", "/admin/aliases", _ADMIN, adapters.list_aliases, answer=adapter_cards.AliasList),
     Route("PUT", _ALIAS, _ADMIN, adapters.set_alias, AliasFields, answer=adapter_cards.Alias),

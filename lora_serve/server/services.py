@@ -25,9 +25,8 @@ from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.registering import Registering
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.background.tasks import BackgroundTasks, Call
-from lora_serve.server.engine_history import EngineHistory
 from lora_serve.server.large_bodies import LargeBodies
-from lora_serve.server.lifecycle import Lifecycle
+from lora_serve.server.lifecycle import EngineHistory, Lifecycle
 from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.telemetry.activity import Activity
 from lora_serve.server.telemetry.metrics import Metrics

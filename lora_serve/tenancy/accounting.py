@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 
 from lora_serve.adapters.catalog.opening import replica_name
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.config import AdapterConfig
+from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.setting_groups.operation import AccountingConfig
-from lora_serve.tenancy.audit.journal import AuditJournal
+from lora_serve.core.tenant import ADMIN_CALLER, LOCAL_CALLER
+from lora_serve.tenancy.audit.journal import AuditJournal, AuditLine
 from lora_serve.tenancy.audit.log import AuditLog
+from lora_serve.tenancy.directory.directory import Directory
 from lora_serve.tenancy.quotas.counters import RateCounters, SharedCounters
 from lora_serve.tenancy.quotas.quotas import Quotas
 from lora_serve.tenancy.quotas.rate_limiter import RateLimiter
@@ -69,12 +72,45 @@ def _opened(
 ) -> Accounting:
     if config.redis_url is None:
         return Accounting(Quotas(), Meter(usage, None, accounting), AuditLog(audit))
-    from lora_serve.tenancy.audit.exchange import AuditExchange
-    from lora_serve.tenancy.quotas.redis_counters import RedisCounters
-    from lora_serve.tenancy.usage.exchange import UsageExchange
+    from lora_serve.tenancy.audit.log import AuditExchange
+    from lora_serve.tenancy.quotas.counters import RedisCounters
+    from lora_serve.tenancy.usage.metering import UsageExchange
 
     url, prefix = config.redis_url, config.redis_prefix
     counters: RateCounters = RedisCounters(url, prefix)
     limiter = RateLimiter(SharedCounters(counters, accounting.quota_without_redis == "local"))
     meter = Meter(usage, UsageExchange(url, prefix, replica, accounting.usage_keep_days), accounting)
     return Accounting(Quotas(limiter), meter, AuditLog(audit, AuditExchange(url, prefix, replica)))
+
+
+_WITHOUT_KEYS = (ADMIN_CALLER.tenant, LOCAL_CALLER.tenant)
+_EVER = 2**40  # Unix seconds
+
+
+async def warn_if_lost(directory: Directory, audit: AuditLog, meter: Meter) -> None:
+    """Logs the warning, for a server whose clients need keys."""
+    if directory.snapshot.position.epoch:
+        return
+    with suppress(AdapterUnavailableError, ValueError):  # it is for a warning that they are read
+        found = {"audit log": await _is_audited(audit), "usage journal": await _is_metered(meter)}
+        if tellers := " and the ".join(name for name, tells in found.items() if tells):
+            _log.warning(
+                "the tenant directory is new, but there were tenants, as the %s shows: if tenants.sqlite3 was lost, "
+                "all their keys are answered with 401; stop the server and bring it back from a backup (`lora-serve "
+                "registry restore`), or make tenants and keys anew",
+                tellers,
+            )
+
+
+async def _is_audited(audit: AuditLog) -> bool:
+    return bool((await audit.page(1, None, _made_tenant_or_key)).lines)
+
+
+def _made_tenant_or_key(line: AuditLine) -> bool:
+    act = line.act
+    return str(act.get("action", "")).startswith("POST /admin/tenants") and 200 <= act.get("outcome", 0) < 300
+
+
+async def _is_metered(meter: Meter) -> bool:
+    rows, _ = await meter.rows(0, _EVER)
+    return any(key.tenant not in _WITHOUT_KEYS for _, key, _ in rows)

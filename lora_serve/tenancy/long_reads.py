@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lora_serve.core.errors import NotReadyError
-from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.process import PatientThreads
 
 _MAX_READS = 2  # at a time; the processor's time that they take is the event loop's, too
 T = TypeVar("T")

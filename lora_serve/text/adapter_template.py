@@ -11,8 +11,7 @@ import jinja2
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.marked import Marked, Marks
 from lora_serve.text.rendering.processes import TemplateFaultError, TemplateLimitError, TemplateProcesses
-from lora_serve.text.template import ChatTemplate, Tools, cut_continued, with_continued
-from lora_serve.text.tool_forms import Conversation
+from lora_serve.text.template import ChatTemplate, Conversation, Tools, cut_continued, with_continued
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"  # names of templates, as transformers has them
 

@@ -17,9 +17,8 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, refused
 from lora_serve.text.marked import Marked, Marks, true_text
 from lora_serve.text.past_calls import CallForm, PastCall, parse_calls, written_call, written_id
-from lora_serve.text.template import ChatTemplate
+from lora_serve.text.template import REFUSALS, ChatTemplate, Conversation
 from lora_serve.text.tokenizer import TextModel
-from lora_serve.text.tool_forms import REFUSALS, Conversation
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _OTHER_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # no control token's text

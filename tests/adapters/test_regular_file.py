@@ -158,7 +158,7 @@ def test_nothing_that_adapters_are_made_of_is_opened_in_another_way() -> None:
     reads = re.compile(r"\.open\(\"rb\"|\.read_bytes\(|\.read_text\(|copyfile|copy2|file_digest|safe_open\(|np\.load")
     found = [
         f"{path.relative_to(PACKAGE)}: {line.strip()}"
-        for part in ("adapters", "engine_host", "model/lora/prepared_file.py", "app/warm_set.py")
+        for part in ("adapters", "engine_host", "model/lora/host_adapter.py", "app/warm_set.py")
         for path in ([PACKAGE / part] if part.endswith(".py") else sorted((PACKAGE / part).rglob("*.py")))
         for line in path.read_text().splitlines()
         if reads.search(line) and str(path.relative_to(PACKAGE)) not in OTHER_FILES

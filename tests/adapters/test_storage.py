@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.storage import open_storage
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.settings import Settings

@@ -21,7 +21,7 @@ from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import Prefetch
 from lora_serve.core.stats import AdapterCounters, EngineStats, SlotInfo
-from lora_serve.server.engine_history import EngineHistory
+from lora_serve.server.lifecycle import EngineHistory
 
 BYTES = 10
 

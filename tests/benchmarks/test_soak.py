@@ -23,7 +23,7 @@ from benchmarks.soak.page import failures, table
 from benchmarks.soak.traffic import Break, SoakTraffic
 from benchmarks.soak.watching import buckets_in, loop_thread, quantile, since, slopes, usage_of_all
 from benchmarks.soak.written import call_fault, json_fault
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.server.telemetry.metrics import LAG_BUCKETS
 from tests.canary.questions import BASE
 from tests.canary.races import Field

@@ -11,7 +11,7 @@ from benchmarks import against_commit, step_guard
 from benchmarks.against_commit import NoComparisonError, commit_before, ratios_against
 from benchmarks.step_guard import DTYPES, REFERENCE, Limits, Reference, best, kind_of_machine, ratios
 from lora_serve.commands.bench.report import machine, processor_words
-from lora_serve.model.native import levels
+from lora_serve.model.native import compiler
 
 NAMES = ("distinct / base", "identical / base", "step / its products")
 MARGINS = dict.fromkeys(NAMES, 0.1)
@@ -71,9 +71,9 @@ def test_committed_reference_has_a_margin_for_every_ratio_of_every_kind() -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kind_names_the_kernels_level_type_and_lora_kernel(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     level, named, kernel = kind_of_machine(dtype).split()
-    assert level == levels.current().name
+    assert level == compiler.current().name
     assert (named, kernel in ("native", "loop")) == (dtype, True)
-    monkeypatch.setenv(levels.VARIABLE, "generic")
+    monkeypatch.setenv(compiler.VARIABLE, "generic")
     assert kind_of_machine(dtype).startswith("generic ")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import torch
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from tests.canary.asking import NEAR
 from tests.canary.questions import BASE
 from tests.e2e.merged import merged_into, save_sibling

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.client.engine_process import EngineProcess
-from lora_serve.client.process import ProcessEngineClient
+from lora_serve.client.process import EngineProcess, ProcessEngineClient
 from lora_serve.core.errors import EngineLostError, ModelError, NotReadyError
 from lora_serve.core.messages import Evict, Pin, Resize, Submit, TokenEvent, Tune, Unpin
 from lora_serve.core.settings import Settings

@@ -27,6 +27,7 @@ from lora_serve.core.blob_messages import (
     WritePiece,
 )
 from lora_serve.core.live import (
+    Call,
     EngineView,
     LiveAdapter,
     LiveCount,
@@ -39,8 +40,8 @@ from lora_serve.core.live import (
     LiveStep,
     LiveTargets,
     LiveTier,
+    Message,
 )
-from lora_serve.core.message import Call, Message
 from lora_serve.core.messages import (
     Abort,
     AdapterSize,

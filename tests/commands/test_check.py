@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lora_serve
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.cli import main
 from lora_serve.core.settings import Settings
 from tests.oracle import save_adapter, save_tiny_model

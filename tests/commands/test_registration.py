@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.commands import adapter_files
 from lora_serve.core.messages import SmokeTestResult
 from tests.commands.conftest import Adapters

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.commands.server_process import ServerFailedError, ServerProcess, free_port, is_port_free
-from lora_serve.core.child_environment import KERNELS
+from lora_serve.core.process import KERNELS
 
 
 def test_a_server_that_cannot_start_fails_at_once_with_its_own_words(tmp_path: Path) -> None:

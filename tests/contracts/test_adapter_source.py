@@ -22,14 +22,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 from lora_serve.adapters.sources import filesystem
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
-from lora_serve.adapters.sources.base import AdapterSource
+from lora_serve.adapters.sources.base import AdapterSource, Progress, no_progress
+from lora_serve.adapters.sources.connections import Timeouts
 from lora_serve.adapters.sources.filesystem import FilesystemSource
 from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
-from lora_serve.adapters.sources.intake import Progress, no_progress
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.sources.table import SourceTable
-from lora_serve.adapters.sources.timeouts import Timeouts
 from lora_serve.commands.server_process import free_port
 from lora_serve.core.errors import (
     AdapterUnavailableError,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.redis import CHUNK_BYTES, RedisStore

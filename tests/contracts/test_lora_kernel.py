@@ -18,7 +18,7 @@ from lora_serve.model.backends import backend_names
 from lora_serve.model.lora import kernels
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel, native, triton
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import LoraTokens
+from lora_serve.model.step_context import LoraTokens
 from tests.model.tiny import MODULE, filled_slots, random_adapter
 from tests.tiers import mostly_nightly
 

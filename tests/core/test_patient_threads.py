@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.process import PatientThreads
 
 NO_THREAD = RuntimeError("can't start new thread")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from tests.crashes.crashing import Actor, actor, compiled
 from tests.stateful.letters import LETTERS, write_adapter
 from tests.stateful.test_lost_catalogs import LAYER, NUM_CONTENTS, make_content

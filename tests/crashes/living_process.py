@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.catalog import follower
+from lora_serve.adapters.catalog import ledger
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import AdapterStorage, open_storage
 from lora_serve.app.warm_set import FILE_NAME as HOT_NAME
@@ -33,8 +33,7 @@ from lora_serve.tenancy.accounting import Accounting, open_accounting
 from lora_serve.tenancy.audit.journal import Act
 from lora_serve.tenancy.authentication.admin_key import load_admin_key
 from lora_serve.tenancy.authentication.authenticator import KeyTable
-from lora_serve.tenancy.directory.directory import Directory
-from lora_serve.tenancy.directory.opening import open_directory
+from lora_serve.tenancy.directory.directory import Directory, open_directory
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey, UsageRow
 from tests.adapters.registration.registering_process import Verifier, say, spec_from
 from tests.crashes.crashing import Order, Points
@@ -208,7 +207,7 @@ def fork_for_each(run: Callable[[Order], None]) -> None:
 
 def main(spec: str, *folders: str) -> None:
     wait_for_redis()
-    follower._LONGEST_WAIT = 0.1
+    ledger._LONGEST_WAIT = 0.1
     fork_for_each(lambda order: run(spec_from(spec), folders, order))
 
 

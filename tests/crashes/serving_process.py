@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from tests.adapters.registration.registering_process import say
 from tests.crashes.crashing import Order
 from tests.crashes.living_process import begun, fork_for_each

@@ -13,7 +13,7 @@ from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
 from lora_serve.server.routes import TABLE
-from lora_serve.server.schemas.markers import Refused, standing
+from lora_serve.server.schemas.fields import Refused, standing
 from tests.docs.pages import ROOT
 
 CLIENTS = yaml.safe_load((ROOT / "docs" / "reference" / "clients.yaml").read_text())

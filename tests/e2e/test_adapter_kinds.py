@@ -14,7 +14,7 @@ import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import Reply, call

@@ -32,7 +32,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_host.validator import LocalValidator
+from lora_serve.engine_host.local import LocalValidator
 from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.model.build import build_model
 from lora_serve.model.lora.host_adapter import HostAdapter
@@ -43,7 +43,7 @@ from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.authentication.admin_key import AdminKey
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
-from lora_serve.tenancy.directory.opening import open_directory
+from lora_serve.tenancy.directory.directory import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.e2e.conftest import KEY, Site
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lora_serve.commands.server_process import ServerProcess
-from lora_serve.model.native import levels
+from lora_serve.model.native import compiler
 from tests.e2e.answers import NAMES, answer
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
@@ -29,7 +29,7 @@ def test_answers_are_those_of_an_engine_in_a_thread(server: ServerProcess, threa
 def test_version_tells_the_kernels_of_the_engines_process(server: ServerProcess, threaded: ServerProcess) -> None:
     kernels = call(f"{server.url}/version").json["kernels"]
     assert kernels == call(f"{threaded.url}/version").json["kernels"]
-    assert kernels["level"] in levels.LEVELS
+    assert kernels["level"] in compiler.LEVELS
     assert kernels["source"] == "compiled"
     assert f"kernels: {kernels['level']}, compiled here" in server.log.read_text()
 

@@ -19,7 +19,7 @@ from lora_serve.core.request import InferenceRequest, TokenGrammar
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.speculation.drafter import Drafter
 from lora_serve.model.attention import varlen
-from lora_serve.model.memory.setup import ActivationProbe
+from lora_serve.model.memory_setup import ActivationProbe
 from lora_serve.text.tokenizer import TextModel
 from tests.contracts.test_attention import plain_varlen
 from tests.local_engine import Answer, LocalEngine

@@ -24,7 +24,7 @@ from tests.engine.fake_constraints import FakeConstraints
 from tests.engine.world import EOS, World, adapter
 
 DUMMY = adapter("warm-up")
-SHORT_SEGMENT = 64  # tokens, of model/step/step_context.py, which needs torch
+SHORT_SEGMENT = 64  # tokens, of model/step_context.py, which needs torch
 
 
 def spec(max_model_len: int = 512, pooling: PoolingSpec | None = None, device: str = "cpu") -> ModelSpec:

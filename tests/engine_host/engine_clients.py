@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
-from lora_serve.client.engine_process import EngineProcess
-from lora_serve.client.process import ProcessEngineClient
+from lora_serve.client.process import EngineProcess, ProcessEngineClient
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError

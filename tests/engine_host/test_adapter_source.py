@@ -19,7 +19,7 @@ from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
-from lora_serve.engine_host.adapter_source import AdapterSource
+from lora_serve.engine_host.local import AdapterSource
 from lora_serve.model.lora.host_adapter import HostAdapter
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model
@@ -137,7 +137,7 @@ def test_file_of_another_adapter_is_not_taken_though_it_is_whole(house: House) -
     value = house.load_and_keep()
     (path,) = house.prepared()
     other = dataclasses.replace(value, digest="sha256:" + "0" * 64)
-    from lora_serve.model.lora import prepared_file as prepared
+    from lora_serve.model.lora import host_adapter as prepared
 
     path.write_bytes(prepared.pack(other, house.source._base))
     assert same(house.source.load(house.ref).value, value)

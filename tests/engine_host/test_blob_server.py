@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import new_folder
 from lora_serve.core.blob_messages import BlobMessage, CloseBlob, OpenBlob
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoadHangsError
 from lora_serve.core.messages import Reply
-from lora_serve.engine_host.blob_server import BlobServer
-from lora_serve.engine_host.remote_blobs import RemoteBlobs
+from lora_serve.engine_host.remote_blobs import BlobServer, RemoteBlobs
 
 
 class Counted(StoredBlobs):

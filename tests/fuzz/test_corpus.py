@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lora_serve.core.garbage import without_collections
+from lora_serve.core.process import without_collections
 from tests.fuzz.inputs import HERE, MAX_CORPUS, MAX_SECONDS, NAMES, bounded_memory, kept, target
 
 FINDINGS = [(folder.name, file.name) for folder in sorted((HERE / "findings").iterdir()) for file in folder.iterdir()]

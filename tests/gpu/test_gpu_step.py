@@ -16,8 +16,7 @@ from lora_serve.core.request import SamplingParams
 from lora_serve.model.lora.host_adapter import in_arena
 from lora_serve.model.lora.kernels import create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
-from lora_serve.model.system.device_memory import within_memory
-from lora_serve.model.system.transfer import to_device, to_host
+from lora_serve.model.system.device_memory import to_device, to_host, within_memory
 from tests.contracts.test_lora_kernel import expected, tokens_of
 from tests.local_engine import Answer, LocalEngine
 from tests.model.tiny import MODULE, random_adapter

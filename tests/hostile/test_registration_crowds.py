@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.checkpoint.patterns import patterns
+from lora_serve.adapters.checkpoint import module_patterns
 from lora_serve.adapters.registration import registry
 from tests.canary.house import ADMIN, House
 from tests.canary.questions import World
@@ -122,7 +122,7 @@ def test_registration_hardly_waits_for_another_tenants_that_cost(
 ) -> None:
     count, good = EVIL[kind][0], tar(sound)
     quiet = max(seconds_of(house, good) for _ in range(3))
-    monkeypatch.setattr(patterns, "CHILD_SECONDS", 0.3)
+    monkeypatch.setattr(module_patterns, "CHILD_SECONDS", 0.3)
     crowd = Crowd(monkeypatch)
     with ThreadPoolExecutor(count) as threads:
         sent = crowd.send(house, bodies[kind], count, threads)

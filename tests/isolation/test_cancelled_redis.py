@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.adapters.catalog.journals.redis import RedisJournal
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.stores.redis import RedisStore
 from lora_serve.core.errors import AdapterUnavailableError
 from tests.redis_server import RedisServer

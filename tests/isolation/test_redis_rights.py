@@ -24,7 +24,7 @@ from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.tenant import Caller, Quota, Role
 from lora_serve.tenancy.accounting import open_accounting
 from lora_serve.tenancy.audit.journal import Act
-from lora_serve.tenancy.directory.opening import open_directory
+from lora_serve.tenancy.directory.directory import open_directory
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 from tests.catalog_versions import version
 from tests.certificates import make_certificate

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from lora_serve.model.native import compiler
-from lora_serve.model.native.levels import Level
+from lora_serve.model.native.compiler import Level
 
 COMPILE = compiler.compile_kernels  # for tests of the compiling itself
 

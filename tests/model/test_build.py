@@ -14,10 +14,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings
-from lora_serve.model import base_model
+from lora_serve.model import base_model, exactness
 from lora_serve.model import build as building
 from lora_serve.model.build import ModelParts, build_model
-from lora_serve.model.loading import exactness
 from lora_serve.model.system.threads import openmp
 from tests.oracle import load_plain, logprobs_alone, save_tiny_model
 

@@ -12,8 +12,8 @@ from torchao.quantization import quantize_
 from transformers.pytorch_utils import Conv1D
 
 from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.loading.number_type import resident_bytes, torchao_scheme
 from lora_serve.model.loading.observation import linear_shape
-from lora_serve.model.loading.quantization import resident_bytes, torchao_scheme
 
 IN, OUT = 320, 96  # more than one chunk of unit vectors
 

@@ -16,7 +16,7 @@ from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ONE_ROPE, LongRope, ModelSpec
 from lora_serve.model.loading.frozen_model import LoadedModel
 from lora_serve.model.loading.positions import find_positions, position_calls, serve_by_row
-from lora_serve.model.step.step_context import StepContext, StepInputs
+from lora_serve.model.step_context import StepContext, StepInputs
 from tests.local_engine import Answer, LocalEngine
 from tests.model.tiny import step_of
 from tests.oracle import load_alone, load_fresh, logprobs_alone, save_adapter, save_tiny_model

@@ -22,8 +22,7 @@ import lora_serve
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import FinishReason, TokenGrammar
 from lora_serve.core.setting_groups.grammars import GrammarConfig
-from lora_serve.text.grammars.checking import checked_text
-from lora_serve.text.grammars.compiling import GrammarCompiler
+from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.tokenizer import TextModel
 from tests.local_engine import LocalEngine

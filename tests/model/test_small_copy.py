@@ -15,8 +15,8 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
-from lora_serve.model import base_model, small_copy
-from lora_serve.model.small_copy import check_small_copy, shrunk
+from lora_serve.model import base_model, exactness
+from lora_serve.model.exactness import check_small_copy, shrunk
 from tests.local_engine import LocalEngine
 from tests.models_table import build_tiny
 from tests.oracle import ARCHITECTURES, REPRESENTATIVE, load_plain, logprobs_alone, save_tiny_model
@@ -28,9 +28,9 @@ CHUNK = 32
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Nothing that another test has proved, or could prove with other code, is known."""
-    small_copy._check_once.cache_clear()
+    exactness._check_once.cache_clear()
     yield
-    small_copy._check_once.cache_clear()
+    exactness._check_once.cache_clear()
 
 
 def windowless(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_served_architecture_in_full_size_has_a_small_copy_that_passes(
 ) -> None:
     config = AutoConfig.for_model(architecture)
     with caplog.at_level(logging.WARNING, "lora_serve"):
-        small_copy._check("model", config, getattr(config.get_text_config(), "max_position_embeddings", 512))
+        exactness._check("model", config, getattr(config.get_text_config(), "max_position_embeddings", 512))
     assert caplog.records == []
 
 
@@ -102,7 +102,7 @@ def test_no_copy_is_made_where_it_could_show_nothing(
 ) -> None:
     AutoConfig.for_model(architecture, **changes).save_pretrained(tmp_path)
     made: list[Any] = []
-    monkeypatch.setattr(small_copy, "_check_once", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(exactness, "_check_once", lambda *arguments: made.append(arguments))
     check_small_copy(Settings(model=str(tmp_path), max_model_len=length).part(ModelConfig))
     assert bool(made) is is_made
 

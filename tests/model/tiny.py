@@ -11,7 +11,7 @@ from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.kv_cache import KVCache, KVShape
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import DecodeRows, PrefillRow, StepInputs
+from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
 
 CPU = torch.device("cpu")
 MODULE = "layer"

@@ -57,7 +57,7 @@ class Traffic:
         self.digests = {digest: name for name, digest in self._digests().items()}
 
     def _digests(self) -> dict[str, str]:
-        from lora_serve.adapters.checkpoint.digest import adapter_digest
+        from lora_serve.adapters.checkpoint.content import adapter_digest
 
         return {name: adapter_digest(path) for name, path in self.runners.folders.items()}
 

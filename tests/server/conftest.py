@@ -37,8 +37,7 @@ from lora_serve.server.sockets.http_runner import HttpRunner
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.authentication.admin_key import AdminKey
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
-from lora_serve.tenancy.directory.directory import Directory
-from lora_serve.tenancy.directory.opening import open_directory
+from lora_serve.tenancy.directory.directory import Directory, open_directory
 from lora_serve.text.rendering.processes import TemplateProcesses
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier

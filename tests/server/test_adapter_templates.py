@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.adapters.checkpoint.digest import CHAT_TEMPLATE_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.content import CHAT_TEMPLATE_NAME, adapter_digest
 from lora_serve.core.config import AdapterConfig
 from lora_serve.text.tokenizer import TextModel
 from tests.server.conftest import House

@@ -17,7 +17,7 @@ from typing import Any
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary
 from lora_serve.adapters.catalog.journals import redis as journals_redis
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.redis_connection import connect
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import open_storage

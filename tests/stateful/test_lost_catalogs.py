@@ -14,7 +14,7 @@ import pytest
 import redis
 from safetensors.numpy import save_file
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from tests.redis_server import RedisServer
 from tests.stateful.history import Actor, History, actor
 from tests.tiers import mostly_nightly

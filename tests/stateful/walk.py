@@ -15,7 +15,7 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.stores.redis import RedisStore
 from tests.e2e.plain_http import Reply
 from tests.stateful.expected import Expected, Meaning

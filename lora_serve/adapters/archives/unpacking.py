@@ -24,7 +24,7 @@ from lora_serve.adapters.archives.members import (
     read_members,
     read_zip_members,
 )
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, SIDE_NAMES, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, SIDE_NAMES, WEIGHTS_NAME
 from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 

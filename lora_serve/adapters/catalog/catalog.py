@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lora_serve.adapters.catalog import edits, resolution
-from lora_serve.adapters.catalog.allowance import check_allowance, check_pinned, owner_of
 from lora_serve.adapters.catalog.blob_leases import BlobLeases
-from lora_serve.adapters.catalog.blob_writer import BlobRecordWriter
+from lora_serve.adapters.catalog.blob_records import BlobRecordWriter
 from lora_serve.adapters.catalog.edits import TenantRemoval, without_tenant
 from lora_serve.adapters.catalog.entry import (
     Canary,
@@ -24,10 +23,10 @@ from lora_serve.adapters.catalog.entry import (
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.adapters.catalog.resolution import Resolution
-from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.snapshot import Snapshot, check_allowance, check_pinned, owner_of
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, lease_change, saved
 from lora_serve.adapters.stores.base import RecordStore
-from lora_serve.adapters.stores.lock import StoreLock
+from lora_serve.adapters.stores.files import StoreLock
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError

@@ -15,9 +15,10 @@ from lora_serve.adapters.catalog.entry import (
     VersionEntry,
     check_metadata,
     check_sharing,
+    noted_template,
+    vouched,
 )
 from lora_serve.adapters.catalog.ledger import Changes
-from lora_serve.adapters.catalog.noted_template import noted_template, vouched
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, saved
 from lora_serve.core.errors import ConflictError, InvalidRequestError
 from lora_serve.core.tenant import EVERYBODY

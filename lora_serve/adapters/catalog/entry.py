@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
 
-from lora_serve.core.adapter import AdapterRef, AdapterTraits, Count
-from lora_serve.core.errors import InvalidRequestError
+from lora_serve.adapters.checkpoint.chat_template import FoundTemplate
+from lora_serve.core.adapter import AdapterRef, AdapterTraits, Count, check_adapter_id
+from lora_serve.core.errors import InvalidRequestError, RequestError
 from lora_serve.core.tenant import EVERYBODY, check_tenant_name, is_visible
 
 MAX_METADATA_BYTES = 65536
@@ -196,3 +200,136 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> None:
 def shown_source(source: str) -> str:
     """A version's source as cards show it: of a folder of this machine only its own name."""
     return f"{FOLDER}{PurePath(source.removeprefix(FOLDER)).name}" if source.startswith(FOLDER) else source
+
+
+KEY = "chat_template"  # of a version's summary
+_PARTS = ("texts", "special_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class NotedTemplate:
+    """See FoundTemplate. Without `texts` none was kept."""
+
+    differs: bool
+    is_vouched: bool = False  # the admin key registered it
+    texts: tuple[tuple[str, str], ...] = ()
+    special_tokens: tuple[tuple[str, str], ...] = ()
+
+    def is_used(self, rule: str) -> bool:
+        """True if the operator's rule (--adapter-chat-templates) lets it take the place of the base's."""
+        return bool(self.texts) and (rule == "tenant" or (rule == "admin" and self.is_vouched))
+
+    def reason(self, rule: str) -> str:
+        """The reason why it is used, or not."""
+        setting = f"--adapter-chat-templates {rule}"
+        if not self.differs:
+            return "it is the base model's own"
+        if self.is_used(rule):
+            return f"{setting}: the admin key registered it" if rule == "admin" else setting
+        if rule == "off":
+            return setting
+        if not self.texts:
+            return "it was registered under --adapter-chat-templates off, and was not kept: register it again"
+        return f"{setting}: a tenant's key registered it"
+
+    def warnings(self, rule: str) -> list[str]:
+        """A warning if chats with the adapter are not written with the template that it was trained with."""
+        if not self.differs or self.is_used(rule):
+            return []
+        other = " Ask the operator to register the same files with the admin key." if self.texts else ""
+        return [f"Its own chat template is not used ({self.reason(rule)}): chats have the base model's.{other}"]
+
+    def card(self, rule: str) -> dict[str, Any]:
+        """The part of the adapter's card."""
+        return {"differs": self.differs, "used": self.is_used(rule), "why": self.reason(rule)}
+
+
+def note_of(found: FoundTemplate) -> dict[str, Any]:
+    """The note for a version's summary, not vouched for."""
+    if found.kept is None:
+        return {"differs": found.differs}
+    made: dict[str, Any] = interned(
+        {"differs": True, "texts": dict(found.kept.texts), "special_tokens": dict(found.kept.special_tokens)}
+    )
+    return made
+
+
+def noted_template(version: VersionEntry) -> NotedTemplate | None:
+    """The note of a version; None if it brought no template, or one in a form that is not this server's."""
+    note = version.facts.chat_template
+    if not isinstance(note, Mapping):
+        return None
+    texts, tokens = (note.get(part, {}) for part in _PARTS)
+    if not _are_texts(texts) or not _are_texts(tokens):
+        return None
+    pairs = tuple(sorted(texts.items())), tuple(sorted(tokens.items()))
+    return NotedTemplate(note.get("differs") is True, note.get("by") == "admin", *pairs)
+
+
+def vouched(version: VersionEntry) -> VersionEntry:
+    """The version as one that the admin key registered."""
+    note = version.facts.chat_template
+    if not isinstance(note, Mapping) or "texts" not in note:
+        return version
+    return replace(version, noted={**version.summary, KEY: {**note, "by": "admin"}})
+
+
+def interned(note: Any) -> Any:
+    """The note with texts that equal ones share."""
+    if not isinstance(note, Mapping) or not all(_are_texts(note.get(part, {})) for part in _PARTS):
+        return note
+    shared = {part: {name: sys.intern(text) for name, text in note[part].items()} for part in _PARTS if part in note}
+    return {**note, **shared}
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(item, str) for pair in value.items() for item in pair)
+
+
+_decoder = msgspec.json.Decoder(CatalogEntry)
+_log = logging.getLogger(__name__)
+
+
+def document_of(entry: CatalogEntry) -> str:
+    """The entry as text."""
+    fields = msgspec.to_builtins(replace(entry, versions=tuple(version.read for version in entry.versions)))
+    if not entry.shared_with:  # servers of versions before sharing read it too
+        del fields["shared_with"]
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def entry_of(text: str) -> CatalogEntry | None:
+    """The entry of a text; None, and a line in the log, for a text that no server can have written."""
+    try:
+        try:
+            entry = _decoder.decode(text)
+        except msgspec.MsgspecError:  # texts of metadata may hold halves of a character, which JSON allows
+            fields = json.loads(text)
+            for version in fields.get("versions", ()):
+                version["summary"] = msgspec.Raw(json.dumps(version["summary"]).encode())
+            entry = msgspec.convert(fields, CatalogEntry)
+        return _checked(entry)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RequestError) as error:
+        _log.error("a record of the catalog cannot be read and is left out: %r", error)
+        return None
+
+
+def _checked(entry: CatalogEntry) -> CatalogEntry:
+    """Whoever can write into the journal must not be able to name a file of this machine, and one malformed record
+    must not break the listing of all.
+    """
+    check_adapter_id(entry.name)
+    check_tenant(entry.tenant)
+    numbers, is_shared = set[int](), False
+    for version in entry.versions:
+        numbers.add(version.version)
+        is_shared = version.facts.chat_template is not None or is_shared  # raises for facts of another form
+    route = entry.route
+    if not numbers.issuperset((route.version, *route.history, *((route.canary.version,) if route.canary else ()))):
+        raise ValueError("a route leads nowhere")
+    return replace(entry, versions=tuple(map(_with_shared_texts, entry.versions))) if is_shared else entry
+
+
+def _with_shared_texts(version: VersionEntry) -> VersionEntry:
+    note = version.facts.chat_template
+    return version if note is None else replace(version, noted={**version.summary, KEY: interned(note)})

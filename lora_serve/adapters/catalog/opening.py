@@ -4,22 +4,104 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import uuid
-from contextlib import closing
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 
-from lora_serve.adapters.catalog.branches import merge_branches
+from msgspec.structs import replace
+
+from lora_serve.adapters.catalog.blob_leases import CatalogHistory
+from lora_serve.adapters.catalog.blob_records import BlobRecord, read_records, record_of
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.journals.base import Journal
-from lora_serve.adapters.catalog.journals.mirror import open_mirror
-from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
+from lora_serve.adapters.catalog.entry import CatalogEntry, document_of, entry_of
+from lora_serve.adapters.catalog.journals.base import Journal, Position
+from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal, open_mirror
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
-from lora_serve.adapters.catalog.state import CatalogState
+from lora_serve.adapters.catalog.state import (
+    ADAPTER,
+    ALIAS,
+    BLOB,
+    LINEAGE,
+    BlobLease,
+    CatalogState,
+    lease_of,
+    lineage_of,
+)
 from lora_serve.adapters.regular_file import read_regular
-from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, flush
-from lora_serve.adapters.stores.lock import StoreLock, lock_store
+from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.adapters.stores.disk import BLOB_NAME
+from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, StoreLock, flush, listed, lock_store
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError, DamagedFileError, how_to_install
+
+Records = dict[str, str]
+_Contested = Mapping[str, tuple[str | None, str | None]]
+
+
+def merge_branches(records: Records, contested: _Contested) -> Records:
+    """`records`, with the records that may have changed on both branches, as (ours, theirs), merged in.
+
+    An adapter gets the versions of both; its route and everything else are theirs, the live branch's. An alias gives
+    way to an adapter of its name. A named blob is not condemned. If ours was rebuilt since the fork, only ours counts.
+    """
+    merged = dict(records)
+    is_rebuilt = _is_rebuilt(*contested.get(LINEAGE, (None, None)))
+    for name, (ours, theirs) in contested.items():
+        if is_rebuilt:
+            text = ours
+        elif name.startswith(ADAPTER):
+            text = _joined(ours, theirs)
+        else:
+            text = theirs if name.startswith(BLOB) else theirs or ours
+        if text is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = text
+    entries = [e for n, text in merged.items() if n.startswith(ADAPTER) and (e := entry_of(text)) is not None]
+    for entry in entries:
+        merged.pop(ALIAS + entry.name, None)
+        for version in entry.versions:
+            _keep(merged, BLOB + version.digest)
+    return merged
+
+
+def _is_rebuilt(ours: str | None, theirs: str | None) -> bool:
+    """True if our lineage has a rebuild that theirs lacks."""
+    our, their = lineage_of(ours), lineage_of(theirs)
+    known = their.gaps if their else ()
+    return our is not None and len(our.gaps) > len(known) and our.gaps[: len(known)] == known
+
+
+def _joined(ours: str | None, theirs: str | None) -> str | None:
+    if ours is None or theirs is None:
+        return theirs or ours
+    our, their = entry_of(ours), entry_of(theirs)
+    if our is None or their is None or our.tenant != their.tenant:
+        return theirs if their is not None else ours
+    return document_of(_united(our, their))
+
+
+def _united(our: CatalogEntry, their: CatalogEntry) -> CatalogEntry:
+    """Their entry with the versions that only ours has, which get a new number where theirs uses the same."""
+    last, versions = max(our.last_version, their.last_version), list(their.versions)
+    known = {version.digest for version in versions}
+    for version in our.versions:
+        if version.digest in known:
+            continue
+        if their.has_version(version.version):
+            last += 1
+            version = replace(version, version=last)  # noqa: PLW2901
+        versions.append(version)
+    return replace(their, last_version=last, versions=tuple(sorted(versions, key=lambda v: v.version)))
+
+
+def _keep(records: Records, name: str) -> None:
+    note = lease_of(records.get(name))
+    if note.condemned:
+        records[name] = BlobLease(note.holders).text
+
 
 CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
 
@@ -117,3 +199,100 @@ def _keep_name(path: Path, name: str) -> None:
     path.touch(FILE_MODE)
     path.write_text(name)
     flush(path)
+
+
+_POSITION = "position"  # the name of a file
+
+
+def check_catalog_exists(catalog: Path, blobs: Path, flag: str) -> None:
+    """Check, before any file is made, that no catalog is begun anew beside blobs. Raises ConfigError."""
+    there = any(path.is_file() and path.stat().st_size for path in (catalog, catalog.with_name(f"{catalog.name}-wal")))
+    if not there and not (os.path.lexists(catalog) and not catalog.is_file()):
+        _check_begun(sum(1 for path in listed(blobs) if BLOB_NAME.match(path.name)), flag)
+
+
+def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str, folder: Path | None = None) -> None:
+    """Check the catalog of a store that only this server writes. `flag`: names the registry. Raises ConfigError.
+
+    `folder`: the store's; a catalog at the very position that was noted there last needs no look at every blob.
+    """
+    if folder is not None and _noted_position(folder) == _text_of(state.position):
+        return
+    digests = store.digests()
+    if not state.position.epoch:
+        _check_begun(len(digests), flag)
+        return
+    num_ahead = _num_blobs(store, digests, lambda record: not CatalogHistory(state).includes(record.position))
+    if num_ahead:
+        raise ConfigError(
+            f"{flag}: the catalog is older than {num_ahead} of the {len(digests)} blobs beside it, or another store's. "
+            + _ways_out(flag)
+        )
+
+
+def note_position(folder: Path, position: Position) -> None:
+    """Note the catalog's position in the store's folder, after every commit. Not flushed: where power was lost, or the
+    server killed meanwhile, another one, or none, is found, and every blob is looked at. Written over what is there:
+    ext4 flushes a file that was emptied first as it is closed.
+    """
+    path = folder / _POSITION
+    with suppress(OSError):
+        path.touch(FILE_MODE)
+        with path.open("r+") as file:
+            file.write(_text_of(position))
+            file.truncate()
+
+
+def _noted_position(folder: Path) -> str:
+    try:
+        return read_regular(folder / _POSITION, 1000).decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _text_of(position: Position) -> str:
+    return f"{position.epoch} {position.generation} {position.head}" if position.epoch else "none"
+
+
+def check_shared_catalog(state: CatalogState, store: AdapterStore, near: AdapterStore, flag: str) -> None:
+    """Check a registry that replicas share, unless it is away. `near`: this replica's copies. Raises ConfigError."""
+    _check_not_set_back(state, near, flag)
+    if state.position.epoch and state.lineage is not None:
+        return
+    try:
+        digests = store.digests()
+        records = read_records(store, digests) if state.position.epoch else []
+    except AdapterUnavailableError:
+        return
+    if not state.position.epoch:
+        _check_begun(len(digests), flag)
+    if any(CatalogHistory(state).includes(record.position) for record in records):
+        raise ConfigError(f"{flag}: the registry has lost its records of {len(digests)} blobs. {_ways_out(flag)}")
+
+
+def _check_not_set_back(state: CatalogState, near: AdapterStore, flag: str) -> None:
+    """By now a replica that kept a newer copy of the registry has restored it."""
+    num_ahead = _num_blobs(near, near.digests(), CatalogHistory(state).is_ahead)
+    if num_ahead:
+        raise ConfigError(f"{flag}: the registry is older than {num_ahead} of this replica's blobs. {_ways_out(flag)}")
+
+
+def _num_blobs(store: AdapterStore, digests: Collection[str], is_wanted: Callable[[BlobRecord], bool]) -> int:
+    """The number of blobs beside which a wanted record lies."""
+    tables = store.records(digests).values()
+    found = (map(record_of, texts.values()) for texts in tables)  # one after another: together they would be large
+    return sum(any(record is not None and is_wanted(record) for record in table) for table in found)
+
+
+def _check_begun(num_blobs: int, flag: str) -> None:
+    if num_blobs:
+        found = "is 1 blob and no catalog of it" if num_blobs == 1 else f"are {num_blobs} blobs and no catalog of them"
+        goes_on = "begins empty and keeps the blobs aside"
+        raise ConfigError(f"{flag}: there {found}: it was lost. {_ways_out(flag, goes_on)}")
+
+
+def _ways_out(flag: str, goes_on: str = "goes on with what the catalog says and keeps the other blobs aside") -> str:
+    return (
+        f"Nothing was changed. `lora-serve registry rebuild {flag}` makes the catalog again from the blobs; "
+        f"`lora-serve registry accept {flag}` {goes_on}."
+    )

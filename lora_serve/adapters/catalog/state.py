@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lora_serve.adapters.catalog.documents import document_of, entry_of
-from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.adapters.catalog.entry import CatalogEntry, document_of, entry_of
 from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.snapshot import MENDED, Snapshot

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
-from lora_serve.adapters.checkpoint.digest import (
+from lora_serve.adapters.checkpoint.content import (
     ADDED_TOKENS_NAME,
     MAX_ADDED_TOKENS_BYTES,
     MAX_TOKENIZER_BYTES,

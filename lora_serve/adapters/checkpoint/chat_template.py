@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.checkpoint.digest import (
+from lora_serve.adapters.checkpoint.content import (
     CHAT_TEMPLATE_NAME,
     MAX_KEPT_TEMPLATE_BYTES,
     MAX_TOKENIZER_CONFIG_BYTES,

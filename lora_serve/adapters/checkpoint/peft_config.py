@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, MAX_CONFIG_BYTES
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, MAX_CONFIG_BYTES
 from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS, Method
-from lora_serve.adapters.checkpoint.methods.settings import SHARED
-from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
-from lora_serve.adapters.checkpoint.peft_fields import Fields, is_empty, show, words, wrong_kinds
+from lora_serve.adapters.checkpoint.module_patterns import RankRules
+from lora_serve.adapters.checkpoint.peft_fields import SHARED, Fields, is_empty, show, words, wrong_kinds
 from lora_serve.adapters.regular_file import open_regular, pieces_of, size_of
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.strict_json import parse_object

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from lora_serve.adapters.checkpoint.patterns.literal import tails
-from lora_serve.adapters.checkpoint.patterns.patterns import Pattern, match_names
+from lora_serve.adapters.checkpoint.module_patterns import Pattern, match_names, tails
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 
 ALL_LINEAR = "all-linear"

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from lora_serve.adapters.checkpoint.content import check_sizes
-from lora_serve.adapters.checkpoint.digest import check_digest
+from lora_serve.adapters.checkpoint.content import check_digest, check_sizes
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore, VerifiedBlob

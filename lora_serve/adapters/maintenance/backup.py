@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.catalog.blob_writer import sync_records
+from lora_serve.adapters.catalog.blob_records import sync_records
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, redis_journal
 from lora_serve.adapters.catalog.state import BLOB, CatalogState
@@ -28,13 +28,17 @@ from lora_serve.adapters.maintenance.backup_folder import (
     write_list,
 )
 from lora_serve.adapters.maintenance.blob_copier import BlobCopier, OnProgress
-from lora_serve.adapters.maintenance.integrity import NotCopyableError, labels_of
-from lora_serve.adapters.maintenance.registries import RegistryAddress, claim_folder, open_redis_store
+from lora_serve.adapters.maintenance.registries import (
+    NotCopyableError,
+    RegistryAddress,
+    claim_folder,
+    labels_of,
+    open_redis_store,
+)
 from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.files import FILE_MODE, flush, remove_folder
-from lora_serve.adapters.stores.lock import lock_store
+from lora_serve.adapters.stores.files import FILE_MODE, flush, lock_store, remove_folder
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 _TRIES = 20  # changes of the registry that may come first

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
-from lora_serve.adapters.catalog.journals.mirror import Mirror
+from lora_serve.adapters.catalog.journals.mirrored import Mirror
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.opening import CATALOG_NAME
-from lora_serve.adapters.checkpoint.digest import file_sha256
+from lora_serve.adapters.checkpoint.content import file_sha256
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.files import FILE_MODE, flush
 from lora_serve.core.errors import ConfigError

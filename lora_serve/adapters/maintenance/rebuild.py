@@ -14,25 +14,21 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.catalog.blob_records import BlobRecord, digests_of, read_records
-from lora_serve.adapters.catalog.blob_writer import sync_records
-from lora_serve.adapters.catalog.history import CatalogHistory
+from lora_serve.adapters.catalog.blob_leases import CatalogHistory
+from lora_serve.adapters.catalog.blob_records import BlobRecord, digests_of, read_records, sync_records
 from lora_serve.adapters.catalog.journals.base import Journal, Position
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, DamagedCatalogError, load_own
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, Lineage, lineage_change, saved
-from lora_serve.adapters.checkpoint.digest import content_names
-from lora_serve.adapters.maintenance.blob_copier import OnProgress
-from lora_serve.adapters.maintenance.integrity import is_readable
+from lora_serve.adapters.checkpoint.content import content_names
+from lora_serve.adapters.maintenance.blob_copier import OnProgress, SurvivingBlobs
 from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome, RebuildPlan, plan_rebuild
-from lora_serve.adapters.maintenance.registries import RegistryAddress, open_redis_store
-from lora_serve.adapters.maintenance.surviving_blobs import SurvivingBlobs
+from lora_serve.adapters.maintenance.registries import RegistryAddress, is_readable, open_redis_store
 from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.files import flush, scratch_folder
-from lora_serve.adapters.stores.lock import lock_store
+from lora_serve.adapters.stores.files import flush, lock_store, scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError
 
 _TRIES = 10  # commits of servers that may come first

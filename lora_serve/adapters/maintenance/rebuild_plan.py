@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from lora_serve.adapters.catalog import resolution as routes
+from lora_serve.adapters.catalog.blob_leases import CatalogHistory
 from lora_serve.adapters.catalog.blob_records import BlobRecord
 from lora_serve.adapters.catalog.edits import without
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.catalog.state import CatalogState

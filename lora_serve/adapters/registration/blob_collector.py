@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 
-from lora_serve.adapters.catalog.blob_records import digests_of
-from lora_serve.adapters.catalog.blob_writer import synced_records
+from lora_serve.adapters.catalog.blob_leases import CatalogHistory
+from lora_serve.adapters.catalog.blob_records import digests_of, synced_records
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore

@@ -21,19 +21,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
 from lora_serve.adapters.catalog.blob_records import digests_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import check_same_content
-from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
-from lora_serve.adapters.catalog.noted_template import vouched
+from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, vouched
+from lora_serve.adapters.catalog.snapshot import check_allowance, owner_of
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates
 from lora_serve.adapters.registration.blob_collector import BlobCollector, sweep_store
-from lora_serve.adapters.registration.smoke_test import check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.registration.summary import origin_of, summary_of, traits_of
-from lora_serve.adapters.registration.verification import AdapterVerifier, StagedAdapter, ValidationBudget
+from lora_serve.adapters.registration.verification import (
+    AdapterVerifier,
+    StagedAdapter,
+    ValidationBudget,
+    check_smoke_test,
+    smoke_test_prompt,
+)
 from lora_serve.adapters.sources.folder import copy_files, find_folder
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.files import new_folder, remove_folder

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.catalog.noted_template import KEY, note_of
+from lora_serve.adapters.catalog.entry import KEY, note_of
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.core.adapter import AdapterTraits
 from lora_serve.core.messages import SmokeTestResult

@@ -3,13 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from lora_serve.adapters.checkpoint.artifact import Artifact
+from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
 from lora_serve.adapters.checkpoint.weights.plain_lora import Undo, convert_to_plain_lora
-from lora_serve.adapters.checkpoint.weights.reading import read_weights
+from lora_serve.adapters.checkpoint.weights.reading import WeightsFile, bits_of, open_weights, read_weights
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.checkpoint.weights.values import check_values
 from lora_serve.adapters.registration.verification import StagedAdapter
+from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.messages import AdapterSize
+
+_ALL_BUT_SIGN = {2: 0x7FFF, 4: 0x7FFFFFFF}  # by bytes
+_EXPONENTS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}
+
+
+def check_values(
+    folder: Path, artifact: Artifact, allow_noop: bool = False, check: Callable[[], None] = lambda: None
+) -> None:
+    """Refuses values that are not finite, copies that differ and, unless `allow_noop`, deltas that are all zero.
+
+    The effect on the model's answers is the smoke test's part. `check`: called at every tensor. Raises
+    InvalidAdapterError naming the tensors, OSError, what `check` raises.
+    """
+    file = open_weights(folder, check)
+    reasons = [f"tensor {name!r} holds NaN or infinity" for name in artifact.tensors if not _is_finite(file, name)]
+    reasons += [
+        f"tensors {first!r} and {second!r} are one and the same to PEFT, but they differ"
+        for first, second in artifact.bound.copies
+        if not torch.equal(file.get_tensor(first), file.get_tensor(second))
+    ]
+    if not reasons and not allow_noop and _is_noop(file, artifact.bound):
+        reasons.append("it changes nothing: in every module lora_A, lora_B or the scale is zero")
+    if reasons:
+        raise InvalidAdapterError(reasons)
+
+
+def _is_finite(file: WeightsFile, name: str) -> bool:
+    tensor = file.get_tensor(name)
+    if tensor.numel() == 0:
+        return True
+    mask = _EXPONENTS[tensor.dtype]
+    return bool((bits_of(tensor) & mask).max() < mask)  # NaN and infinity have every bit of the exponent set
+
+
+def _is_noop(file: WeightsFile, bound: BoundAdapter) -> bool:
+    """True if all low-rank deltas are zero; False for adapters with anything else, which the smoke test judges."""
+    if (
+        not bound.is_additive
+        or bound.conversions is not None
+        or any(linear.lora_bias_name for linear in bound.linears.values())
+    ):
+        return False
+    factors = [(linear.a_name, linear.b_name, linear.scale) for linear in bound.linears.values()]
+    factors += [(table.a_name, table.b_name, table.scale) for table in bound.embeddings.values()]
+    return all(
+        scale == 0.0 or any(name is None or is_zero(file.get_tensor(name)) for name in (a, b))
+        for a, b, scale in factors
+    )
+
+
+def is_zero(tensor: Tensor) -> bool:
+    """True if every value is zero, of either sign."""
+    return not (bits_of(tensor) & _ALL_BUT_SIGN[tensor.itemsize]).any()
 
 
 def convert(staged: StagedAdapter, undo: Undo) -> None:

@@ -14,10 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.sources.base import refuse
-from lora_serve.adapters.sources.checksum import Checksum, of_base64, of_bytes, of_s3
-from lora_serve.adapters.sources.intake import Intake, Progress
-from lora_serve.adapters.sources.named_files import take_files
+from lora_serve.adapters.sources.base import Intake, Progress, refuse
+from lora_serve.adapters.sources.named_files import Checksum, of_base64, of_bytes, of_s3, take_files
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 
 PACKAGES: Mapping[str, str] = {  # scheme -> the package that implements it

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lora_serve.adapters.checkpoint.digest import SIDE_NAMES
+from lora_serve.adapters.checkpoint.content import SIDE_NAMES
 from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError, as_regular, pieces_of, size_of
-from lora_serve.adapters.sources.intake import NAMES, PICKLE_NAME, Intake, Progress, no_progress
+from lora_serve.adapters.sources.base import NAMES, PICKLE_NAME, Intake, Progress, no_progress
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, InvalidRequestError
 
 

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.regular_file import open_regular, pieces_of
-from lora_serve.adapters.sources.base import refuse
-from lora_serve.adapters.sources.checksum import Checksum, of_hub
-from lora_serve.adapters.sources.intake import Intake, Progress
-from lora_serve.adapters.sources.named_files import take_files
+from lora_serve.adapters.sources.base import Intake, Progress, refuse
+from lora_serve.adapters.sources.named_files import Checksum, of_hub, take_files
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.archives.unpacking import unpack
-from lora_serve.adapters.sources.base import refuse
-from lora_serve.adapters.sources.intake import CHUNK_BYTES, Intake, Progress
+from lora_serve.adapters.sources.base import CHUNK_BYTES, Intake, Progress, refuse
 from lora_serve.adapters.sources.named_files import take_files
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError

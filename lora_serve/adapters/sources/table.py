@@ -9,13 +9,12 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.artifact import check_files
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
-from lora_serve.adapters.sources.base import AdapterSource, refuse
+from lora_serve.adapters.sources.base import AdapterSource, Progress, no_progress, refuse
+from lora_serve.adapters.sources.connections import DEFAULT_TIMEOUTS, within
 from lora_serve.adapters.sources.filesystem import PACKAGES, FilesystemSource
 from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
-from lora_serve.adapters.sources.intake import Progress, no_progress
 from lora_serve.adapters.sources.redis_key import RedisKeySource
-from lora_serve.adapters.sources.timeouts import DEFAULT_TIMEOUTS, within
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from lora_serve.core.stats import TierStats
+from lora_serve.core.stats import EvictionReason, TierStats
 
 Records = Mapping[str, str]  # texts by key
 MayDelete = Callable[[str, Records, Records], bool]  # digest, its records, and the tombstones of removed ones
@@ -80,3 +82,33 @@ class StoreFigures(Protocol):
 
     def places_of(self, digest: str) -> tuple[str, ...]:
         """The tiers that have a registered adapter, the far one first."""
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Running counts; `frozen` gives a snapshot."""
+
+    hits: int = 0
+    misses: int = 0
+    loads: int = 0
+    load_seconds: float = 0.0  # summed
+    evictions: Counter[EvictionReason] = field(default_factory=Counter)
+
+    def loaded(self, seconds: float) -> None:
+        """Count a load into the tier."""
+        self.loads += 1
+        self.load_seconds += seconds
+
+    def frozen(self, num_items: int | None, num_bytes: int | None, budget: int | None) -> TierStats:
+        """A snapshot with what is resident now (None: unknown); `budget` in bytes, None: no limit."""
+        return TierStats(
+            self.hits,
+            self.misses,
+            self.loads,
+            self.evictions.total(),
+            self.load_seconds,
+            num_bytes,
+            budget or 0,
+            num_items,
+            dict(self.evictions),
+        )

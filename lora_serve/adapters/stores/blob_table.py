@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from lora_serve.adapters.eviction import create_policy
 from lora_serve.adapters.eviction.residents import Residents
-from lora_serve.adapters.tier_counts import TierCounts
+from lora_serve.adapters.stores.base import TierCounts
 from lora_serve.core.stats import EvictionReason, TierStats
 
 _OWNER = ""

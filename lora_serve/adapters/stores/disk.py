@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.artifact import check_files
-from lora_serve.adapters.checkpoint.content import check_sizes
-from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest, content_names
+from lora_serve.adapters.checkpoint.content import WEIGHTS_NAME, adapter_digest, check_sizes, content_names
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
 from lora_serve.adapters.regular_file import UnsoundFileError
 from lora_serve.adapters.stores.base import MayDelete, Records
@@ -30,9 +29,9 @@ from lora_serve.adapters.stores.files import (
     scratch_folder,
 )
 from lora_serve.adapters.stores.monitor import words_of
-from lora_serve.adapters.stores.orphans import OrphanedBlobs
 from lora_serve.adapters.stores.record_files import (
     TOMBSTONE,
+    OrphanedBlobs,
     is_record,
     read_records,
     record_path,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import redis
 
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, OPTIONAL_NAMES, WEIGHTS_NAME, content_names
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, OPTIONAL_NAMES, WEIGHTS_NAME, content_names
 from lora_serve.adapters.redis_connection import connect, drop_other_type, said
 from lora_serve.adapters.regular_file import CHUNK_BYTES, open_regular, pieces_of
 from lora_serve.adapters.stores.base import MayDelete, Records

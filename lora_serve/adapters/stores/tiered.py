@@ -14,12 +14,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.checkpoint.content import check_sizes
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest, check_sizes
 from lora_serve.adapters.regular_file import UnsoundFileError
-from lora_serve.adapters.stores.base import AdapterStore, MayDelete, Records
+from lora_serve.adapters.stores.base import AdapterStore, MayDelete, Records, TierCounts
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.tier_counts import TierCounts
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.stats import EvictionReason, TierStats
 

@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from lora_serve import __version__
-from lora_serve.client.ray.link import ReplicaLink, gateway_names
-from lora_serve.client.ray.transport import Transport
+from lora_serve.client.ray.link import ReplicaLink, Transport, gateway_names
 from lora_serve.core.errors import EngineLostError, LoraServeError
 from lora_serve.core.messages import FromEngine, Greeting, Reported
 from lora_serve.core.model_spec import ModelSpec

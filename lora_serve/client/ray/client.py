@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace as changed
 
 from lora_serve.client.ray.attached import PREPARE_SECONDS, AttachedReplicas, LinkUsers
-from lora_serve.client.ray.figures import FleetFigures
-from lora_serve.client.ray.link import ReplicaLink
-from lora_serve.client.ray.transport import Transport
-from lora_serve.client.ray.watching import FleetWatch
+from lora_serve.client.ray.figures import FleetFigures, FleetWatch
+from lora_serve.client.ray.link import ReplicaLink, Transport
 from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.core.live import EngineView
 from lora_serve.core.messages import (

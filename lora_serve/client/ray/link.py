@@ -6,17 +6,15 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace as changed
 
 from lora_serve.client.message_client import MessageClient
-from lora_serve.client.ray.transport import Transport
 from lora_serve.client.wire import body_of, from_engine
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
-from lora_serve.core.machine import files_id, machine_id
 from lora_serve.core.messages import (
     AdapterCommand,
     Convert,
@@ -31,8 +29,31 @@ from lora_serve.core.messages import (
     Validate,
 )
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.process import files_id, machine_id
 from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.engine.queue_gate import QueueGate
+
+
+class Transport(Protocol):
+    """The replicas as a gateway reaches them. On the event loop. What fails raises any exception."""
+
+    def follow(self, listed: Callable[[Collection[str]], None]) -> None:
+        """From now on `listed` is called with the names of all replicas that take requests, at each change of them."""
+
+    def events(self, replica: str, gateway: str) -> AsyncIterator[bytes]:
+        """The frames of a replica for a gateway, until either of them is gone. Closing it ends the gateway's requests.
+
+        `gateway`: a name that no stream before this one had.
+        """
+
+    async def take(self, replica: str, gateway: str, frame: bytes) -> None:
+        """Send a replica a frame of messages; returns when there is room for another. Frames come in the order of the
+        calls, if each call is made after the last one's end.
+        """
+
+    async def close(self) -> None:
+        """No replica is reached any more."""
+
 
 _log = logging.getLogger(__name__)
 RETRY_AFTER = 1.0  # seconds

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
-from lora_serve.client.connection import Connection
+from lora_serve.client.wire import Connection
 
 CONNECT_SECONDS = 1.0  # after a cut the kernel would try again seconds later, a new attempt tries at once
 TICKET_BYTES = 32

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.table import Table
 
-from lora_serve.adapters.maintenance.integrity import BadBlob, Inventory, bad_blobs, inventory_of
 from lora_serve.adapters.maintenance.rebuild import (
     RebuildReport,
     accept_folder,
@@ -17,7 +16,15 @@ from lora_serve.adapters.maintenance.rebuild import (
     rebuild_redis,
 )
 from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome, RebuiltId
-from lora_serve.adapters.maintenance.registries import OpenRegistry, RegistryAddress, open_registry
+from lora_serve.adapters.maintenance.registries import (
+    BadBlob,
+    Inventory,
+    OpenRegistry,
+    RegistryAddress,
+    bad_blobs,
+    inventory_of,
+    open_registry,
+)
 from lora_serve.commands.flags import argument
 from lora_serve.commands.output import Columns, Output, bytes_text, facts_table, plain, table_of
 from lora_serve.commands.registry.subcommand import REGISTRY, Verb, folder_address, registry_address

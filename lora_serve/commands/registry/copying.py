@@ -9,9 +9,15 @@ from typing import Any
 from lora_serve.adapters.maintenance.backup import BackupError, OtherDatabases, back_up, restore
 from lora_serve.adapters.maintenance.backup_folder import BackupList
 from lora_serve.adapters.maintenance.blob_copier import OnProgress
-from lora_serve.adapters.maintenance.merging import MergeOutcome
 from lora_serve.adapters.maintenance.registries import RegistryAddress
-from lora_serve.adapters.maintenance.transfer import Transfer, TransferReport, finish_export, is_unfinished, open_ends
+from lora_serve.adapters.maintenance.transfer import (
+    MergeOutcome,
+    Transfer,
+    TransferReport,
+    finish_export,
+    is_unfinished,
+    open_ends,
+)
 from lora_serve.commands.flags import argument
 from lora_serve.commands.output import Output, bytes_text, plain, time_text
 from lora_serve.commands.registry.subcommand import (
@@ -24,11 +30,11 @@ from lora_serve.commands.registry.subcommand import (
 )
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.tenancy.audit import journal as audit_journal
-from lora_serve.tenancy.directory import opening
+from lora_serve.tenancy.directory import directory
 from lora_serve.tenancy.usage import journal as usage_journal
 
 _OTHERS = OtherDatabases(
-    (opening.FILE_NAME, usage_journal.FILE_NAME, audit_journal.FILE_NAME), {opening.FILE_NAME: opening.JOURNAL}
+    (directory.FILE_NAME, usage_journal.FILE_NAME, audit_journal.FILE_NAME), {directory.FILE_NAME: directory.JOURNAL}
 )
 _NO_SECRETS = "tenants' keys are in it as hashes only; the admin key is not: a restored store makes a new one"
 

@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from lora_serve.client.base import EngineClient
-from lora_serve.console.live.channel import Channel, Viewer
-from lora_serve.console.live.overall import overall_of, tiers_of
+from lora_serve.console.live.channel import Channel, Viewer, overall_of, tiers_of
 from lora_serve.console.live.scene import Owns, Scene
 from lora_serve.core.errors import CapacityError, EngineLostError, LoraServeError
 from lora_serve.core.live import EngineView, LiveSettings, LiveTier

@@ -4,10 +4,87 @@ server mean the same and are not in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from lora_serve.core.vllm.flag import Fate, Takes, VllmFlag
-from lora_serve.core.vllm.speculation import ignored_in_speculative_config, read_speculative_config
+from lora_serve.core.setting_types import MAX_DRAFT
+from lora_serve.core.strict_json import JsonError, parse_json
+
+
+class Takes(enum.Enum):
+    """The values behind a flag."""
+
+    SWITCH = "none: --x or --no-x"
+    ONE = "one"
+    MANY = "one or more"
+
+
+class Fate(enum.Enum):
+    """The ends that a flag comes to."""
+
+    MEANT = "does the same"  # under the name of a setting of ours
+    IGNORED = "accepted, and means nothing here"
+    REFUSED = "refused, as answers would change"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmFlag:
+    """A flag that is no setting of this server under the same name."""
+
+    name: str
+    fate: Fate
+    why: str  # of MEANT: what is different, if anything
+    takes: Takes = Takes.ONE
+    short: str = ""
+    harmless: tuple[str, ...] = ()  # values of a refused flag that say what is so here anyway
+    setting: str = ""  # with MEANT: the flag of ours; with REFUSED: the one that takes the value instead
+    values: Mapping[str, str] = field(default_factory=dict)  # with MEANT: vLLM's value -> ours; empty: as it is
+    read: Callable[[str], str] | None = None  # in place of `values`; raises ValueError in words
+    ignored: Callable[[str], str] | None = None  # with MEANT: names what means nothing in a value, and why; else ""
+
+    @property
+    def dest(self) -> str:
+        """The name of its value among parsed arguments, which no setting has."""
+        return "vllm:" + self.name
+
+
+_METHODS = ("ngram", "ngram_gpu")
+_MEANS_NOTHING = {"prompt_lookup_max", "prompt_lookup_min"}  # the longest and the shortest match
+_KNOWN = {"method", "num_speculative_tokens", "model", *_MEANS_NOTHING}
+
+
+def read_speculative_config(text: str) -> str:
+    """The value of --speculate. Raises ValueError for what is not done here."""
+    try:
+        config = parse_json(text.encode())
+    except JsonError as error:
+        raise ValueError(f"expected a JSON object ({error.reason})") from None
+    if not isinstance(config, dict):
+        raise ValueError("expected a JSON object")
+    method = config.get("method", "ngram" if config.get("model") in _METHODS else None)
+    if method not in _METHODS:
+        raise ValueError(
+            "tokens are guessed from prompt and earlier answers, without a second model:"
+            ' give {"method": "ngram"}, or --speculate N'
+        )
+    if unknown := sorted(config.keys() - _KNOWN):
+        raise ValueError(f"{', '.join(unknown)[:200]}: not known for the method ngram")
+    return _count(config.get("num_speculative_tokens", "auto"))
+
+
+def ignored_in_speculative_config(text: str) -> str:
+    """The parts of what `read_speculative_config` took that mean nothing here, with the reason; else nothing."""
+    found = sorted(_MEANS_NOTHING & parse_json(text.encode()).keys())
+    return f"{', '.join(found)}: the lengths of matches that pay are learned" if found else ""
+
+
+def _count(value: Any) -> str:
+    if value != "auto" and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_DRAFT):
+        raise ValueError(f"num_speculative_tokens is a number from 1 to {MAX_DRAFT}")
+    return str(value)
+
 
 _SPECULATION = "tokens are guessed without a second model (--speculate)"
 

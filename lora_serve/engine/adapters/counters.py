@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lora_serve.adapters.tier_counts import TierCounts
+from lora_serve.adapters.stores.base import TierCounts
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.stats import AdapterCounters, EvictionReason, LoadTimes
 

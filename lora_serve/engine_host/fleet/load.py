@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.files import remove_folder
-from lora_serve.adapters.stores.lock import StoreLock, lock_store
+from lora_serve.adapters.stores.files import StoreLock, lock_store, remove_folder
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.messages import Configure

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.core.child_environment import without_settings
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.process import without_settings
 from lora_serve.core.settings import VLLM_KEY_VARIABLE
 from lora_serve.engine_host.fleet import keeper, start_hook
 

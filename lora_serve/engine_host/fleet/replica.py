@@ -16,7 +16,7 @@ from ray import serve
 from lora_serve.client.ray.stream import encoded, tls
 from lora_serve.client.wire import to_engine
 from lora_serve.core.messages import Configure
-from lora_serve.engine_host.fleet.entrance import Entrance
+from lora_serve.engine_host.fleet.gateways import Entrance
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 
 _log = logging.getLogger(__name__)

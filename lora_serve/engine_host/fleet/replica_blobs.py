@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from lora_serve.adapters.checkpoint.digest import CONTENT_NAMES, adapter_digest, content_names
+from lora_serve.adapters.checkpoint.content import CONTENT_NAMES, adapter_digest, content_names
 from lora_serve.adapters.regular_file import open_regular, views_of
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import scratch_folder

@@ -14,8 +14,8 @@ from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.client.message_client import MessageClient
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import InternalError, InvalidRequestError
-from lora_serve.core.machine import files_id, machine_id
 from lora_serve.core.messages import Evict, FromEngine, Greeting, Ready, Reply, Reported, Submit, ToEngine, WarmUpDone
+from lora_serve.core.process import files_id, machine_id
 from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.setting_groups.engine import QueueLimits

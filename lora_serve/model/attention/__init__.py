@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lora_serve.model.backends import load_backend
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step.step_context import StepInputs
+from lora_serve.model.step_context import StepInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lora_serve.model.attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.native import library
-from lora_serve.model.step.step_context import StepInputs
+from lora_serve.model.step_context import StepInputs
 
 PREFERENCE = 2
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lora_serve.model.attention import AttentionSettings, sdpa
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step.step_context import DecodeRows, PrefillRow, StepInputs
-from lora_serve.model.system.transfer import columns_to_device
+from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
+from lora_serve.model.system.device_memory import columns_to_device
 from lora_serve.model.triton_programs import paged_decode
 
 PREFERENCE = 3

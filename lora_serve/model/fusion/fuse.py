@@ -14,9 +14,17 @@ from torch import Tensor, nn
 
 from lora_serve.model.backends import backend_names
 from lora_serve.model.fusion import kinds
-from lora_serve.model.fusion.parts import FusionParts
-from lora_serve.model.fusion.trace import Call, calls_of, in_float32, is_close, is_close_rounded, probe_step, repeated
-from lora_serve.model.step.step_context import StepInputs
+from lora_serve.model.fusion.parts import (
+    Call,
+    FusionParts,
+    calls_of,
+    in_float32,
+    is_close,
+    is_close_rounded,
+    probe_step,
+    repeated,
+)
+from lora_serve.model.step_context import StepInputs
 
 _KINDS: dict[str, Any] = {name: importlib.import_module(f"{kinds.__name__}.{name}") for name in backend_names(kinds)}
 

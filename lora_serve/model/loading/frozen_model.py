@@ -20,9 +20,15 @@ from transformers import AutoConfig, PreTrainedModel
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.model_spec import KernelDescription, ModelSpec
-from lora_serve.model.loading.number_type import NumberType, number_type, stored_type
+from lora_serve.model.loading.number_type import (
+    NumberType,
+    check_quantized,
+    number_type,
+    plan_quantization,
+    resident_bytes,
+    stored_type,
+)
 from lora_serve.model.loading.observation import Observation, first_line, on_one_line
-from lora_serve.model.loading.quantization import check_quantized, plan_quantization, resident_bytes
 from lora_serve.model.loading.transformers_import import without_compiler
 from lora_serve.model.native import library
 

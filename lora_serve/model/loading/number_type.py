@@ -1,17 +1,26 @@
-"""The type of a model's numbers: what --dtype asks for, or the fastest that is as exact as the checkpoint."""
+"""The type of a model's numbers, and quantised base weights as transformers' own configs make and load them."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import TorchAoConfig
+from transformers.utils.import_utils import is_accelerate_available, is_bitsandbytes_available, is_torchao_available
 
-from lora_serve.model.native import levels, library
+from lora_serve.core.config import ModelConfig
+from lora_serve.core.errors import ConfigError, ModelError, how_to_install
+from lora_serve.model.native import compiler, library
 
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # as safetensors names them
 
@@ -63,7 +72,7 @@ def number_type(
 
 def _why_not_bfloat16(device: torch.device) -> str | None:
     """The reason why bfloat16 is no faster than float32 on a CPU; None: it is."""
-    level = levels.current()
+    level = compiler.current()
     if not level.multiplies_bfloat16:
         return f"kernels of level {level.name} multiply it no faster than float32"
     return library.why_not(device, torch.bfloat16)
@@ -74,3 +83,162 @@ def _slowness(dtype: torch.dtype, device: torch.device) -> str:
         return ""
     why_not = _why_not_bfloat16(device)
     return "" if why_not is None else f"; float32 would be as fast: {why_not}"
+
+
+logger = logging.getLogger(__name__)
+
+_EXTRA = f"install lora-serve's extra `quantization`: {how_to_install('quantization')}"
+_INT4_GROUP = 32  # weights that share a scale: the finest that the kernels have, and a divisor of most widths
+# What a checkpoint may say it was stored with: weights only. Activations scaled over a whole batch (torchao's dynamic
+# kinds may, LLM.int8()'s outlier columns always are) would let a row's answer depend on its neighbours.
+_STORED_SCHEMES = {
+    "torchao Int8WeightOnlyConfig": "int8",
+    "torchao Int4WeightOnlyConfig": "int4",
+    "torchao IntxWeightOnlyConfig": "intx",
+    "torchao Float8WeightOnlyConfig": "float8",
+    "bitsandbytes 4-bit": "bitsandbytes 4-bit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationPlan:
+    """The way to load: `--dtype` as it results, and further arguments of `from_pretrained`."""
+
+    dtype: str  # "auto" or a type's name
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan:
+    """Compares the flag with the checkpoint. Raises ConfigError (the flag cannot be followed) and ModelError."""
+    stored = getattr(hf_config, "quantization_config", None)
+    if stored is not None:
+        _check_stored(config, stored if isinstance(stored, dict) else stored.to_dict(), device)
+        return QuantizationPlan(config.dtype, _placed(device))
+    if config.quantization == "none":
+        return QuantizationPlan(config.dtype)
+    _check_torchao(f"--quantization {config.quantization}")
+    scheme = torchao_scheme(config.quantization, device)
+    arguments = {"quantization_config": TorchAoConfig(scheme), **_placed(device)}
+    return QuantizationPlan(_activation_dtype(config, device), arguments)
+
+
+def torchao_scheme(name: str, device: torch.device) -> Any:
+    """torchao's config of "int8" (a scale per row) or "int4" (one per 32 weights, in the device's own layout).
+
+    torchao's global compiler settings, one of which would lower float32's precision, are left alone.
+    """
+    from torchao import quantization  # noqa: PLC0415 - an optional package
+
+    if name == "int8":
+        return quantization.Int8WeightOnlyConfig(set_inductor_config=False)
+    if device.type == "cuda":
+        layout = "tile_packed_to_4d"  # torch's own kernel; the other layouts need further packages
+        return quantization.Int4WeightOnlyConfig(
+            group_size=_INT4_GROUP, int4_packing_format=layout, set_inductor_config=False
+        )
+    try:
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"--quantization int4: this torchao has no int4 layout for CPUs ({error})") from error
+    return PrototypeInt4WeightOnlyConfig(group_size=_INT4_GROUP, set_inductor_config=False)
+
+
+def check_quantized(module: nn.Module, config: ModelConfig) -> None:
+    """Raise ConfigError if the flag asked for quantised weights and not one layer has them (GPT-2's Conv1D, say)."""
+    if config.quantization != "none" and not any(is_quantized(weight) for weight in module.parameters()):
+        raise ConfigError(
+            f"--quantization {config.quantization}: torchao quantises no layer of {config.model} "
+            f"({type(module).__name__}: its layers are not nn.Linear, or no multiple of {_INT4_GROUP} wide); "
+            "leave the flag out"
+        )
+
+
+def is_quantized(weight: Tensor) -> bool:
+    """True if torchao (a tensor subclass) or bitsandbytes (a parameter with a state) keeps these weights packed."""
+    return _is_torchao(weight) or hasattr(weight, "quant_state") or hasattr(weight, "CB")
+
+
+def resident_bytes(module: nn.Module) -> int:
+    """The bytes of parameters and buffers in memory: each storage once, quantised weights as they are packed."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return sum({part.data_ptr(): part.nbytes for tensor in tensors for part in _parts(tensor)}.values())
+
+
+def _is_torchao(weight: Any) -> bool:
+    return bool(is_traceable_wrapper_subclass(weight))
+
+
+def _parts(tensor: Any) -> Iterator[Tensor]:
+    if _is_torchao(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _parts(getattr(tensor, name))
+    else:
+        yield tensor
+        yield from _scales(getattr(tensor, "quant_state", None))
+
+
+def _scales(state: Any) -> Iterator[Tensor]:
+    """The tensors that bitsandbytes keeps beside a packed weight; its scales may be quantised in turn (`state2`)."""
+    if state is not None:
+        yield from (part for name in ("absmax", "code") if isinstance(part := getattr(state, name, None), Tensor))
+        yield from _scales(getattr(state, "state2", None))
+
+
+def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.device) -> None:
+    told = _told(stored)
+    name = _STORED_SCHEMES.get(told)
+    if name is None:
+        raise ModelError(
+            f"--model {config.model}: quantised with {told}; served are torchao's weight-only kinds and bitsandbytes "
+            "4-bit, whose rows do not depend on their neighbours"
+        )
+    if config.quantization not in ("none", name):
+        raise ConfigError(
+            f"--quantization {config.quantization}: {config.model} is quantised already ({name}) and cannot be "
+            "quantised again; leave the flag out, or give the plain checkpoint"
+        )
+    if name == "int4" and device.type == "cpu":
+        raise ModelError(
+            f"--model {config.model}: torchao stores int4 in layouts for GPUs only; on a CPU serve the plain "
+            "checkpoint with --quantization int4"
+        )
+    if told.startswith("torchao"):
+        _check_torchao(f"--model {config.model} is quantised with torchao")
+    elif not is_bitsandbytes_available():
+        raise ConfigError(f"--model {config.model} is quantised with bitsandbytes: pip install bitsandbytes accelerate")
+
+
+def _told(stored: Mapping[str, Any]) -> str:
+    """The checkpoint's own words: "torchao Int8WeightOnlyConfig", "bitsandbytes 4-bit", "gptq"."""
+    method = str(stored.get("quant_method"))
+    if method == "bitsandbytes":
+        return f"{method} {4 if stored.get('load_in_4bit') else 8}-bit"
+    quant_type = stored.get("quant_type")
+    inner = quant_type.get("default") if isinstance(quant_type, dict) else None
+    return f"{method} {inner['_type']}" if isinstance(inner, dict) and "_type" in inner else method
+
+
+def _check_torchao(asked: str) -> None:
+    if not is_torchao_available():
+        raise ConfigError(f"{asked}: needs torchao; {_EXTRA}")
+
+
+def _placed(device: torch.device) -> dict[str, Any]:
+    """Loading arguments that pack weights on the GPU where they stay: moved afterwards, some layouts break."""
+    if device.type == "cpu":
+        return {}
+    if not is_accelerate_available():
+        raise ConfigError(f"--device {device.type} with quantised weights needs accelerate; {_EXTRA}")
+    return {"device_map": {"": device}}
+
+
+def _activation_dtype(config: ModelConfig, device: torch.device) -> str:
+    """The type of activations: int4's kernels on GPUs know bfloat16 only, and on CPUs any other type is far slower."""
+    if config.quantization != "int4" or config.dtype == "bfloat16":
+        return config.dtype
+    if config.dtype == "auto":
+        return "bfloat16"
+    if device.type != "cpu":
+        raise ConfigError(f"--dtype {config.dtype}: --quantization int4 on a GPU multiplies bfloat16 only")
+    logger.warning("int4 products in %s are many times slower than in bfloat16 on most CPUs", config.dtype)
+    return config.dtype

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, Shape
 from lora_serve.model.kv_cache import KVShape
-from lora_serve.model.loading.quantization import is_quantized
+from lora_serve.model.loading.number_type import is_quantized
 
 NUM_TOKENS, NUM_LOGITS = 11, 7  # numbers that no model has as a dimension, so that a token dimension is known by size
 _ONE_EXPERT = re.compile(r"\.experts\.\d+(\.|$)")  # which tokens it sees depends on the tokens

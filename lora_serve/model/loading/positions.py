@@ -20,7 +20,7 @@ from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.model.loading.frozen_model import LoadedModel
 from lora_serve.model.loading.observation import first_line
-from lora_serve.model.step.step_context import Step, StepContext
+from lora_serve.model.step_context import Step, StepContext
 
 _NAME = "position_ids"
 PositionCall = tuple[nn.Module, inspect.BoundArguments]

@@ -2,19 +2,140 @@
 
 from __future__ import annotations
 
-from typing import Generic
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.loading.frozen_model import LoadedModel
-from lora_serve.model.loading.observation import is_linear
+from lora_serve.model.loading.observation import Site, is_linear
 from lora_serve.model.loading.positions import serve_by_row
+from lora_serve.model.lora.changes import Change
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel
-from lora_serve.model.lora.lora_linear import ChangedModule, LoraLinear
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import Step, StepContext
+from lora_serve.model.step_context import AdapterStep, LoraSegment, Step, StepContext, StepVocabularies
+
+
+class LoraLinear(nn.Module):
+    """y = base(x), then the effect of each token's adapters on y: see `LoraKernel` and `Change`."""
+
+    def __init__(
+        self,
+        base: FrozenLinear,
+        module: int,
+        kernel: LoraKernel,
+        changes: Mapping[int, tuple[Change, ...]],
+        context: StepContext[Any],
+        *,
+        sees_outputs: bool,
+        is_output_head: bool,
+    ) -> None:
+        """`changes`: by slot, kept up to date by `LoraSlots`. `sees_outputs`: the inputs are not the step's tokens."""
+        super().__init__()
+        self.base = base
+        self.module = module
+        self.kernel = kernel
+        self._changes = changes
+        self._context = context
+        self._sees_outputs = sees_outputs
+        self._is_output_head = is_output_head
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in] for code that asks the layer for its type, shape or device. Its numbers are none: a model that
+        multiplies by it, past this layer and its adapters, is refused at its start.
+        """
+        number = torch.full((), math.nan, dtype=self.base.dtype, device=self.base.device)
+        return number.expand(self.base.out_features, self.base.in_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [1, num_tokens, in] (for the output head [1, num_logits, in]) -> [1, ..., out].
+
+        Sums and what adapters add to them are rounded to the type of x once, those of the output head not at all. The
+        output head's out is that of the step's largest vocabulary.
+        """
+        y = self.base.sums(x)
+        self.adapt(y.view(-1, self.base.out_features), x.reshape(-1, self.base.in_features))
+        if not self._is_output_head:
+            return y.to(x.dtype)
+        step: AdapterStep = self._context.step
+        return y if step.vocabularies is None else self._resized(y, x, step)
+
+    def adapt(self, y: Tensor, x: Tensor) -> None:
+        """Applies adapters to y [tokens, out], the base's outputs for x [tokens, in]; in place."""
+        step: AdapterStep = self._context.step
+        for tokens in step.lora_logits if self._sees_outputs else step.lora:
+            if self._changes:
+                self._change(y, x, self._of_base_size(tokens.segments, step))
+            self.kernel.add(y, x, self.module, tokens)
+
+    def _resized(self, y: Tensor, x: Tensor, step: AdapterStep) -> Tensor:
+        """y [1, num_logits, width]: adapters with their own number of rows have only changes here."""
+        assert step.vocabularies is not None
+        y = F.pad(y, (0, step.vocabularies.width - y.shape[-1]))
+        for tokens in step.lora_logits:
+            own = [segment for segment in tokens.segments if segment.slot in step.vocabularies.slots]
+            self._change(y.view(-1, y.shape[-1]), x.reshape(-1, self.base.in_features), own)
+        return y
+
+    def _of_base_size(self, segments: Sequence[LoraSegment], step: AdapterStep) -> Sequence[LoraSegment]:
+        if step.vocabularies is None or not self._is_output_head:
+            return segments
+        return [segment for segment in segments if segment.slot not in step.vocabularies.slots]
+
+    def _change(self, y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
+        for segment in segments:
+            here = slice(segment.start, segment.end)
+            for change in self._changes.get(segment.slot, ()):
+                change.apply(y[here], (x[here],), segment.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedModule:
+    """A forward hook for norms, embeddings, routers and experts: corrects the outputs of rows with changes."""
+
+    _site: Site
+    _changes: Mapping[int, tuple[Change, ...]]  # by slot, kept up to date by `LoraSlots`
+    _context: StepContext[Any]
+    _reads_token_ids: bool  # the module is the input embedding
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        if not self._changes:
+            return
+        step: AdapterStep = self._context.step
+        if self._reads_token_ids and isinstance(step.vocabularies, StepVocabularies):
+            inputs = (step.vocabularies.token_ids.view_as(inputs[0]), *inputs[1:])
+        for tokens in step.lora_logits if self._site.is_output_head else step.lora:
+            for segment in tokens.segments:
+                for change in self._changes.get(segment.slot, ()):
+                    change.apply(
+                        self._cut_output(output, segment.start, segment.num_tokens),
+                        self._cut_inputs(inputs, segment.start, segment.num_tokens),
+                        segment.scale,
+                    )
+
+    def _cut_inputs(self, inputs: tuple[Any, ...], start: int, length: int) -> tuple[Any, ...]:
+        return tuple(
+            value if dim is None else _in_one_row(value, dim).narrow(dim, start, length)
+            for value, dim in zip(inputs, self._site.input_dims, strict=True)
+        )
+
+    def _cut_output(self, output: Tensor | tuple[Tensor, ...], start: int, length: int) -> Tensor | tuple[Tensor, ...]:
+        dim = self._site.output_dim
+        if isinstance(output, tuple):
+            return tuple(_in_one_row(tensor, dim).narrow(dim, start, length) for tensor in output)
+        return _in_one_row(output, dim).narrow(dim, start, length)
+
+
+def _in_one_row(value: Tensor, dim: int) -> Tensor:
+    """A view in which all tokens lie along `dim`: padded rows [num_rows, length, ...] become [1, tokens, ...]."""
+    return value.view(1, -1, *value.shape[2:]) if dim == 1 and value.shape[0] > 1 else value
 
 
 class AdaptedModel(Generic[Step]):

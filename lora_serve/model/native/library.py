@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from lora_serve.core.model_spec import KernelDescription
-from lora_serve.model.native import compiler, levels
+from lora_serve.model.native import compiler
 from lora_serve.model.system.threads import openmp
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def description(dtype: torch.dtype = torch.float32) -> KernelDescription:
     reason = why_not(torch.device("cpu"), dtype)
     if reason is not None:
         return KernelDescription("none", name, "none", "torch", reason)
-    level = levels.serving(levels.current(), name)
+    level = compiler.serving(compiler.current(), name)
     order = level.bfloat16_order if dtype == torch.bfloat16 else "plain"
     return KernelDescription(level.name, name, order, _loaded(dtype)[1])
 
@@ -75,7 +75,7 @@ def _problem(dtype: torch.dtype) -> str | None:
 def _loaded(dtype: torch.dtype) -> tuple[ctypes.CDLL, str]:
     """The library, and where it came from."""
     name = _NAMES[dtype]
-    level = levels.serving(levels.current(), name)
+    level = compiler.serving(compiler.current(), name)
     openmp()  # its functions are found before the kernels' own
     file = compiler.file_name(level, name)
     found, source = _opened(compiler.SHIPPED / file), "shipped"
@@ -115,7 +115,7 @@ def _open(place: Path) -> ctypes.CDLL:
     return kernels
 
 
-def _compiled(level: levels.Level, dtype: str, file: str) -> ctypes.CDLL:
+def _compiled(level: compiler.Level, dtype: str, file: str) -> ctypes.CDLL:
     """The kernels, compiled now, and kept for the next start if they can be. Raises OSError and SubprocessError."""
     found = compiler.find()
     if found is None:
@@ -133,7 +133,7 @@ def _compiled(level: levels.Level, dtype: str, file: str) -> ctypes.CDLL:
     return _made(found, level, dtype, file, None)
 
 
-def _made(found: compiler.Compiler, level: levels.Level, dtype: str, file: str, cache: Path | None) -> ctypes.CDLL:
+def _made(found: compiler.Compiler, level: compiler.Level, dtype: str, file: str, cache: Path | None) -> ctypes.CDLL:
     """Compiles in a folder of this process alone, which goes afterwards. Raises OSError and SubprocessError."""
     with tempfile.TemporaryDirectory(prefix="lora_serve-", dir=cache) as folder:
         made = Path(folder) / file

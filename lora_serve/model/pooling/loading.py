@@ -21,11 +21,17 @@ from lora_serve.model.kv_cache import KVShape
 from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, spec_of
 from lora_serve.model.loading.observation import NUM_LOGITS, NUM_TOKENS, ModuleWatch, Observation, first_line
 from lora_serve.model.loading.positions import find_positions, position_calls
-from lora_serve.model.pooling.forward import PooledForward, backbone_of, takes_types
+from lora_serve.model.pooling.forward import (
+    Layout,
+    PooledForward,
+    PoolingRow,
+    PoolingStep,
+    RaggedAttention,
+    backbone_of,
+    takes_types,
+)
 from lora_serve.model.pooling.plan import PoolingPlan
-from lora_serve.model.pooling.ragged_attention import RaggedAttention
-from lora_serve.model.pooling.step import Layout, PoolingRow, PoolingStep
-from lora_serve.model.step.step_context import StepContext
+from lora_serve.model.step_context import StepContext
 
 _LENGTHS = (21, 1, 13, 37, 5, 5)  # tokens; two groups of attention, rows of like and of unlike lengths
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest number of an answer

@@ -16,9 +16,9 @@ from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.changes import ReplacedLinear
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.pooling.forward import PoolingRow, PoolingStep
 from lora_serve.model.pooling.loading import PoolingParts, is_exact
-from lora_serve.model.pooling.step import PoolingRow, PoolingStep
-from lora_serve.model.step.vocabularies import OutputWidths
+from lora_serve.model.step_context import OutputWidths
 from lora_serve.model.system.device_memory import within_memory
 
 

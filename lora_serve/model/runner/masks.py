@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
-from lora_serve.model.system.transfer import to_device
+from lora_serve.model.system.device_memory import to_device
 
 
 def only_allowed(logits: Tensor, rows: Sequence[SampleInput]) -> tuple[Tensor, dict[int, LoraServeError]]:

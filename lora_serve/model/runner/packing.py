@@ -12,9 +12,16 @@ from torch import Tensor
 from lora_serve.core.batch import BASE_SLOT, Row
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import DecodeRows, DeviceTokens, LoraTokens, PrefillRow, StepInputs, passes_of
-from lora_serve.model.step.vocabularies import StepVocabularies
-from lora_serve.model.system.transfer import columns_to_device, to_device
+from lora_serve.model.step_context import (
+    DecodeRows,
+    DeviceTokens,
+    LoraTokens,
+    PrefillRow,
+    StepInputs,
+    StepVocabularies,
+    passes_of,
+)
+from lora_serve.model.system.device_memory import columns_to_device, to_device
 
 _COLUMNS = 6  # token id, position, place in the cache, keys, slot, is long; then the block table
 

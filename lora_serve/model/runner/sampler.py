@@ -19,7 +19,7 @@ from lora_serve.core.batch import SampleInput
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import TokenLogprobs
 from lora_serve.model.runner.masks import only_allowed
-from lora_serve.model.system.transfer import to_device, to_host
+from lora_serve.model.system.device_memory import to_device, to_host
 
 _COLDEST = 1e-4  # temperatures below are greedy: dividing by them would overflow
 _NUM_CANDIDATES = 256  # top-k / top-p / min-p look at this many best tokens first, at all only when they must

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from lora_serve.core.errors import DeviceMemoryError, is_out_of_memory
-from lora_serve.model.system.container_memory import free_in_container
+from lora_serve.model.system.process import free_in_container
 
 R = TypeVar("R")
 
@@ -114,3 +115,29 @@ def _resident(what: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:")), 0)
+
+
+def to_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of (nested) numbers, or a host tensor, on `device`; the copy may be under way on return."""
+    host = torch.as_tensor(values, dtype=dtype)
+    if device.type != "cuda":
+        return host.to(device)
+    # torch's allocator of pinned memory keeps the piece until the copy is done
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def columns_to_device(columns: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
+    """Each column [n] int64 on `device`, all in one copy."""
+    flat = to_device([value for column in columns for value in column], torch.int64, device)
+    return list(torch.split(flat, [len(column) for column in columns]))
+
+
+def to_host(*tensors: Tensor) -> list[Tensor]:
+    """The tensors' values in host memory, after one wait for all of them."""
+    if not any(tensor.is_cuda for tensor in tensors):
+        return list(tensors)
+    found = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+    done.synchronize()
+    return found

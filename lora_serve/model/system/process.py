@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the server's process, which has no torch, keeps its memory too
+if TYPE_CHECKING:
     from torch import Tensor
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -43,3 +44,25 @@ def advise_huge_pages(tensor: Tensor) -> None:
     size = (tensor.data_ptr() + tensor.untyped_storage().nbytes() - start) // _HUGE * _HUGE
     if size > 0:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _ADVICE)
+
+
+GROUPS = Path("/sys/fs/cgroup")
+_VERSIONS = (  # of cgroups: files of the limit, of what is in use, of what that is
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+_RECLAIMABLE = ("active_file", "inactive_file")  # copies of files, which the kernel lets go when memory is short
+
+
+def free_in_container(groups: Path = GROUPS) -> int | None:
+    """Bytes left below the limit of the control group in which this process sees itself; None: there is no limit."""
+    for limit, used, stat in _VERSIONS:
+        try:
+            most = int((groups / limit).read_text())
+            taken = int((groups / used).read_text())
+            words = [line.split() for line in (groups / stat).read_text().splitlines()]
+        except (OSError, ValueError):  # "max" is no limit
+            continue
+        cached = sum(int(number) for name, number in words if name in _RECLAIMABLE)
+        return max(0, most - taken + cached)
+    return None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step.step_context import DecodeRows
+from lora_serve.model.step_context import DecodeRows
 
 _CHUNK, _MIN_DOT = 256, 16  # keys per program
 _KEYS, _KEYS_OF_WIDE_HEADS, _WIDE_HEAD = 64, 32, 512  # keys per product; bytes: two stages of K and V must fit

@@ -15,8 +15,7 @@ from lora_serve.core.adapter import split_name
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.adapters import card_from
-from lora_serve.server.admin.card import adapter_row
-from lora_serve.server.admin.figures import Figures, figures_for
+from lora_serve.server.admin.card import Figures, adapter_row, figures_for
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_query
 from lora_serve.server.context import CONTEXT

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.catalog.entry import tenant_of
+from lora_serve.adapters.catalog.snapshot import owner_of
 from lora_serve.adapters.registration.registry import Registration
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.adapter import check_new_adapter_id
@@ -20,26 +21,62 @@ from lora_serve.core.errors import (
     AdapterUnavailableError,
     AuthenticationError,
     ConflictError,
+    InvalidRequestError,
     LoraServeError,
     NotReadyError,
     RateLimitedError,
 )
 from lora_serve.core.messages import Pin
 from lora_serve.core.tenant import Caller
-from lora_serve.server.admin.adapters import card_of, remove_adapter
-from lora_serve.server.admin.metadata import check_metadata
-from lora_serve.server.admin.permissions import check_source, registration_for
-from lora_serve.server.admin.residency import set_pinned
+from lora_serve.server.admin.adapters import card_of, card_response, remove_adapter, set_pinned
+from lora_serve.server.admin.permissions import check_source, own_name_in, registration_for
 from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.background.registering import Progress, Stage
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT, AuditNote
-from lora_serve.server.schemas.admin import RegisterFields
+from lora_serve.server.inference.defaults import read_defaults
+from lora_serve.server.schemas.admin import MetadataFields, RegisterFields
 from lora_serve.server.schemas.answers.adapters import RegistrationCard, RegistrationList
+from lora_serve.server.schemas.structured import StructuredFields, constraint_of
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.directory.keys import REVOKED
-from lora_serve.tenancy.directory.state import TENANT
+from lora_serve.tenancy.directory.state import REVOKED, TENANT
+from lora_serve.text import reasoning, tool_calls
+
+
+async def set_metadata(request: web.Request) -> web.StreamResponse:
+    """Set an adapter's metadata without a registration.
+
+    Requests have its defaults from now on.
+    """
+    services, name = request.app[SERVICES], own_name_in(request)
+    metadata = check_fields(MetadataFields, await read_json(request)).metadata
+    await check_metadata(services, request[CONTEXT].known_caller, metadata)
+    await services.edit(lambda: services.catalog.set_metadata(name, metadata), f"describing {name}")
+    return await card_response(request, name)
+
+
+async def check_metadata(services: Services, caller: Caller, metadata: Mapping[str, Any] | None) -> None:
+    """Refuse defaults that no request could have. Raises InvalidRequestError naming the field, RateLimitedError."""
+    defaults = read_defaults(metadata, services.config)
+    _check_parser("tool_call_parser", defaults.tool_call_parser, tool_calls.names())
+    _check_parser("reasoning_parser", defaults.reasoning_parser, reasoning.names())
+    if defaults.response_format is None:
+        return
+    try:
+        constraint = constraint_of(StructuredFields(response_format=defaults.response_format))
+        if constraint is not None:
+            await services.grammars.of(caller.tenant, constraint)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"metadata: {error}", param=f"metadata.{error.param}") from None
+
+
+def _check_parser(field: str, name: str | None, known: Sequence[str]) -> None:
+    allowed = ("auto", "none", *known)
+    if name is not None and name not in allowed:
+        message = f"metadata: `{field}`: there is no {name!r}; there are {', '.join(allowed)}."
+        raise InvalidRequestError(message, param=f"metadata.{field}")
+
 
 logger = logging.getLogger(__name__)
 

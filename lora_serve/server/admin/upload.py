@@ -16,8 +16,8 @@ from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lora_serve.adapters.archives.unpacking import unpack
-from lora_serve.adapters.catalog.allowance import owner_of
-from lora_serve.adapters.checkpoint.digest import (
+from lora_serve.adapters.catalog.snapshot import owner_of
+from lora_serve.adapters.checkpoint.content import (
     CONFIG_NAME,
     GENERATION_CONFIG_NAME,
     SIDE_NAMES,

@@ -6,8 +6,8 @@ import logging
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.catalog.edits import OtherContentError
+from lora_serve.adapters.catalog.snapshot import owner_of
 from lora_serve.adapters.registration.registry import Registration
 from lora_serve.core.errors import AdapterNotFoundError, ConflictError, InvalidAdapterError, InvalidRequestError
 from lora_serve.server.admin.adapters import remove_adapter

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from lora_serve.adapters.catalog.noted_template import NotedTemplate
+from lora_serve.adapters.catalog.entry import NotedTemplate
 from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.text.adapter_template import AdapterChatTemplate, TemplateTexts
 from lora_serve.text.rendering.processes import TemplateProcesses

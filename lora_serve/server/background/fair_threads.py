@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lora_serve.core.errors import NotReadyError, RateLimitedError, contained
-from lora_serve.core.patient_threads import PatientThreads
+from lora_serve.core.process import PatientThreads
 from lora_serve.server.background.tasks import Call
 
 MAX_WAITING = 64  # calls of one tenant

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.sources.intake import Progress, no_progress
+from lora_serve.adapters.sources.base import Progress, no_progress
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.adapters.stores.monitor import words_of

@@ -23,7 +23,7 @@ from lora_serve.server.context import AuditNote, RequestContext
 from lora_serve.server.route import Route
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.audit.journal import Act
-from lora_serve.tenancy.directory.keys import without_secrets
+from lora_serve.tenancy.directory.state import without_secrets
 
 logger = logging.getLogger(__name__)
 

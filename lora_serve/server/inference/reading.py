@@ -10,22 +10,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import TokenGrammar
 from lora_serve.server.background.tasks import LONG
-from lora_serve.server.inference.constraints import checked_grammar
+from lora_serve.server.context import RequestContext
 from lora_serve.server.inference.prompts import thread_if_long
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.schemas.generation import ChatFields
+from lora_serve.server.schemas.structured import StructuredFields, constraint_of
 from lora_serve.server.schemas.tools import NO_TOOLS, ToolUse, tool_use
 from lora_serve.server.services import Services
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
-from lora_serve.text.grammars.joining import Thinking, joined_grammars
+from lora_serve.text.grammars.translation import Thinking, joined_grammars
 from lora_serve.text.reasoning import reasoning_format
-from lora_serve.text.reasoning.base import ReasoningFormat
-from lora_serve.text.reasoning.parts.between import BetweenMarkers
+from lora_serve.text.reasoning.base import BetweenMarkers, ReasoningFormat
 from lora_serve.text.tool_calls import tool_call_format
 from lora_serve.text.tool_calls.base import ToolCallFormat
+
+_NAMES = frozenset(StructuredFields.model_fields)
+
+
+async def requested_grammar(
+    services: Services, context: RequestContext, model: ResolvedModel, fields: StructuredFields
+) -> TokenGrammar | None:
+    """The grammar of `response_format` and the like; None: any token may come. Raises InvalidRequestError."""
+    if _NAMES.isdisjoint(fields.model_fields_set):
+        return None
+    constraint = constraint_of(fields)
+    if constraint is None:
+        return None
+    adapter = model.adapters.single
+    added_tokens = () if adapter is None else adapter.traits.added_tokens
+    return await services.grammars.of(context.known_caller.tenant, constraint, added_tokens)
+
+
+async def checked_grammar(
+    services: Services, tenant: str, text: str, added_tokens: tuple[AddedToken, ...], param: str
+) -> TokenGrammar:
+    """A grammar in the form of `llguidance`, made from the field `param`. Raises InvalidRequestError."""
+    return await services.grammars.of_text(tenant, text, param, added_tokens)
+
 
 _NO_SCHEMA = (
     AttributeError,

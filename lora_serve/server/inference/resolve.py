@@ -13,7 +13,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.noted_template import noted_template
+from lora_serve.adapters.catalog.entry import noted_template
 from lora_serve.adapters.catalog.resolution import Resolution, Selection
 from lora_serve.core.adapter import AdapterRef, AdapterTraits
 from lora_serve.core.config import AdapterConfig
@@ -22,9 +22,8 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import OnCold
 from lora_serve.core.setting_groups.http import RequestLimits
 from lora_serve.core.tenant import Caller
-from lora_serve.server.adapter_set import AdapterMember, AdapterSet
+from lora_serve.server.adapter_set import AdapterMember, AdapterSet, check_composition
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.inference.composition import check_composition
 from lora_serve.server.inference.defaults import NO_DEFAULTS, RequestDefaults, known_defaults
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH
 from lora_serve.server.schemas.generation import SamplingFields

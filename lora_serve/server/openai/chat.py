@@ -12,9 +12,8 @@ from msgspec import UNSET
 from lora_serve.core.messages import PromptEvent, TokenLogprobs
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.inference.constraints import requested_grammar
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt
-from lora_serve.server.inference.reading import answer_reading, asked_tools, read_grammar
+from lora_serve.server.inference.reading import answer_reading, asked_tools, read_grammar, requested_grammar
 from lora_serve.server.inference.requests import TokenLimits, generation_requests
 from lora_serve.server.inference.resolve import ResolvedModel, resolve
 from lora_serve.server.inference.rows import Rows

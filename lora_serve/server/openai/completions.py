@@ -13,8 +13,8 @@ from lora_serve.core.messages import PromptEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.inference.constraints import requested_grammar
 from lora_serve.server.inference.prompts import EncodedPrompt, completion_prompts
+from lora_serve.server.inference.reading import requested_grammar
 from lora_serve.server.inference.requests import TokenLimits, generation_requests
 from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.inference.rows import Rows

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from msgspec import UNSET, Struct
 
+from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import PromptEvent
 from lora_serve.core.request import FinishReason
 from lora_serve.server.answers.json_answer import compact
@@ -16,6 +19,9 @@ from lora_serve.server.openai.answering import AnswerBody
 from lora_serve.server.openai.chat import ChatBody
 from lora_serve.server.schemas.answers import generation as wire
 from lora_serve.server.schemas.answers.responses import MessageEvent, ResponseEvent
+from lora_serve.server.schemas.fields import marked
+from lora_serve.server.schemas.generation import ChatFields
+from lora_serve.server.schemas.request import RequestFields
 from lora_serve.text.output import Piece
 
 Event = ResponseEvent | MessageEvent
@@ -168,3 +174,29 @@ class TranslatedBody(AnswerBody):
         if self._is_open:
             self._is_open = False
             yield from self.closed(self.items[-1])
+
+
+@contextmanager
+def with_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename the fields of a chat in errors. `names`: a chat's, longer ones first -> the caller's."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise _renamed(error, names) from error
+
+
+def _renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
+    """In the name of the field, and in the message where it stands in backquotes or is advised to be lowered."""
+    message, param = str(error), error.param or ""
+    for old, new in names.items():
+        whole = re.escape(old) + ("" if old.endswith(".") else r"(?!\w)")
+        message = re.sub(rf"(?<=[`\]]){whole}|(?<=lower ){whole}", new, message)
+        param = re.sub(whole if old.startswith(".") else f"^{whole}", new, param)
+    return InvalidRequestError(message, param=param or None, code=error.code)
+
+
+def fields_in_common(schema: type[RequestFields], translated: frozenset[str]) -> tuple[str, ...]:
+    """Names that are passed on to a chat as they came: those that work in both, but for `translated`."""
+    chat, own = ChatFields.model_fields, schema.model_fields
+    unserved = marked(chat).keys() | marked(own).keys()
+    return tuple(name for name in chat if name in own and name not in unserved | translated)

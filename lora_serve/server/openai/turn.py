@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,10 +11,40 @@ from typing import Any
 from lora_serve.core.request import FinishReason
 from lora_serve.server.inference.reading import AnswerReading
 from lora_serve.server.schemas.answers import generation as wire
-from lora_serve.text.json_end import JsonEnd
 from lora_serve.text.past_calls import CallForm, written_id
 from lora_serve.text.reasoning.base import ReasoningText
 from lora_serve.text.tool_calls.base import CallArguments, CallStarted, ContentText, ToolEvent
+
+_SIGNS = re.compile(r'["\\{}\[\]]')
+
+
+class JsonEnd:
+    """Watches the text of one JSON object or list; `is_reached` once its last bracket came."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_string = False
+        self._skipped = -1  # place of a character behind a backslash, counted from the next piece's beginning
+        self.is_reached = False
+
+    def feed(self, piece: str) -> None:
+        """Add a piece of the text."""
+        if not piece:
+            return
+        skipped = self._skipped
+        for found in _SIGNS.finditer(piece):
+            if found.start() == skipped:
+                continue
+            sign = found.group()
+            if sign == '"':
+                self._is_string = not self._is_string
+            elif sign == "\\":
+                skipped = found.end()
+            elif not self._is_string:
+                self._depth += 1 if sign in "{[" else -1
+                self.is_reached |= self._depth <= 0
+        self._skipped = 0 if skipped == len(piece) else -1
+
 
 CALLED = "tool_calls"  # OpenAI's word for the end of a turn that calls tools
 

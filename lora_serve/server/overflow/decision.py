@@ -23,10 +23,9 @@ from lora_serve.engine.queue_gate import WaitForecast
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.background.tasks import running
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.overflow.asking import can_leave
-from lora_serve.server.overflow.breaker import State
-from lora_serve.server.overflow.neighbour import HEADER, Neighbour
+from lora_serve.server.overflow.neighbour import HEADER, Neighbour, State
 from lora_serve.server.overflow.outcome import OverflowMetrics
+from lora_serve.server.overflow.reading import can_leave
 from lora_serve.server.overflow.way import Asked, Way
 
 LEAST_PATIENCE = 1.0  # seconds

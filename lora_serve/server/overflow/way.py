@@ -17,10 +17,9 @@ from lora_serve.core.errors import NeighbourLostError, RequestTimeoutError
 from lora_serve.core.messages import Event, FinishEvent, PromptEvent, Timings
 from lora_serve.core.request import InferenceRequest
 from lora_serve.server.context import RequestContext
-from lora_serve.server.overflow.asking import completion_body, embedding_body, salt_of
 from lora_serve.server.overflow.neighbour import Neighbour
 from lora_serve.server.overflow.outcome import NeighbourError, Outcome, OverflowMetrics
-from lora_serve.server.overflow.reading import tokens_of, vector_of
+from lora_serve.server.overflow.reading import completion_body, embedding_body, salt_of, tokens_of, vector_of
 
 _log = logging.getLogger(__name__)
 Here = Callable[[InferenceRequest], AsyncGenerator[Event, None]]

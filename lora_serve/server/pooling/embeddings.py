@@ -13,8 +13,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.inference.resolve import resolve
-from lora_serve.server.pooling.inputs import read_inputs
-from lora_serve.server.pooling.pooled import PoolingUsage, Vector, pool
+from lora_serve.server.pooling.inputs import PoolingUsage, Vector, pool, read_inputs
 from lora_serve.server.schemas.pooling import EmbeddingFields
 from lora_serve.server.services import SERVICES
 

@@ -12,8 +12,7 @@ from lora_serve.core.setting_groups.adapters import AdapterTierSettings
 from lora_serve.core.setting_groups.engine import MIN_TARGET_MS, BatchLimits
 from lora_serve.core.tenant import MAX_LIMIT, NO_LIMITS, TENANT_LIMITS, Quota, Role
 from lora_serve.server.schemas.answers.base import with_fields_of
-from lora_serve.server.schemas.fields import Bytes, Fields, Name, as_bytes
-from lora_serve.server.schemas.markers import Refused
+from lora_serve.server.schemas.fields import Bytes, Fields, Name, Refused, as_bytes
 
 MAX_LABEL = 200
 MAX_EXPIRY = 10 * 366 * 86400  # seconds

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
@@ -11,10 +14,13 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     StringConstraints,
     ValidationInfo,
     WithJsonSchema,
 )
+from pydantic_core import CoreSchema, core_schema
 
 from lora_serve.core.setting_groups.http import RequestLimits
 from lora_serve.core.setting_texts import parse_bytes
@@ -180,3 +186,66 @@ AllowedIds = Annotated[list[TokenId], FailFast(), AfterValidator(check_allowed_i
 BadWords = Annotated[list[str], FailFast(), AfterValidator(check_bad_words)]
 NumChoices = Annotated[int, Field(ge=1), AfterValidator(check_n)]
 NumLogprobs = Annotated[int, Field(ge=-1), AfterValidator(check_logprobs)]  # -1: the whole vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that would change the answer, so that a request with it is refused: all values but `harmless` are.
+
+    `why` is said to the caller: it begins with a verb or a noun and says what to do instead.
+    """
+
+    why: str
+    harmless: tuple[Any, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"description": f"refused: {self.why}"}
+
+    def check(self, value: Any) -> Any:
+        """Raises ValueError."""
+        if any(value == item and type(value) is type(item) for item in self.harmless):
+            return value
+        raise ValueError(self.why)
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A field that does not change what the caller gets; `why` says why not."""
+
+    why: str
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"description": f"ignored: {self.why}"}
+
+
+def standing(field: Any) -> Refused | Ignored | None:
+    """The mark of a model's field; None: it works."""
+    found = [mark for mark in field.metadata if isinstance(mark, Refused | Ignored)]
+    return found[0] if found else None
+
+
+def marked(fields: Mapping[str, Any]) -> dict[str, Refused | Ignored]:
+    """The fields of a model that bear a mark, by name."""
+    return {name: mark for name, field in fields.items() if (mark := standing(field)) is not None}
+
+
+TOKEN_ID_NAMES = frozenset(
+    ("prompt", "input", "tokens", "token_ids")
+)  # fields that may hold as many integers as a body can
+
+
+@functools.cache
+def known_names() -> frozenset[str]:
+    """The names of all fields that some route reads; others are ignored. Call it once every schema is imported."""
+    return frozenset[str]().union(*map(_read_names, _below(Fields)))
+
+
+def _read_names(schema: type[Fields]) -> list[str]:
+    return [name for name, field in schema.model_fields.items() if not isinstance(standing(field), Ignored)]
+
+
+def _below(schema: type[Fields]) -> list[type[Fields]]:
+    return [schema, *(found for child in schema.__subclasses__() for found in _below(child))]

@@ -24,8 +24,8 @@ from lora_serve.server.schemas.fields import (
     TextOrObject,
     without_null,
 )
+from lora_serve.server.schemas.request import UnservedChatFields, UnservedCompletionFields, UnservedFields
 from lora_serve.server.schemas.structured import StructuredFields
-from lora_serve.server.schemas.unserved import UnservedChatFields, UnservedCompletionFields, UnservedFields
 
 MAX_TOKENS = 2**31 - 1
 

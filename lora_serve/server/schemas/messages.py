@@ -9,18 +9,18 @@ from pydantic import BeforeValidator, Field
 from lora_serve.server.schemas.fields import (
     Documents,
     Fields,
+    Ignored,
     ObjectOrNull,
     Objects,
     ObjectsOrNull,
+    Refused,
     Stops,
     TemplateValues,
     User,
     without_null,
 )
 from lora_serve.server.schemas.generation import MAX_TOKENS, AnswerFields
-from lora_serve.server.schemas.markers import Ignored, Refused
-from lora_serve.server.schemas.request import RequestFields
-from lora_serve.server.schemas.unserved import UnservedChatFields
+from lora_serve.server.schemas.request import RequestFields, UnservedChatFields
 
 _ONE_ANSWER = "one answer is given here: send several requests, or use /v1/chat/completions"
 _NOT_SHOWN = "answers here have no place for it: use /v1/chat/completions"

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lora_serve.server.schemas.fields import MAX_SALT_LENGTH, ObjectsOrNull, TemplateValues
-from lora_serve.server.schemas.markers import Ignored, Refused
-from lora_serve.server.schemas.unserved import NO_MEDIA, UnservedInputFields
+from lora_serve.server.schemas.fields import MAX_SALT_LENGTH, Ignored, ObjectsOrNull, Refused, TemplateValues
+from lora_serve.server.schemas.request import NO_MEDIA, UnservedInputFields
 
 MAX_INT = 2**31 - 1
 _NO_TEXT = "the answer is numbers, which no schema or grammar holds: leave it out"

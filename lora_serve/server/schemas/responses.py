@@ -9,16 +9,17 @@ from pydantic import BeforeValidator, Field
 from lora_serve.server.schemas.fields import (
     Documents,
     Fields,
+    Ignored,
     NumLogprobs,
     ObjectOrNull,
     ObjectsOrNull,
+    Refused,
     TemplateValues,
     TextOrObject,
     without_null,
 )
 from lora_serve.server.schemas.generation import MAX_TOKENS, AnswerFields
-from lora_serve.server.schemas.markers import Ignored, Refused
-from lora_serve.server.schemas.unserved import UnservedChatFields
+from lora_serve.server.schemas.request import UnservedChatFields
 
 _NO_STORE = "answers are not stored: send all former items in `input`"
 _ONE_ANSWER = "one answer is given here: send several requests, or use /v1/chat/completions"

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.fields import MAX_NAME_LENGTH, Fields, ObjectOrNull
-from lora_serve.server.schemas.markers import Ignored
+from lora_serve.server.schemas.fields import MAX_NAME_LENGTH, Fields, Ignored, ObjectOrNull
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
 
 MAX_DESCRIPTION = 4096  # characters

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.fields import MAX_SALT_LENGTH, Objects, without_null
+from lora_serve.server.schemas.fields import MAX_SALT_LENGTH, Ignored, Objects, Refused, without_null
 from lora_serve.server.schemas.generation import ChatFields, StreamOptions
-from lora_serve.server.schemas.markers import Ignored, Refused
 from lora_serve.server.schemas.request import NamingFields, RequestFields
 
 MAX_TOKEN_IDS = 2_000_000

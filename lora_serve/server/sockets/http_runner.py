@@ -20,8 +20,8 @@ from aiohttp.web_request import BaseRequest
 
 from lora_serve.server.answers.errors import WireError
 from lora_serve.server.context import secure
-from lora_serve.server.sockets.client_faults import is_clients_fault, log_clients_fault
 from lora_serve.server.sockets.half_closed import Answering, HalfClosed
+from lora_serve.server.sockets.listener import is_clients_fault, log_clients_fault
 
 READ_BYTES = 2**14  # of a connection, at once; an upload of 400 MiB costs the loop 0.95 s with it, 0.6 s with 2**15
 _NOTHING = Answering(is_complete=False, has_begun=False, may_be_asked=False)  # no request is there, and none will be

@@ -12,6 +12,9 @@ import logging
 import socket
 from typing import Any
 
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.tenancy.authentication.authenticator import auth_required, is_loopback
@@ -81,3 +84,29 @@ def warn_of_exposure(config: ServerConfig, listener: socket.socket) -> None:
         logger.warning("anybody who can reach %s may use the models: --auth off", address)
     if config.ssl_certfile is None:
         logger.warning("keys and prompts to %s are not encrypted here: --ssl-certfile, or a proxy before it", address)
+
+
+_log = logging.getLogger(__name__)
+# A body cut short or badly encoded; broken HTTP; a connection that is gone (TLS included).
+_CLIENTS = (web.RequestPayloadError, HttpProcessingError, ConnectionError, asyncio.IncompleteReadError, TimeoutError)
+
+
+def is_clients_fault(error: object) -> bool:
+    """True if a client alone is the cause."""
+    return isinstance(error, _CLIENTS)
+
+
+def log_clients_fault(error: object) -> None:
+    """Log the error's class only: its text may quote what was sent."""
+    _log.info("a request could not be read to its end: %s", type(error).__name__)
+
+
+def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """The event loop's exception handler."""
+    error = context.get("exception")
+    if is_clients_fault(error):
+        log_clients_fault(error)
+    elif isinstance(error, OSError) and error.errno in SHORT and "accept" in str(context.get("message")):
+        _log.warning("newcomers have to wait: %s (ulimit -n)", error.strerror)
+    else:
+        loop.default_exception_handler(context)

@@ -8,8 +8,7 @@ from dataclasses import replace
 from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.core.errors import AuthenticationError, ConflictError
 from lora_serve.core.tenant import ApiKey, Tenant
-from lora_serve.tenancy.directory.keys import REVOKED
-from lora_serve.tenancy.directory.state import KEY, TENANT, DirectoryState, saved, saved_uses
+from lora_serve.tenancy.directory.state import KEY, REVOKED, TENANT, DirectoryState, saved, saved_uses
 
 MAX_KEYS = 1000  # of one tenant that open something
 KEPT = 30 * 86400.0  # seconds for which a revoked key is still listed

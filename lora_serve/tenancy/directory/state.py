@@ -2,16 +2,88 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import logging
+import re
+import secrets
+import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+import msgspec
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.core.errors import NotFoundError, UnreadableRecordError
-from lora_serve.core.tenant import ApiKey, Tenant
-from lora_serve.tenancy.directory.documents import document_of, key_of, tenant_of, times_of
+from lora_serve.core.tenant import MAX_LIMIT, ApiKey, Quota, Tenant, check_tenant_name
+
+_HEX = re.compile(r"[0-9a-f]{64}\Z")
+_LATER = ("offload",)  # fields that the records of earlier versions do not have: nobody had forbidden it
+_log = logging.getLogger(__name__)
+Record = TypeVar("Record", Tenant, ApiKey)
+
+
+def document_of(record: Tenant | ApiKey) -> str:
+    """The record as text."""
+    shown = asdict(record)
+    shown["quota"] = limits_of(record.quota)
+    return json.dumps(shown, separators=(",", ":"))
+
+
+def limits_of(quota: Quota) -> dict[str, int]:
+    """The limits that there are, by name."""
+    return {name: limit for name, limit in asdict(quota).items() if limit is not None}
+
+
+def tenant_of(name: str, text: str) -> Tenant | None:
+    """The record in a text; None, and a line in the log, for a text that no server has written."""
+    return _read(Tenant, name, text)
+
+
+def key_of(key_id: str, text: str) -> ApiKey | None:
+    """The record in a text; None, and a line in the log, for a text that no server has written."""
+    return _read(ApiKey, key_id, text)
+
+
+def times_of(text: str) -> dict[str, float]:
+    """When keys were last used, by id; what makes no sense is left out."""
+    try:
+        found = json.loads(text)
+        return {key_id: float(time) for key_id, time in found.items() if isinstance(time, int | float)}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}
+
+
+def _read(kind: type[Record], name: str, text: str) -> Record | None:
+    try:
+        record = msgspec.json.decode(text, type=kind)
+        _check(record, name, msgspec.json.decode(text))
+    except Exception as error:
+        # Whatever it is, this one opens nothing, its name is held, and the others go on. Nothing of its text is shown.
+        word, reason = "tenant" if kind is Tenant else "key", type(error).__name__
+        held = "requests get a 503 and nobody takes its name until it is restored, or the admin deletes it"
+        _log.error("the record of the %s %.128r cannot be read and is left out (%s): %s", word, name, reason, held)
+        return None
+    return record
+
+
+def _check(record: Tenant | ApiKey, name: str, found: Mapping[str, Any]) -> None:
+    """Raises ValueError or RequestError for values that no server writes; their types are right already."""
+    own_name, tenant = (record.id, record.tenant) if isinstance(record, ApiKey) else (record.name, record.name)
+    check_tenant_name(tenant)
+    is_right = (
+        own_name == name
+        and (isinstance(record, Tenant) or _HEX.match(record.digest) is not None)
+        # A default would open more than was meant.
+        and all(field.name in found for field in fields(record) if field.name not in _LATER)
+        and all(0 <= limit <= MAX_LIMIT for limit in limits_of(record.quota).values())
+    )
+    if not is_right:
+        raise ValueError
+
 
 TENANT, KEY, USED = "tenant:", "key:", "used:"
 
@@ -112,3 +184,41 @@ def _put(table: dict[str, Any], name: str, text: str | None, parse: Callable[[st
     else:
         table[name] = record
     return text is None or record is not None
+
+
+WRONG = "The API key is not valid."
+REVOKED = "The API key was revoked."
+EXPIRED = "The API key has expired."
+ID_LENGTH = 12
+IN_TEXT = re.compile(rf"\bls-([A-Za-z0-9_]{{{ID_LENGTH}}})-[A-Za-z0-9_-]{{20,}}")  # a secret, whole or nearly
+_ALPHABET = string.ascii_lowercase + string.digits
+_SECRET = re.compile(rf"ls-([a-z0-9]{{{ID_LENGTH}}})-[A-Za-z0-9_-]{{43}}\Z")
+_NOBODY = hashlib.sha256(b"").hexdigest()  # what is compared where there is no key: it is no secret's
+
+
+def new_secret() -> tuple[str, str]:
+    """A key's id, and the whole secret `ls-<id>-<43 base64url characters>`."""
+    key_id = "".join(secrets.choice(_ALPHABET) for _ in range(ID_LENGTH))
+    return key_id, f"ls-{key_id}-{secrets.token_urlsafe(32)}"
+
+
+def digest_of(secret: str) -> str:
+    """SHA-256, hex. The secret has 256 random bits, so that no slow hash is needed."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def id_in(secret: str) -> str | None:
+    """The id in a secret; None if the text has not the form of a secret."""
+    match = _SECRET.match(secret)
+    return match[1] if match else None
+
+
+def without_secrets(text: str) -> str:
+    """The text with the ids of its secrets in their place."""
+    return IN_TEXT.sub(r"ls-\1-***", text)
+
+
+def opens(key: ApiKey | None, secret: str) -> bool:
+    """True if the secret is this key's. Takes the same time if there is no key."""
+    is_equal = hmac.compare_digest(digest_of(secret), _NOBODY if key is None else key.digest)
+    return is_equal and key is not None

@@ -27,7 +27,7 @@ from lora_serve.core.request import TokenGrammar
 from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.core.stats import ConstraintStats
 from lora_serve.engine.constraints import GrammarCompiled
-from lora_serve.text.grammars.compiling import parser_limits
+from lora_serve.text.grammars.checking import parser_limits
 from lora_serve.text.grammars.vocabulary import Vocabularies
 
 MAX_COMPILED = 64  # grammars that are remembered

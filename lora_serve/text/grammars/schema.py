@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from lora_serve.text.grammars.cost import SchemaCost
-from lora_serve.text.grammars.faults import refused
-from lora_serve.text.grammars.pointers import Place
+from lora_serve.text.grammars.constraint import refused
+from lora_serve.text.grammars.cost import Place, SchemaCost
 
 KNOWN_FORMATS = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))  # by llguidance, exactly
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"

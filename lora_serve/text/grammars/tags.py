@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.text.grammars.faults import refused
+from lora_serve.text.grammars.constraint import refused
 
 MAX_TAGS = 256
 MAX_DEPTH = 20  # of formats inside one another

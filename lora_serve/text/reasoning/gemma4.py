@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.text.reasoning.parts.between import BetweenMarkers
+from lora_serve.text.reasoning.base import BetweenMarkers
 
 
 class Format(BetweenMarkers):

@@ -5,7 +5,7 @@ Source: cookbook.openai.com/articles/openai-harmony. Calls in its `commentary` c
 
 from __future__ import annotations
 
-from lora_serve.text.reasoning.parts.between import BetweenMarkers
+from lora_serve.text.reasoning.base import BetweenMarkers
 
 _FINAL = "<|channel|>final<|message|>"
 

@@ -13,10 +13,8 @@ from lora_serve.text.pieces import Reading
 from lora_serve.text.tool_calls.base import Tool, ToolCallFormat, ToolCallParser
 from lora_serve.text.tool_calls.parts.call_object import Outcome
 from lora_serve.text.tool_calls.parts.json_text import MAX_SHORT
-from lora_serve.text.tool_calls.parts.lark import lark, quoted, value_of
-from lora_serve.text.tool_calls.parts.literals import inner_json
-from lora_serve.text.tool_calls.parts.members import members_of, sequence
-from lora_serve.text.tool_calls.parts.python_literals import PythonLiterals
+from lora_serve.text.tool_calls.parts.lark import lark, members_of, quoted, sequence, value_of
+from lora_serve.text.tool_calls.parts.literals import PythonLiterals, inner_json
 from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
 
 _START, _END = "<|python_start|>", "<|python_end|>"

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from lora_serve.adapters.catalog.documents import document_of, entry_of
-from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
+from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry, document_of, entry_of
 from lora_serve.core.adapter import AdapterTraits
 
 VERSION = VersionEntry(1, "sha256:" + "0" * 64, 2, 100, {"targets": ["q_proj"]}, "upload", 1.5)

@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.follower import Follower
+from lora_serve.adapters.catalog.ledger import Follower
 from lora_serve.core.errors import AdapterUnavailableError
 from tests.catalog_versions import version
 
@@ -20,7 +20,7 @@ PATIENCE = 30.0  # seconds, of a test that fails
 NOBODY_CLOSES = """
 from types import SimpleNamespace
 from threading import Event
-from lora_serve.adapters.catalog.follower import Follower
+from lora_serve.adapters.catalog.ledger import Follower
 journal, read = Event(), Event()
 Follower(SimpleNamespace(is_away=False, num_losses=0, wait=journal.wait, refresh=read.set), lambda: None).start()
 assert read.wait(30)

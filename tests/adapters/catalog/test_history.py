@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from lora_serve.adapters.catalog.blob_leases import CatalogHistory
 from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, text_of
 from lora_serve.adapters.catalog.edits import new_entry
-from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.journals.base import Page, Position
-from lora_serve.adapters.catalog.startup_check import check_own_catalog, note_position
+from lora_serve.adapters.catalog.opening import check_own_catalog, note_position
 from lora_serve.adapters.catalog.state import CatalogState
 from tests.catalog_versions import digest, version
 

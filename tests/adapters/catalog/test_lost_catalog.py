@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_of, text_of
-from lora_serve.adapters.catalog.blob_writer import sync_records
+from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_of, sync_records, text_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.opening import open_catalog
@@ -23,7 +22,7 @@ from lora_serve.adapters.maintenance.rebuild import rebuild_folder
 from lora_serve.adapters.maintenance.registries import open_registry
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import open_storage
-from lora_serve.adapters.stores import orphans, record_files
+from lora_serve.adapters.stores import record_files
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.cli import main
 from lora_serve.core.config import AdapterConfig
@@ -232,9 +231,9 @@ def test_what_is_kept_aside_goes_when_its_term_is_over_and_not_before(
     store = DiskStore(filled.store)
     num_blobs = len(store.digests())
     assert store.sweep(frozenset(), lambda *_: False, 30) == num_blobs
-    now = orphans.time.time()
+    now = record_files.time.time()
     for days, left in ((29.9, num_blobs), (30.1, 0)):
-        monkeypatch.setattr(orphans.time, "time", lambda days=days: now + 86400 * days)
+        monkeypatch.setattr(record_files.time, "time", lambda days=days: now + 86400 * days)
         assert store.sweep(frozenset(), lambda *_: False, 0) == num_blobs  # 0: for ever
         assert store.sweep(frozenset(), lambda *_: False, 30) == left
         assert DiskStore(filled.store).sweep(frozenset(), lambda *_: False, 30) == left

@@ -12,8 +12,8 @@ import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary
-from lora_serve.adapters.catalog.follower import Follower
 from lora_serve.adapters.catalog.journals import redis as redis_journal
+from lora_serve.adapters.catalog.ledger import Follower
 from lora_serve.adapters.catalog.opening import MIRROR_NAME, open_catalog
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError
 from tests.catalog_versions import digest, version

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.catalog.documents import document_of, entry_of
-from lora_serve.adapters.catalog.entry import VersionEntry
+from lora_serve.adapters.catalog.entry import VersionEntry, document_of, entry_of
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.maintenance.merging import MergeOutcome, merge
+from lora_serve.adapters.maintenance.transfer import MergeOutcome, merge
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 
 

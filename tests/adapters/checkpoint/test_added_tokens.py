@@ -27,7 +27,7 @@ from lora_serve.adapters.checkpoint.added_tokens import (
     write_added_tokens,
 )
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter, BoundTokens
-from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.content import ADDED_TOKENS_NAME, adapter_digest
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.record_files import is_record

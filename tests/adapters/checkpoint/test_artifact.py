@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.adapters.checkpoint.weights.values import check_values
+from lora_serve.adapters.checkpoint.content import adapter_digest
+from lora_serve.adapters.registration.validation import check_values
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 

@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.catalog.documents import document_of, entry_of
-from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
-from lora_serve.adapters.catalog.noted_template import KEY, note_of, noted_template, vouched
+from lora_serve.adapters.catalog.entry import (
+    KEY,
+    CatalogEntry,
+    Route,
+    VersionEntry,
+    document_of,
+    entry_of,
+    note_of,
+    noted_template,
+    vouched,
+)
 from lora_serve.adapters.checkpoint.chat_template import (
     BaseTemplates,
     ChatTemplates,
@@ -19,8 +27,7 @@ from lora_serve.adapters.checkpoint.chat_template import (
     examine_template,
     read_kept,
 )
-from lora_serve.adapters.checkpoint.content import read_content
-from lora_serve.adapters.checkpoint.digest import CHAT_TEMPLATE_NAME, adapter_digest, content_names
+from lora_serve.adapters.checkpoint.content import CHAT_TEMPLATE_NAME, adapter_digest, content_names, read_content
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.redis import RedisStore

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
+from lora_serve.adapters.checkpoint.module_patterns import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.targets import saved_whole, targeted, targeted_parameters
 

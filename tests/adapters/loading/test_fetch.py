@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lora_serve.adapters.checkpoint.content import read_content
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, adapter_digest, read_content
 from lora_serve.adapters.checkpoint.weights.reading import parse_checked
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.loading.fetch import fetch_timed

@@ -27,7 +27,7 @@ from lora_serve.core.tenant import Role
 from lora_serve.tenancy.accounting import open_accounting
 from lora_serve.tenancy.audit.journal import Act
 from lora_serve.tenancy.authentication.admin_key import load_admin_key
-from lora_serve.tenancy.directory.opening import open_directory
+from lora_serve.tenancy.directory.directory import open_directory
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 from tests import registries
 

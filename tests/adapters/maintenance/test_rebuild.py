@@ -11,20 +11,19 @@ from pathlib import Path
 import pytest
 import redis
 
+from lora_serve.adapters.catalog.blob_leases import CatalogHistory
 from lora_serve.adapters.catalog.blob_records import BlobRecord
-from lora_serve.adapters.catalog.branches import merge_branches
 from lora_serve.adapters.catalog.edits import new_entry
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.journals.base import Page, Position
+from lora_serve.adapters.catalog.opening import merge_branches
 from lora_serve.adapters.catalog.state import CatalogState, Lineage, lineage_change
-from lora_serve.adapters.checkpoint.digest import file_sha256
+from lora_serve.adapters.checkpoint.content import file_sha256
 from lora_serve.adapters.maintenance import rebuild as rebuilding
 from lora_serve.adapters.maintenance.blob_copier import BlobCopier
-from lora_serve.adapters.maintenance.integrity import NotCopyableError, bad_blobs
 from lora_serve.adapters.maintenance.rebuild import RebuildReport, accept_folder, rebuild_folder, rebuild_redis
 from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome
-from lora_serve.adapters.maintenance.registries import open_registry
+from lora_serve.adapters.maintenance.registries import NotCopyableError, bad_blobs, open_registry
 from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores.disk import DiskStore, is_sound
 from lora_serve.cli import main
@@ -179,7 +178,7 @@ def test_file_of_holes_without_an_end_is_broken_and_not_read(
         assert path.stat().st_size < 2**20
         return file_sha256(path)
 
-    monkeypatch.setattr("lora_serve.adapters.checkpoint.digest.file_sha256", read)
+    monkeypatch.setattr("lora_serve.adapters.checkpoint.content.file_sha256", read)
     digest = f"sha256:{broken.name}"
     assert not is_sound(broken, digest)
     with open_registry(registries.at(store), is_source=True) as place:

@@ -19,9 +19,15 @@ from msgspec.structs import replace
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.state import saved
-from lora_serve.adapters.maintenance.merging import MergeOutcome
 from lora_serve.adapters.maintenance.registries import open_registry
-from lora_serve.adapters.maintenance.transfer import MARK, Transfer, TransferReport, finish_export, open_ends
+from lora_serve.adapters.maintenance.transfer import (
+    MARK,
+    MergeOutcome,
+    Transfer,
+    TransferReport,
+    finish_export,
+    open_ends,
+)
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.record_files import is_record
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore

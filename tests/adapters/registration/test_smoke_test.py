@@ -12,11 +12,11 @@ import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
+from lora_serve.adapters.checkpoint.module_patterns import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.registration.registry import Registry
-from lora_serve.adapters.registration.smoke_test import MAX_SMOKE_TEST_TOKENS, check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.registration.summary import base_warnings
+from lora_serve.adapters.registration.verification import MAX_SMOKE_TEST_TOKENS, check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig

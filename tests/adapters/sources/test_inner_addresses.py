@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
-from lora_serve.adapters.sources.intake import no_progress
-from lora_serve.adapters.sources.timeouts import Timeouts
+from lora_serve.adapters.sources.base import no_progress
+from lora_serve.adapters.sources.connections import Timeouts
 from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError
 from tests.certificates import make_certificate
 from tests.http_thread import serving

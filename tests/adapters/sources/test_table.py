@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.checkpoint.digest import SIDE_NAMES
+from lora_serve.adapters.checkpoint.content import SIDE_NAMES
 from lora_serve.adapters.sources import table
-from lora_serve.adapters.sources.intake import Intake, Progress
+from lora_serve.adapters.sources.base import Intake, Progress
 from lora_serve.adapters.sources.table import MAX_LENGTH, SourceTable, build_sources
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import (

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
-from lora_serve.adapters.sources.url_rules import join_url, parse_url
+from lora_serve.adapters.sources.archive_url import ArchiveUrlSource, join_url, parse_url
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 
 ALLOWED = "https://models.acme.com/adapters"

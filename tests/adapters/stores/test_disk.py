@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lora_serve.adapters import regular_file
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.stores import files
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.errors import AdapterUnavailableError

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.checkpoint import digest as digest_module
-from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint import content as digest_module
+from lora_serve.adapters.checkpoint.content import WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.stores import disk, files
 from lora_serve.adapters.stores.disk import MAX_QUARANTINED, DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore

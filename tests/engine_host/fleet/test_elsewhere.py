@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
 from lora_serve.adapters.stores.disk import DiskStore
@@ -30,9 +30,8 @@ from lora_serve.client.wire import body_of, to_engine
 from lora_serve.core.blob_messages import PIECE_BYTES, CloseBlob, OpenBlob, Piece, ReadPiece, WritePiece
 from lora_serve.core.errors import AdapterUnavailableError, StoreUnwritableError
 from lora_serve.core.messages import AdapterSize, FromEngine, Reply, ToEngine
-from lora_serve.engine_host.fleet import content_server, replica_blobs
-from lora_serve.engine_host.fleet.blobs import FleetBlobs
-from lora_serve.engine_host.fleet.content_server import ContentServer
+from lora_serve.engine_host.fleet import blobs, replica_blobs
+from lora_serve.engine_host.fleet.blobs import ContentServer, FleetBlobs
 from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
 from lora_serve.engine_host.verifier import RemoteValidator
 from tests.client.ray.fake_fleet import LIMITS, FakeFleet, FakeReplica
@@ -310,7 +309,7 @@ async def test_folder_whose_files_cannot_be_listed_is_let_go_with_the_error(
     def broken(folder: Path) -> list[str]:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(content_server, "content_names", broken)
+    monkeypatch.setattr(blobs, "content_names", broken)
     store, answers = DiskStore(tmp_path / "store"), asyncio.Queue[Reply]()
     store.put(digest, tmp_path / "adapter")
     held = Held(store, monkeypatch)

@@ -14,9 +14,8 @@ import trustme
 from lora_serve.client.ray import stream as ends
 from lora_serve.client.ray.stream import FrameStream, Place
 from lora_serve.client.wire import head_of
-from lora_serve.engine_host.fleet import entrance
-from lora_serve.engine_host.fleet.entrance import Entrance
-from lora_serve.engine_host.fleet.gateways import Way
+from lora_serve.engine_host.fleet import gateways
+from lora_serve.engine_host.fleet.gateways import Entrance, Way
 
 HOST = "127.0.0.1"
 PATIENCE = 5.0
@@ -129,7 +128,7 @@ async def test_name_that_is_inside_already_is_thrown_out(replica: Replica) -> No
 
 
 async def test_strangers_are_thrown_out(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entrance, "ARRIVAL_SECONDS", 0.2)
+    monkeypatch.setattr(gateways, "ARRIVAL_SECONDS", 0.2)
     place = replica.entrance.place
     assert await thrown_out(place, bytes(ends.TICKET_BYTES) + NAME)
     assert await thrown_out(place, place.ticket[:-1])  # says no more, and not all

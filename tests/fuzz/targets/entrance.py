@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lora_serve.client.wire import body_of, frame_of, head_of
-from lora_serve.engine_host.fleet.entrance import Entrance, _Arrival
-from lora_serve.engine_host.fleet.gateways import Gateways, Way
+from lora_serve.engine_host.fleet.gateways import Entrance, Gateways, Way, _Arrival
 from tests.client.test_wire import TO_ENGINE
 from tests.fuzz.mutating import Bytes
 

@@ -22,7 +22,7 @@ from lora_serve.adapters.checkpoint.chat_template import (
     examine_template,
     read_kept,
 )
-from lora_serve.adapters.checkpoint.digest import (
+from lora_serve.adapters.checkpoint.content import (
     CHAT_TEMPLATE_NAME,
     TEMPLATE_NAME,
     TOKENIZER_CONFIG_NAME,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.model.native import compiler, levels, library
+from lora_serve.model.native import compiler, library
 from tests.model.fusion.test_fuse import FUSED, fused_kinds
 from tests.model.fusion.test_row_alone import (
     NAMES,
@@ -25,7 +25,7 @@ from tests.model.native.conftest import QUICK, flags_of
 from tests.oracle import save_tiny_model
 from tests.tiers import by_tier
 
-_LOWEST = levels.available()[:2][-1].flags  # with fused multiply-adds, AVX2's on x86
+_LOWEST = compiler.available()[:2][-1].flags  # with fused multiply-adds, AVX2's on x86
 # By the order of the sums of bfloat16 products: those of an AVX2 processor, in vectors of its own and in longer ones.
 PORTABLE: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "dot": ((*_LOWEST, "-DLANES=8"), (*_LOWEST, "-DLANES=16")),
@@ -74,7 +74,7 @@ def rows_of_bfloat16(folders: tuple[Path, dict[str, Path]]) -> list[object]:
 def test_portable_kernels_give_the_bits_of_the_processors_own_instructions(
     order: str, folders: tuple[Path, dict[str, Path]], builds: Path
 ) -> None:
-    own = [level.flags for level in levels.available() if level.multiplies_bfloat16 and level.bfloat16_order == order]
+    own = [level.flags for level in compiler.available() if level.multiplies_bfloat16 and level.bfloat16_order == order]
     portable = by_tier(PORTABLE[order][: None if not own else 1], PORTABLE[order])
     found = {}
     for flags in (*portable, *own):

@@ -18,7 +18,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
 from lora_serve.model.loading.frozen_model import LoadedModel, load_frozen, read_model_config
 from lora_serve.model.loading.number_type import number_type, stored_type
-from lora_serve.model.native import compiler, levels, library
+from lora_serve.model.native import compiler, library
 from tests.oracle import load_plain, save_tiny_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -28,7 +28,7 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 @pytest.fixture
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor's level, and kernels that load."""
-    monkeypatch.setattr(levels, "current", lambda: levels.LEVELS[request.param])
+    monkeypatch.setattr(compiler, "current", lambda: compiler.LEVELS[request.param])
     monkeypatch.setattr(library, "why_not", lambda device, dtype: None)
 
 
@@ -115,7 +115,7 @@ def test_type_of_most_numbers_is_that_of_the_files(tmp_path: Path) -> None:
 def test_log_and_spec_say_which_numbers_and_kernels_serve(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         found = loaded(model, "float32")
-    level = levels.serving(levels.current(), "float32").name
+    level = compiler.serving(compiler.current(), "float32").name
     assert f"dtype: float32 (as asked); kernels: {level}, compiled here" in caplog.messages
     assert found.spec.kernels is not None
     assert found.spec.kernels == library.description(F32)
@@ -125,13 +125,13 @@ def test_log_and_spec_say_which_numbers_and_kernels_serve(model: Path, caplog: p
 def test_forced_level_serves_and_a_wrong_one_stops_the_start_in_words(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, order in (("generic", "dot"), (levels.available()[-1].name, levels.available()[-1].bfloat16_order)):
-        monkeypatch.setenv(levels.VARIABLE, name)
+    for name, order in (("generic", "dot"), (compiler.available()[-1].name, compiler.available()[-1].bfloat16_order)):
+        monkeypatch.setenv(compiler.VARIABLE, name)
         library.forget()
         spec = loaded(model, "bfloat16").spec
         assert spec.kernels is not None
         assert (spec.kernels.level, spec.kernels.dtype, spec.kernels.order) == (name, "bfloat16", order)
-    monkeypatch.setenv(levels.VARIABLE, "sse9")
+    monkeypatch.setenv(compiler.VARIABLE, "sse9")
     library.forget()
     with pytest.raises(ConfigError, match="LORA_SERVE_KERNELS=sse9: not one of"):
         loaded(model, "float32")

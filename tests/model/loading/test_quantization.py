@@ -20,8 +20,8 @@ from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings, load_settings
 from lora_serve.model.base_model import load_model
 from lora_serve.model.build import ModelParts, build_model
-from lora_serve.model.loading import quantization
-from lora_serve.model.loading.quantization import torchao_scheme
+from lora_serve.model.loading import number_type
+from lora_serve.model.loading.number_type import torchao_scheme
 from tests.local_engine import LocalEngine
 from tests.oracle import logprobs_with_peft, save_adapter, save_tiny_model
 from tests.peft_kinds import save_kind
@@ -164,9 +164,9 @@ def test_all_linear_layers_but_the_head_are_quantised_and_may_be_targeted(
     assert len(loaded.spec.linears) == 2 * 7 + 1
     down = loaded.spec.linears["model.layers.1.mlp.down_proj"]
     assert (down.in_features, down.out_features) == (64, 32)
-    plain = {n for n in loaded.spec.linears if not quantization.is_quantized(loaded.module.get_submodule(n).weight)}
+    plain = {n for n in loaded.spec.linears if not number_type.is_quantized(loaded.module.get_submodule(n).weight)}
     assert plain == {"lm_head"}
-    assert not quantization.is_quantized(loaded.module.get_input_embeddings().weight)
+    assert not number_type.is_quantized(loaded.module.get_input_embeddings().weight)
 
 
 def test_bytes_told_are_those_of_the_packed_weights(llama: Path) -> None:
@@ -204,7 +204,7 @@ def test_int4_rows_in_bfloat16_agree_with_peft_as_far_as_bfloat16_goes(llama: Pa
 def test_int4_on_a_gpu_multiplies_bfloat16_only(llama: Path) -> None:
     config = Settings(model=str(llama), quantization="int4", dtype="float16").part(ModelConfig)
     with pytest.raises(ConfigError, match=r"--dtype float16: --quantization int4 on a GPU"):
-        quantization.plan_quantization(config, object(), torch.device("cuda"))
+        number_type.plan_quantization(config, object(), torch.device("cuda"))
 
 
 def test_gpu_layout_of_int4_needs_no_further_package() -> None:
@@ -217,7 +217,7 @@ def test_gpu_layout_of_int4_needs_no_further_package() -> None:
 
 def test_weights_on_a_gpu_are_quantised_where_they_stay(llama: Path) -> None:
     config = Settings(model=str(llama), quantization="int8").part(ModelConfig)
-    plan = quantization.plan_quantization(config, object(), torch.device("cuda"))
+    plan = number_type.plan_quantization(config, object(), torch.device("cuda"))
     assert plan.arguments["device_map"] == {"": torch.device("cuda")}
 
 
@@ -240,7 +240,7 @@ def test_bitsandbytes_checkpoint_contradicts_every_flag(llama: Path, tmp_path: P
 
 
 def test_missing_bitsandbytes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantization, "is_bitsandbytes_available", lambda: False)
+    monkeypatch.setattr(number_type, "is_bitsandbytes_available", lambda: False)
     stored = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     folder = edit_config(save_tiny_model("llama", tmp_path), quantization_config=stored)
     with pytest.raises(ConfigError, match="pip install bitsandbytes"):
@@ -248,7 +248,7 @@ def test_missing_bitsandbytes_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_missing_torchao_names_the_extra(llama: Path, stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantization, "is_torchao_available", lambda: False)
+    monkeypatch.setattr(number_type, "is_torchao_available", lambda: False)
     with pytest.raises(ConfigError, match=r"--quantization int8: needs torchao.*lora-serve\[quantization\]"):
         build(llama, quantization="int8")
     with pytest.raises(ConfigError, match=r"quantised with torchao: needs torchao.*lora-serve\[quantization\]"):

@@ -15,7 +15,7 @@ from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns, in_arena
 from lora_serve.model.lora.kernels import create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import LoraTokens
+from lora_serve.model.step_context import LoraTokens
 from tests.model.tiny import CPU, MODULE, filled_slots, random_adapter
 
 SHAPE = LinearShape(24, 40)

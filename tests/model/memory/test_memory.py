@@ -20,7 +20,7 @@ from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.step_cost import StepCost
 from lora_serve.model.kv_cache import KVCache, KVShape
-from lora_serve.model.memory.setup import DeviceFacts, Shares, largest_step, limit_of, share_out
+from lora_serve.model.memory_setup import DeviceFacts, Shares, largest_step, limit_of, share_out
 from lora_serve.model.system.device_memory import free_memory, is_out_of_memory, peak_bytes, peak_meter
 from lora_serve.model.system.process import return_freed_memory
 from tests.local_engine import LocalEngine

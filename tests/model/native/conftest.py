@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.model.native import compiler, library
-from lora_serve.model.native.levels import Level
+from lora_serve.model.native.compiler import Level
 
 QUICK = ("-O1", "-fPIC", "-fno-math-errno", "-ffp-contract=fast", "--param=avoid-fma-max-bits=0", "-Wno-psabi")
 BUILDS = {

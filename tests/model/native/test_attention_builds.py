@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora_serve.model.native import compiler, levels, library
+from lora_serve.model.native import compiler, library
 from tests.model.native.test_bfloat16_products import BUILDS
 from tests.model.native.test_paged_attention import CASES, LENGTH, Case
 from tests.tiers import by_tier
@@ -36,7 +36,7 @@ NAMES = [name for name in CASES if name.startswith("bfloat16")]
 def found_by(build: tuple[str, tuple[str, ...]], folder: Path) -> dict[tuple[str, str], torch.Tensor]:
     """The results of all cases by the kernels of a level, with something defined."""
     level, defined = build
-    flags = compiler.flags(levels.LEVELS[level], "bfloat16")
+    flags = compiler.flags(compiler.LEVELS[level], "bfloat16")
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "flags", lambda *_: (*flags, *defined))

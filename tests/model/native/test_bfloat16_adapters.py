@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.model.native import compiler, levels
-from lora_serve.model.step.step_context import PIECE
+from lora_serve.model.native import compiler
+from lora_serve.model.step_context import PIECE
 from tests.model.native.test_bfloat16_products import (
     BUILDS,
     NUMBERS,
@@ -63,7 +63,7 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Build]:
 
 
 def built(place: Path, level: str, defined: tuple[str, ...]) -> Build:
-    source, flags = compiler.SOURCE.with_name("lora.c"), compiler.flags(levels.LEVELS[level], "bfloat16")
+    source, flags = compiler.SOURCE.with_name("lora.c"), compiler.flags(compiler.LEVELS[level], "bfloat16")
     subprocess.run(["cc", *flags, "-O2", *defined, "-w", "-shared", source, "-o", place], check=True)
     return Build(ctypes.CDLL(str(place)))
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.model.native import compiler, levels
+from lora_serve.model.native import compiler
 from lora_serve.model.native.packed_linear import Kind, PackedLinear
 
-HERE = {level.name for level in levels.available()}
+HERE = {level.name for level in compiler.available()}
 PORTABLE = {  # build -> level whose vectors it uses, what it defines
     "dot, 8 lanes": ("avx2", ()),
     "dot, 16 lanes": ("avx512", ()),
@@ -72,7 +72,7 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Build]:
 
 
 def built(place: Path, level: str, defined: tuple[str, ...]) -> Build:
-    source, flags = compiler.SOURCE.with_name("packed_linear.c"), compiler.flags(levels.LEVELS[level], "bfloat16")
+    source, flags = compiler.SOURCE.with_name("packed_linear.c"), compiler.flags(compiler.LEVELS[level], "bfloat16")
     subprocess.run(["cc", *flags, *defined, "-Wno-psabi", "-shared", source, "-o", place], check=True)
     return Build(ctypes.CDLL(str(place)))
 

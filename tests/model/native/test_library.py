@@ -19,8 +19,8 @@ import torch
 from lora_serve.core.errors import ConfigError
 from lora_serve.model.attention import create_attention
 from lora_serve.model.frozen_linear import FrozenLinear
-from lora_serve.model.native import compiler, levels, library, packed_linear
-from lora_serve.model.native.levels import Level
+from lora_serve.model.native import compiler, library, packed_linear
+from lora_serve.model.native.compiler import Level
 from lora_serve.model.system.threads import openmp
 from tests.local_engine import LocalEngine
 from tests.model.compiled_once import COMPILE
@@ -179,7 +179,7 @@ def test_kernels_that_lack_a_function_are_compiled_again(
     for folder in (compiler.SHIPPED, empty_cache):
         folder.mkdir(parents=True, mode=0o700)
         with monkeypatch.context() as patch:
-            name = compiler.file_name(*(variant := (levels.serving(levels.current(), "float32"), "float32")))
+            name = compiler.file_name(*(variant := (compiler.serving(compiler.current(), "float32"), "float32")))
             patch.setattr(compiler, "flags", without("rms_norm"))
             compiler.compile_kernels(found, *variant, folder / name)
     assert library.load(torch.float32).rms_norm is not None

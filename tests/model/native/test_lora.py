@@ -13,7 +13,7 @@ from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.kernels.native import Kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import compiler
-from lora_serve.model.step.step_context import PIECE, LoraTokens
+from lora_serve.model.step_context import PIECE, LoraTokens
 from tests.model.tiny import MODULE, filled_slots
 
 pytestmark = pytest.mark.usefixtures("build")

@@ -15,7 +15,7 @@ from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput
 from lora_serve.core.memory import ActivationModel
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.attention import varlen
-from lora_serve.model.memory.setup import ActivationProbe
+from lora_serve.model.memory_setup import ActivationProbe
 from lora_serve.model.native import packed_linear
 from lora_serve.model.runner.decode_graphs import DecodeGraphs
 from lora_serve.model.runner.model_runner import ModelRunner

@@ -15,8 +15,8 @@ from lora_serve.core.batch import Batch, NextToken, Row, RowAdapter, RowOutput, 
 from lora_serve.core.errors import NumericalError
 from lora_serve.core.messages import TokenLogprobs
 from lora_serve.core.request import SamplingParams
-from lora_serve.model.runner import drafts
-from lora_serve.model.runner.drafts import draw_rows
+from lora_serve.model.runner import model_runner
+from lora_serve.model.runner.model_runner import draw_rows
 from lora_serve.model.runner.sampler import Choice, choose
 from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
@@ -192,7 +192,7 @@ def test_a_device_is_waited_for_once_and_elsewhere_little_is_drawn_for_nothing(
         batches.append(len(rows))
         return choose(logits, rows)
 
-    monkeypatch.setattr(drafts, "choose", counted)
+    monkeypatch.setattr(model_runner, "choose", counted)
     assert draw_rows(logits, rows, all_at_once=all_at_once) == found
     num_tokens = sum(1 + len(output.following) for output in found.values())
     is_at_once = all_at_once or params == {"temperature": 0.0}

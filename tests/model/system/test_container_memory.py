@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lora_serve.model.system import device_memory
-from lora_serve.model.system.container_memory import free_in_container
+from lora_serve.model.system.process import free_in_container
 
 STAT = "anon 300\nfile 500\nactive_file 100\ninactive_file 200\nshmem 50\n"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from lora_serve.model.system.team_waits import IdleTeam, TeamWaits, team_waits
+from lora_serve.model.system.threads import IdleTeam, TeamWaits, team_waits
 
 
 @dataclass
@@ -100,7 +100,7 @@ def test_idle_team_ends_when_it_is_released() -> None:
 
 SPINNING = """
 import time, torch
-from lora_serve.model.system.team_waits import IdleTeam
+from lora_serve.model.system.threads import IdleTeam
 numbers, idle = torch.zeros(2**20), IdleTeam(torch.get_num_threads() + 1)
 
 def seconds_after_loops() -> float:

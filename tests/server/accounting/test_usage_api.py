@@ -16,7 +16,7 @@ from lora_serve.client.mock import TIMINGS, MockReply
 from lora_serve.core.errors import InternalError
 from lora_serve.core.stats import EMPTY, ReplicaState, ReplicaStats, SlotInfo, merged
 from lora_serve.core.tenant import Role
-from lora_serve.server.upkeep.residency_meter import record_residency
+from lora_serve.server.upkeep.periodic import record_residency
 from lora_serve.tenancy.usage.metering import summed
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.conftest import BASE, House

@@ -14,8 +14,7 @@ from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.stats import AdapterCounters, LoadTimes
-from lora_serve.server.admin.card import adapter_card
-from lora_serve.server.admin.figures import figures_of
+from lora_serve.server.admin.card import adapter_card, figures_of
 from lora_serve.server.answers.json_answer import written
 
 NOTHING = SmokeTestResult(logit_change=1e-9, noise=1e-9, logit_scale=4.0)

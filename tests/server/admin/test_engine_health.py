@@ -10,7 +10,7 @@ import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.server.admin.engine import redis_card
-from lora_serve.server.engine_history import MAX_RESTARTS, EngineHistory
+from lora_serve.server.lifecycle import MAX_RESTARTS, EngineHistory
 from lora_serve.server.schemas.answers.admin import JournalCard, RedisCard
 from tests.server.conftest import ADMIN
 

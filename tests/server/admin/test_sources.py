@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
+from lora_serve.adapters.sources.base import Progress
 from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
-from lora_serve.adapters.sources.intake import Progress
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.app.warm_up import register_modules
 from lora_serve.core.config import AdapterConfig

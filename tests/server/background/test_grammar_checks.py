@@ -15,7 +15,7 @@ from lora_serve.core.request import TokenGrammar
 from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.server.background import grammar_checks
 from lora_serve.server.background.grammar_checks import GrammarChecks, KnownGrammars
-from lora_serve.text.grammars.compiling import GrammarCompiler
+from lora_serve.text.grammars.checking import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 from lora_serve.text.tokenizer import TextModel
 

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.content import adapter_digest
 
 NAMES = ("adapter_config.json", "adapter_model.safetensors")
 URL = "/admin/adapters/acme/up"

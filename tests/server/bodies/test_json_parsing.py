@@ -12,7 +12,7 @@ import pytest
 from lora_serve.core.errors import CapacityError, InvalidRequestError
 from lora_serve.server.bodies.json_parsing import MAX_VALUES, fields_of, known_fields
 from lora_serve.server.large_bodies import LargeBodies
-from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
+from lora_serve.server.schemas.fields import TOKEN_ID_NAMES, known_names
 
 
 def read(raw: bytes) -> dict[str, Any]:

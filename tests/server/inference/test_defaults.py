@@ -8,8 +8,7 @@ import aiohttp
 import pytest
 
 from lora_serve.core.request import SamplingParams
-from lora_serve.server.inference.defaults import NO_DEFAULTS, known_defaults, read_defaults
-from lora_serve.server.schemas.adapter_defaults import SAMPLING_NAMES
+from lora_serve.server.inference.defaults import NO_DEFAULTS, SAMPLING_NAMES, known_defaults, read_defaults
 from lora_serve.server.schemas.generation import ChatFields, CompletionFields
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "row", "schema": {"type": "object"}}}

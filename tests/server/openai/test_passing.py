@@ -15,8 +15,8 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.anthropic import request as messages
 from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.openai.responses import request as responses
+from lora_serve.server.schemas.fields import Ignored, Refused, marked
 from lora_serve.server.schemas.generation import ChatFields
-from lora_serve.server.schemas.markers import Ignored, Refused, marked
 from lora_serve.server.schemas.messages import MessageFields
 from lora_serve.server.schemas.responses import ResponseFields
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.openai.renaming import with_names
+from lora_serve.server.openai.translated import with_names
 
 NAMES = {"response_format.json_schema": "text.format", "messages": "input", "stop": "ends", ".function.": "."}
 

@@ -12,9 +12,8 @@ import pytest
 
 from lora_serve.core.request import Task
 from lora_serve.server.app import build_app
-from lora_serve.server.operation import docs_page, openapi
-from lora_serve.server.operation.docs_page import page_of
-from lora_serve.server.operation.openapi import document_of
+from lora_serve.server.operation import openapi
+from lora_serve.server.operation.openapi import document_of, page_of
 from lora_serve.server.route import JSON, OtherBody, RouteTable
 from lora_serve.server.routes import TABLE
 from lora_serve.server.schemas.fields import Fields
@@ -34,7 +33,7 @@ async def test_document_names_every_route(http: aiohttp.ClientSession, services:
         assert operation["responses"]
 
 
-@pytest.mark.parametrize(("path", "module"), [("/openapi.json", openapi), ("/docs", docs_page)])
+@pytest.mark.parametrize(("path", "module"), [("/openapi.json", openapi), ("/docs", openapi)])
 async def test_document_is_made_once_and_not_by_the_event_loop(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, path: str, module: ModuleType
 ) -> None:
@@ -45,7 +44,7 @@ async def test_document_is_made_once_and_not_by_the_event_loop(
         return document_of(table)
 
     monkeypatch.setattr(module, "document_of", noting)
-    for cached in (openapi._text_of, docs_page._page_of_routes):
+    for cached in (openapi._text_of, openapi._page_of_routes):
         cached.cache_clear()
     texts = set()
     for _ in range(3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.server.overflow.breaker import Breaker, State
+from lora_serve.server.overflow.neighbour import Breaker, State
 
 
 class Clock:

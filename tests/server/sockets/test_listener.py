@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.server.sockets.client_faults import on_loop_error
-from lora_serve.server.sockets.listener import MAX_BURST, Listener
+from lora_serve.server.sockets.listener import MAX_BURST, Listener, on_loop_error
 
 NUM_CLIENTS = 3 * MAX_BURST
 

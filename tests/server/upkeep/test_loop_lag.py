@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lora_serve.server.upkeep.loop_lag import INTERVAL, probe, samples
+from lora_serve.server.upkeep.periodic import LAG_INTERVAL as INTERVAL
+from lora_serve.server.upkeep.periodic import probe, samples
 
 NAME = "lora_serve_event_loop_lag_seconds"
 

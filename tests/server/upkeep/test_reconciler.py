@@ -9,7 +9,7 @@ import pytest
 
 from lora_serve.core.errors import NotReadyError
 from lora_serve.core.messages import Pin
-from lora_serve.server.admin.residency import set_pinned
+from lora_serve.server.admin.adapters import set_pinned
 from lora_serve.server.upkeep import reconciler
 
 

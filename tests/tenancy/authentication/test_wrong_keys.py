@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from lora_serve.core.errors import WrongKeysError
-from lora_serve.tenancy.authentication import wrong_keys
-from lora_serve.tenancy.authentication.wrong_keys import WrongKeys, site_of
+from lora_serve.tenancy.authentication import authenticator
+from lora_serve.tenancy.authentication.authenticator import WrongKeys, site_of
 
 
 class Clock:
@@ -63,7 +63,7 @@ def test_addresses_do_not_count_for_one_another(clock: Clock) -> None:
 
 
 def test_memory_is_bounded_and_the_last_are_remembered(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wrong_keys, "MAX_ADDRESSES", 100)
+    monkeypatch.setattr(authenticator, "MAX_ADDRESSES", 100)
     keys = WrongKeys(1, clock)
     for number in range(1000):
         keys.note(f"10.0.{number >> 8}.{number & 255}")

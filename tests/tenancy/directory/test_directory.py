@@ -18,8 +18,7 @@ from lora_serve.core.errors import AuthenticationError, ConflictError, NotFoundE
 from lora_serve.core.tenant import Quota, Role, Tenant
 from lora_serve.tenancy.authentication.authenticator import KeyTable
 from lora_serve.tenancy.directory import edits
-from lora_serve.tenancy.directory.directory import Directory
-from lora_serve.tenancy.directory.opening import open_directory
+from lora_serve.tenancy.directory.directory import Directory, open_directory
 from tests.redis_server import RedisServer
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.tenant import ApiKey, Role
-from lora_serve.tenancy.directory import keys
-from lora_serve.tenancy.directory.keys import digest_of, id_in, new_secret, opens
+from lora_serve.tenancy.directory import state
+from lora_serve.tenancy.directory.state import digest_of, id_in, new_secret, opens
 
 
 def test_secret_names_its_id_and_holds_256_random_bits() -> None:
@@ -54,7 +54,7 @@ def test_comparison_is_in_constant_time_and_made_even_for_an_unknown_key(
         compared.append((len(one), len(other)))
         return really_compare(one, other)
 
-    monkeypatch.setattr(keys.hmac, "compare_digest", compare)
+    monkeypatch.setattr(state.hmac, "compare_digest", compare)
     key_id, secret = new_secret()
     key = ApiKey(key_id, "acme", Role.INFERENCE, digest_of("another")) if is_known else None
     assert not opens(key, secret)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import RequestTimeoutError
-from lora_serve.tenancy.quotas.concurrency import ConcurrencyLimit, ConcurrencyLimiter
+from lora_serve.tenancy.quotas.quotas import ConcurrencyLimit, ConcurrencyLimiter
 
 TENANT, KEY_A, KEY_B = ConcurrencyLimit("tenant:acme", 2), ConcurrencyLimit("key:a", 1), ConcurrencyLimit("key:b", 1)
 

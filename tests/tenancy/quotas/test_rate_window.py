@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.tenancy.quotas.rate_window import WINDOW, WindowCount
+from lora_serve.tenancy.quotas.rate_limiter import WINDOW, WindowCount
 
 counts = st.integers(0, 1000)
 parts = st.floats(0, 1, exclude_max=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.tenancy.usage.exchange import UsageExchange
 from lora_serve.tenancy.usage.journal import UsageJournal
-from lora_serve.tenancy.usage.metering import Meter
+from lora_serve.tenancy.usage.metering import Meter, UsageExchange
 
 FOREVER = 2**40
 BATCH = 7

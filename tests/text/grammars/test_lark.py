@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.core.setting_groups.grammars import GrammarConfig
-from lora_serve.text.grammars.checking import checked_text
-from lora_serve.text.grammars.compiling import GrammarCompiler
+from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 
 CONFIG = GrammarConfig()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from lora_serve.text.grammars.pointers import Places
+from lora_serve.text.grammars.cost import Places
 from tests.attempts import in_some_attempt
 
 

@@ -7,7 +7,7 @@ import random
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from lora_serve.core.setting_groups.grammars import GrammarConfig
-from lora_serve.text.grammars.compiling import parser_limits
+from lora_serve.text.grammars.checking import parser_limits
 
 END = 256
 CLOSING = frozenset(b'"}],:')  # drawn more often, so that texts end

@@ -14,8 +14,13 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.adapter_template import AdapterChatTemplate, TemplateTexts
 from lora_serve.text.chat import parse_messages, render_chat
 from lora_serve.text.rendering import worker
-from lora_serve.text.rendering.processes import SECONDS, TemplateFaultError, TemplateLimitError, TemplateProcesses
-from lora_serve.text.rendering.trial import trial_faults
+from lora_serve.text.rendering.processes import (
+    SECONDS,
+    TemplateFaultError,
+    TemplateLimitError,
+    TemplateProcesses,
+    trial_faults,
+)
 from lora_serve.text.tokenizer import TextModel
 from tests.attempts import in_some_attempt
 from tests.text.chat_families import FAMILIES, wrapper_of

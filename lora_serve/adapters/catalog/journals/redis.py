@@ -22,7 +22,7 @@ from typing import Any
 import redis
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
-from lora_serve.adapters.catalog.journals.mirror import MAX_HEADS
+from lora_serve.adapters.catalog.journals.mirrored import MAX_HEADS
 from lora_serve.adapters.redis_connection import connect, drop_other_type, readable_errors
 from lora_serve.core.errors import AdapterUnavailableError
 

@@ -14,11 +14,12 @@ from lora_serve.adapters.checkpoint.binding.bound import (
     BoundEmbedding,
     BoundLinear,
     BoundTokens,
+    TensorPlace,
+    place_of,
 )
-from lora_serve.adapters.checkpoint.binding.expert_binder import FoundExperts, bind_experts
-from lora_serve.adapters.checkpoint.binding.resizing import check_resized, ends_of, labels_in, resized_to
-from lora_serve.adapters.checkpoint.binding.tensor_names import TensorPlace, place_of
-from lora_serve.adapters.checkpoint.patterns.rank_rules import ranks_and_scales
+from lora_serve.adapters.checkpoint.binding.experts import FoundExperts, bind_experts
+from lora_serve.adapters.checkpoint.binding.model_views import check_resized, ends_of, labels_in, resized_to
+from lora_serve.adapters.checkpoint.module_patterns import ranks_and_scales
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
 from lora_serve.adapters.checkpoint.targets import saved_whole, targeted, targeted_parameters

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter, BoundConversion, Conversions
-from lora_serve.adapters.checkpoint.binding.resizing import labels_in
-from lora_serve.adapters.checkpoint.binding.tensor_names import TensorPlace, place_of
+from lora_serve.adapters.checkpoint.binding.bound import (
+    BoundAdapter,
+    BoundConversion,
+    Conversions,
+    TensorPlace,
+    place_of,
+)
+from lora_serve.adapters.checkpoint.binding.model_views import labels_in
 from lora_serve.adapters.checkpoint.methods import Method
-from lora_serve.adapters.checkpoint.methods.compression import too_large
+from lora_serve.adapters.checkpoint.methods.factors import too_large
 from lora_serve.adapters.checkpoint.peft_config import OTHER_METHODS, PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
 from lora_serve.adapters.checkpoint.targets import saved_whole, targeted

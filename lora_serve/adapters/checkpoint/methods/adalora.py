@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lora_serve.adapters.checkpoint.methods.factors import Arrays, Factors, Shapes, misfits, rounded, wide
-from lora_serve.adapters.checkpoint.methods.settings import Settings
-from lora_serve.adapters.checkpoint.peft_fields import show, words
+from lora_serve.adapters.checkpoint.peft_fields import Settings, show, words
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import LinearShape
 

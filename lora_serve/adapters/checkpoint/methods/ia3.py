@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lora_serve.adapters.checkpoint.methods.factors import Arrays, Shapes, misfits
-from lora_serve.adapters.checkpoint.methods.settings import Settings
-from lora_serve.adapters.checkpoint.patterns.patterns import Pattern, match_names
-from lora_serve.adapters.checkpoint.peft_fields import words
+from lora_serve.adapters.checkpoint.module_patterns import Pattern, match_names
+from lora_serve.adapters.checkpoint.peft_fields import Settings, words
 from lora_serve.core.model_spec import LinearShape
 
 PEFT_TYPE = "IA3"

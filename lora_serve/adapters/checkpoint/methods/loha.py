@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, Shapes, misfits, rounded, split, wide
-from lora_serve.adapters.checkpoint.methods.settings import PATTERN_KEYS, PatternedPlan, Settings, plan, read
-from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
-from lora_serve.adapters.checkpoint.peft_fields import words
+from lora_serve.adapters.checkpoint.module_patterns import RankRules
+from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, PatternedPlan, Settings, plan, read, words
 
 __all__ = ["HARMLESS", "PEFT_TYPE", "ROLES", "UNDERSTOOD", "bind", "factors", "parse", "plan"]
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.adapters.checkpoint.methods.factors import Arrays, Factors, Shapes, misfits, rounded, wide
-from lora_serve.adapters.checkpoint.methods.settings import Settings
-from lora_serve.adapters.checkpoint.peft_fields import words
+from lora_serve.adapters.checkpoint.peft_fields import Settings, words
 from lora_serve.core.model_spec import LinearShape
 
 PEFT_TYPE = "VERA"

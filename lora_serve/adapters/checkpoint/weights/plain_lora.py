@@ -17,11 +17,10 @@ from torch import Tensor
 
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, MAX_CONFIG_BYTES, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, MAX_CONFIG_BYTES, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.peft_config import INIT_RANKS
-from lora_serve.adapters.checkpoint.weights.reading import read_weights
+from lora_serve.adapters.checkpoint.weights.reading import open_weights, read_weights
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.checkpoint.weights.weights_file import open_weights
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.strict_json import parse_object

@@ -13,14 +13,13 @@ from lora_serve.model.attention import native as native_attention
 from lora_serve.model.fusion.kinds.attention import FusedRotaryAttention
 from lora_serve.model.fusion.kinds.gated_mlp import FusedGatedMLP
 from lora_serve.model.fusion.kinds.norm import FusedNorm
-from lora_serve.model.fusion.parts import FusionParts
-from lora_serve.model.fusion.trace import names_only
+from lora_serve.model.fusion.parts import FusionParts, names_only
+from lora_serve.model.lora.adapted_model import LoraLinear
 from lora_serve.model.lora.kernels import native as native_lora
-from lora_serve.model.lora.lora_linear import LoraLinear
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.native import decoder_layer as native
+from lora_serve.model.native import layers as native
 from lora_serve.model.native.layers import ACTIVATIONS
-from lora_serve.model.step.step_context import ChangeTable, StepInputs
+from lora_serve.model.step_context import ChangeTable, StepInputs
 
 STAGE = 2
 _PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lora_serve.model.fusion.parts import FusionParts, JoinedLinears
-from lora_serve.model.fusion.trace import names_only
-from lora_serve.model.lora.lora_linear import LoraLinear
+from lora_serve.model.fusion.parts import FusionParts, JoinedLinears, names_only
+from lora_serve.model.lora.adapted_model import LoraLinear
 from lora_serve.model.native.layers import ACTIVATIONS, LayerKernels
 
 STAGE = 1

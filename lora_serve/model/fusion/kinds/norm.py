@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lora_serve.model.fusion.parts import FusionParts
-from lora_serve.model.fusion.trace import names_only
-from lora_serve.model.native.decoder_layer import Norm
-from lora_serve.model.native.layers import LayerKernels
+from lora_serve.model.fusion.parts import FusionParts, names_only
+from lora_serve.model.native.layers import LayerKernels, Norm
 
 STAGE = 1
 _OFFSETS = (0.0, 1.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lora_serve.model.backends import load_backend
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import LoraTokens
+from lora_serve.model.step_context import LoraTokens
 
 
 class LoraKernel(Protocol):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lora_serve.model.lora.host_adapter import LinearDelta
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import LoraTokens
+from lora_serve.model.step_context import LoraTokens
 
 PREFERENCE = 1
 

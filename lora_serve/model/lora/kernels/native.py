@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lora_serve.model.lora.lora_slots import LoraSlots, SlotTables
 from lora_serve.model.native import library
-from lora_serve.model.step.step_context import LoraTokens
+from lora_serve.model.step_context import LoraTokens
 
 PREFERENCE = 2
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64

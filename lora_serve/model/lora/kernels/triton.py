@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step.step_context import TILE_TOKENS, DeviceTokens, LoraTokens
+from lora_serve.model.step_context import TILE_TOKENS, DeviceTokens, LoraTokens
 
 PREFERENCE = 0 if os.environ.get("TRITON_INTERPRET") == "1" else 3  # the interpreter is for tests
 _ROW_RANKS, _ROW_INPUTS, _ROW_OUTPUTS = 16, 1024, 256  # of one program of a single token

@@ -8,8 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from lora_serve.core.stats import EngineStats, ReplicaState, SlotInfo, TierStats
-from lora_serve.server.engine_history import EngineRestart, WarmUpStage
-from lora_serve.server.lifecycle import ServerState
+from lora_serve.server.lifecycle import EngineRestart, ServerState, WarmUpStage
 from lora_serve.server.schemas.answers.adapters import AdapterPlace
 from lora_serve.server.schemas.answers.base import Answer, with_fields_of
 

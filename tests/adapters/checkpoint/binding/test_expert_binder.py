@@ -11,7 +11,7 @@ import pytest
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.adapters.checkpoint.binding.binder import bind
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter, BoundDelta, BoundExperts
-from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
+from lora_serve.adapters.checkpoint.module_patterns import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
 from lora_serve.adapters.registration.summary import kinds_of

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.adapters.checkpoint.methods.compression import compress, too_large
-from lora_serve.adapters.checkpoint.methods.factors import Factors
+from lora_serve.adapters.checkpoint.methods.factors import Factors, compress, too_large
 from tests.adapters.checkpoint.methods.peft_oracle import delta, distance
 
 SHAPES = st.tuples(st.integers(10, 30), st.integers(10, 30), st.integers(9, 40), st.integers(1, 4), st.integers(0, 99))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lora_serve.adapters.checkpoint.methods import loha, lokr
-from lora_serve.adapters.checkpoint.methods.settings import PatternedPlan
+from lora_serve.adapters.checkpoint.peft_fields import PatternedPlan
 from lora_serve.core.errors import InvalidAdapterError
 
 PLAN = PatternedPlan({"m": (2, 4.0)})

@@ -13,7 +13,7 @@ import peft
 import pytest
 
 from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS, Method
-from lora_serve.adapters.checkpoint.methods.settings import SHARED
+from lora_serve.adapters.checkpoint.peft_fields import SHARED
 from lora_serve.core.errors import InvalidAdapterError
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from lora_serve.adapters.checkpoint.patterns.patterns import compiled, is_linear
+from lora_serve.adapters.checkpoint.module_patterns import compiled, is_linear
 from tests.tiers import num_examples
 
 EXAMPLES = num_examples() ** 2 // 5  # they are cheap

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from lora_serve.adapters.checkpoint.patterns import patterns
-from lora_serve.adapters.checkpoint.patterns.patterns import Pattern, match_names
+from lora_serve.adapters.checkpoint import module_patterns
+from lora_serve.adapters.checkpoint.module_patterns import Pattern, match_names
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 
 NAMES = [f"model.layers.{i}.{m}" for i in range(12) for m in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj")]
@@ -84,27 +84,27 @@ def test_patterns_on_which_backtracking_takes_years_are_matched_at_once(text: st
 def test_exponential_pattern_with_look_around_is_refused_after_a_second_of_the_processor(
     monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    monkeypatch.setattr(patterns, "CHILD_SECONDS", 0.1)
+    monkeypatch.setattr(module_patterns, "CHILD_SECONDS", 0.1)
     with pytest.raises(InvalidAdapterError, match="takes too long"):
         match_names([Pattern(r"(?!z)(.*\.?)*X", whole)], ["model.layers.0.self_attn.q_proj" * 3])
 
 
 def test_machine_that_is_too_busy_for_a_pattern_is_not_the_adapters_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "PATIENCE", 0.0)
+    monkeypatch.setattr(module_patterns, "PATIENCE", 0.0)
     with pytest.raises(AdapterUnavailableError, match="try again"):
         match_names([Pattern("(?!z)a", whole=True)], NAMES)
 
 
 @pytest.mark.parametrize("text", ["(((.{0,9}){0,9}){0,9}%dX)", ".*.*.*%dX"])
 def test_many_patterns_are_bounded_together(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(patterns, "LINEAR_SECONDS", 0.02)
+    monkeypatch.setattr(module_patterns, "LINEAR_SECONDS", 0.02)
     with pytest.raises(InvalidAdapterError, match="takes too long"):
         match_names([Pattern(text % i, whole=False) for i in range(2000)], ["model.layers.0.q_proj" * 3] * 20)
 
 
 @pytest.mark.usefixtures("no_child")
 def test_names_of_all_modules_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "LINEAR_SECONDS", 0.0)
+    monkeypatch.setattr(module_patterns, "LINEAR_SECONDS", 0.0)
     texts = [*NAMES, *(name.replace(".", r"\.") for name in NAMES)]
     assert match_names([Pattern(text, whole=False) for text in texts], NAMES) == [{name} for name in NAMES * 2]
 

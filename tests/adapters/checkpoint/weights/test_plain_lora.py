@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
-from lora_serve.adapters.checkpoint.patterns.rank_rules import ranks_and_scales
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.module_patterns import ranks_and_scales
 from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora, plain_settings
 from lora_serve.adapters.checkpoint.weights.reading import read_weights

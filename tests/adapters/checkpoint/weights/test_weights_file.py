@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.weights.weights_file import open_weights
+from lora_serve.adapters.checkpoint.content import WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.weights.reading import open_weights
 from lora_serve.core.errors import InvalidAdapterError
 
 

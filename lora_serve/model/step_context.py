@@ -16,8 +16,42 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT, RowAdapter
-from lora_serve.model.step.vocabularies import OutputWidths, StepVocabularies
-from lora_serve.model.system.transfer import to_device
+from lora_serve.model.system.device_memory import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class OutputWidths:
+    """The adapters of a step whose output layer has its own number of rows: of tokens, or of labels."""
+
+    slots: frozenset[int]
+    width: int  # columns of the step's logits: the largest layer's, the base model's at least
+
+
+@dataclass(frozen=True, slots=True)
+class StepVocabularies(OutputWidths):
+    """The vocabularies of a step in which an adapter has its own."""
+
+    token_ids: Tensor  # [1, num_tokens] int64, the true ids
+    sizes: Tensor  # [num_logits] int64: the vocabulary behind each row of the logits
+
+    @staticmethod
+    def of(
+        token_ids: Tensor, slots: Mapping[int, int], sizes: Sequence[int], base_size: int, device: torch.device
+    ) -> StepVocabularies:
+        """`slots`: sizes by slot. `sizes`: one per row of the logits; none if the step wants no logits."""
+        width = max(base_size, *slots.values())
+        counted = to_device(sizes or [width], torch.int64, device)
+        return StepVocabularies(frozenset(slots), width, token_ids, counted)
+
+    def cut(self, logits: Tensor) -> Tensor:
+        """Sets logits [num_logits, width] of tokens beyond a row's vocabulary to -inf, in place.
+
+        Done once the model has finished: what it does to logits (soft caps, scales) does not concern columns that do
+        not exist.
+        """
+        columns = torch.arange(logits.shape[1], device=logits.device)
+        return logits.masked_fill_(columns >= self.sizes[:, None], float("-inf"))
+
 
 SHORT_SEGMENT = 64  # tokens; longer ones are tiles, which took 2.5 to 3.5 times as long at 64 tokens when it was chosen
 TILE_TOKENS = 64  # of one matrix product of a long segment

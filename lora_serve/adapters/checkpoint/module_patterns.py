@@ -1,32 +1,65 @@
-"""Matching regular expressions that strangers wrote.
-
-PEFT's configs name modules by Python regexes, and Python's `re` can take years and holds the GIL meanwhile. So a
-pattern that is a name is looked up (`literal.py`), one that RE2 is certain to read in the same way is matched
-by RE2, in time linear in the name, and any other, as with look-around, by `re` in a child process that is killed after
-`CHILD_SECONDS` of the processor. (Davis et al., "The Impact of Regular Expression Denial of Service", ESEC/FSE 2018;
-Cox, "Regular Expression Matching Can Be Simple And Fast", 2007.)
-
-RE2 and `re` differ in many ways: `\\Z`, `{,n}`, possessive repeats, octal escapes, `[[:alpha:]]`, flags in the middle,
-what is a digit, a letter or a case beyond ASCII. So a pattern goes to RE2 only if it is made of nothing but `_TOKEN`,
-`re` takes it too, and every name is plain ASCII; `tests/adapters/checkpoint/patterns/test_linear.py` holds both side by
-side. RE2 has no look-around and no back-reference, and gives up the GIL while it works.
-"""
+"""Patterns that strangers wrote, matched in bounded time, and the rank that they give a module by PEFT's rules."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import re2
 
-from lora_serve.adapters.checkpoint.patterns.literal import literals_in, match_literals
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+
+_LITERAL = re.compile(r"(?:[A-Za-z0-9_]|\\?\.)+")
+_CHARACTER = re.compile(r"\\?.")
+_MAX_SHAPES = 64  # trainers' names have a few; as many as somebody likes would be as slow as any patterns
+
+Shape = tuple[int, tuple[int, ...]]  # length, and where any character will do
+Shapes = Mapping[Shape, Mapping[str, Sequence[str]]]  # -> blanked text -> patterns
+
+
+def literals_in(texts: Sequence[str]) -> Shapes:
+    """The patterns that are names, by shape; empty if there are too many shapes."""
+    shapes: dict[Shape, dict[str, list[str]]] = {}
+    for text in texts:
+        if _LITERAL.fullmatch(text):
+            characters = _CHARACTER.findall(text)
+            blanks = tuple(index for index, character in enumerate(characters) if character == ".")
+            blanked = _blanked("".join(character[-1] for character in characters), blanks)
+            shapes.setdefault((len(characters), blanks), {}).setdefault(blanked, []).append(text)
+    return shapes if len(shapes) <= _MAX_SHAPES else {}
+
+
+def match_literals(shapes: Shapes, names: Sequence[str]) -> dict[str, frozenset[str]]:
+    """pattern -> the names that it matches, to the end and from their start or a dot on. Names without line breaks."""
+    found: dict[str, list[str]] = {text: [] for table in shapes.values() for texts in table.values() for text in texts}
+    for name in names:
+        ends = {len(end): end for end in tails(name)}
+        for (length, blanks), table in shapes.items():
+            if length in ends:
+                for text in table.get(_blanked(ends[length], blanks), ()):
+                    found[text].append(name)
+    return {text: frozenset(matched) for text, matched in found.items()}
+
+
+def tails(name: str) -> Iterator[str]:
+    """The name, and what comes after each of its dots."""
+    yield name
+    for match in re.finditer(r"\.", name):
+        yield name[match.end() :]
+
+
+def _blanked(text: str, blanks: Sequence[int]) -> str:
+    for index in blanks:
+        text = f"{text[:index]}\n{text[index + 1 :]}"
+    return text
+
 
 LINEAR_SECONDS = 1.0  # of the processor, for all of an adapter's patterns that are matched here
 CHILD_SECONDS = 1.0  # likewise in the child process
@@ -153,3 +186,42 @@ def _options() -> re2.Options:
     options.log_errors = False
     options.max_mem = _MAX_MEMORY
     return options
+
+
+@dataclass(frozen=True, slots=True)
+class RankRules:
+    """A rank and an alpha, and patterns for other ones; of those the first that matches a module counts."""
+
+    r: int
+    alpha: float
+    rank_pattern: tuple[tuple[str, int], ...] = ()
+    alpha_pattern: tuple[tuple[str, float], ...] = ()
+    use_rslora: bool = False
+
+    def scale(self, rank: int, alpha: float) -> float:
+        """alpha / rank, or alpha / sqrt(rank) for rsLoRA (https://arxiv.org/abs/2312.03732)."""
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    @property
+    def largest(self) -> int:
+        return max([self.r, *(rank for _, rank in self.rank_pattern)])
+
+
+def ranks_and_scales(rules: RankRules, modules: Sequence[str]) -> dict[str, tuple[int, float]]:
+    """module -> (rank, scale). Raises InvalidAdapterError (see patterns/patterns.py)."""
+    ranks = _first_match(rules.rank_pattern, modules)
+    alphas = _first_match(rules.alpha_pattern, modules)
+    table = {}
+    for module in modules:
+        rank = int(ranks.get(module, rules.r))
+        table[module] = rank, rules.scale(rank, alphas.get(module, rules.alpha))
+    return table
+
+
+def _first_match(patterns: Sequence[tuple[str, float]], modules: Sequence[str]) -> dict[str, float]:
+    expressions = [Pattern(key, whole=False) for key, _ in patterns]
+    found: dict[str, float] = {}
+    for matched, (_, value) in zip(match_names(expressions, modules), patterns, strict=True):
+        for module in matched:
+            found.setdefault(module, value)
+    return found

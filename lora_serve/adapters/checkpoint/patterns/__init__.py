@@ -1,1 +1,0 @@
-"""Regular expressions of PEFT's configs, matched within bounded time."""

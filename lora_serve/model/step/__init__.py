@@ -1,1 +1,0 @@
-"""One step as tensors, as the model's layers read it."""

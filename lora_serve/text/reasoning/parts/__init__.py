@@ -1,1 +1,0 @@
-"""Parts that formats of reasoning share."""
