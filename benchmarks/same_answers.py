@@ -40,7 +40,7 @@ WORDS = (
 OWN = (
     "created|created_at|started|ready_since|last_used|expires|revoked|time|from|to|[a-z_]*seconds|[a-z_]+_ms|pid|key|"
     "secret|line_digest|last_id|step_cost_us|step_cost_error|measured|reason|in_force|requests_per_minute|"
-    "steps_by_tokens|num_step_tokens|recent_batches|cached_tokens|cache_read_input_tokens|input_tokens|last_load|num_steps|num_prefix_hits|memory|hits|misses"
+    "steps_by_tokens|num_step_tokens|recent_batches|cached_tokens|cache_read_input_tokens|input_tokens|last_load|num_steps|num_prefix_hits|memory|hits|misses|num_masks|num_forced"
 )
 MASKS = (
     (re.compile(rf'"({OWN})": ?({{[^{{}}]*}}|\[[^\[\]]*\]|"[^"]*"|[^,}}\]]+)'.encode()), rb'"\1":M'),
