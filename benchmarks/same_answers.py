@@ -40,12 +40,12 @@ WORDS = (
 OWN = (
     "created|created_at|started|ready_since|last_used|expires|revoked|time|from|to|[a-z_]*seconds|[a-z_]+_ms|pid|key|"
     "secret|line_digest|last_id|step_cost_us|step_cost_error|measured|reason|in_force|requests_per_minute|"
-    "steps_by_tokens|num_step_tokens|recent_batches|cached_tokens|cache_read_input_tokens|input_tokens|last_load|num_steps|num_prefix_hits"
+    "steps_by_tokens|num_step_tokens|recent_batches|cached_tokens|cache_read_input_tokens|input_tokens|last_load|num_steps|num_prefix_hits|memory|hits|misses|num_masks|num_forced"
 )
 MASKS = (
     (re.compile(rf'"({OWN})": ?({{[^{{}}]*}}|\[[^\[\]]*\]|"[^"]*"|[^,}}\]]+)'.encode()), rb'"\1":M'),
     (re.compile(rb"call_[0-9a-f]{24}|[0-9]{14}-[0-9a-f]{8}-[0-9]{9}|(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])"), b"ID"),
-    (re.compile(rb'[a-z0-9]{12}(?=", "object": "api_key")'), b"ID"),
+    (re.compile(rb'[a-z0-9]{12}(?=", "object": "api_key")|(?<=/)[a-z0-9]{12}(?=")'), b"ID"),
     (re.compile(rb"(?<=,)[0-9.]+(?=[,\r])"), b"N"),  # of CSV
 )
 CHOICE = re.compile(rb'"choices":\[{"index":([0-9]+)')
@@ -97,7 +97,7 @@ def served(tree: Path, task: str, model: Path, folder: Path) -> Iterator[ServerP
     folder.mkdir()
     arguments = ["--model", str(model), "--served-model-name", "base", "--task", task, "--store", str(folder / "store")]
     arguments += ["--adapter-root", str(ROOT / DATA / "adapters"), "--admin-key", KEY, "--engine", "thread"]
-    arguments += ["--warmup", "off", "--metrics-names", "open", "--admin-acts-per-minute", "0"]
+    arguments += ["--warmup", "off", "--speculate", "off", "--admin-acts-per-minute", "0"]
     inside = ("env", "-C", str(tree), f"PYTHONPATH={tree}", f"XDG_STATE_HOME={folder}")
     with ServerProcess(arguments, folder / "server.log", inside=inside) as server:
         server.wait_until_ready(120)
