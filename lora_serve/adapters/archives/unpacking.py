@@ -24,7 +24,13 @@ from lora_serve.adapters.archives.members import (
     read_members,
     read_zip_members,
 )
-from lora_serve.adapters.checkpoint.content import CONFIG_NAME, SIDE_NAMES, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.content import (
+    CONFIG_NAME,
+    MAX_CONFIG_BYTES,
+    MAX_SIDE_BYTES,
+    SIDE_NAMES,
+    WEIGHTS_NAME,
+)
 from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 
@@ -191,7 +197,7 @@ class _Taker:
             (self._folder / path.name).unlink()
         self._parents[path.name] = path.parent
         with (self._folder / path.name).open("xb") as file:
-            self._copy(member, file)
+            self._copy(member, file, MAX_CONFIG_BYTES if path.name == CONFIG_NAME else self._max_bytes)
 
     def check_complete(self) -> None:
         """Raises InvalidAdapterError if a file is missing."""
@@ -217,7 +223,7 @@ class _Taker:
             raise InvalidAdapterError([f"{path.name} is in the archive twice"])
         self._sides[path] = self._folder / f"{len(self._sides)}-{path.name}"
         with self._sides[path].open("xb") as file:
-            self._copy(member, file)
+            self._copy(member, file, MAX_SIDE_BYTES[path.name])
 
     def _checked(self, name: str, is_plain: bool) -> PurePosixPath:
         path = PurePosixPath(name)
@@ -230,11 +236,13 @@ class _Taker:
             raise InvalidAdapterError([f"the archive's member {name[:200]!r} is a link or device, not a file"])
         return path
 
-    def _copy(self, member: TarMember | ZipMember, file: IO[bytes]) -> None:
+    def _copy(self, member: TarMember | ZipMember, file: IO[bytes], most: int) -> None:
+        """Writes a byte more than `most` at the most: whoever reads the file sees that it is too large."""
+        room = most + 1
         while chunk := member.read(min(_CHUNK_BYTES, self._left + 1)):
             self._left -= len(chunk)
             if self._left < 0:
                 raise PayloadTooLargeError(
                     f"The archive's content exceeds --max-upload-size ({self._max_bytes} bytes)."
                 )
-            file.write(chunk)
+            room -= file.write(chunk[:room])

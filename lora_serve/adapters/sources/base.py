@@ -8,14 +8,8 @@ from typing import Protocol
 
 from lora_serve.adapters.checkpoint.content import (
     CONFIG_NAME,
-    GENERATION_CONFIG_NAME,
-    MAX_CONFIG_BYTES,
-    MAX_TOKENIZER_BYTES,
-    MAX_TOKENIZER_CONFIG_BYTES,
+    MAX_SIDE_BYTES,
     SIDE_NAMES,
-    TEMPLATE_NAME,
-    TOKENIZER_CONFIG_NAME,
-    TOKENIZER_NAME,
     WEIGHTS_NAME,
 )
 from lora_serve.core.errors import InvalidRequestError, PayloadTooLargeError
@@ -23,12 +17,6 @@ from lora_serve.core.errors import InvalidRequestError, PayloadTooLargeError
 NAMES = (CONFIG_NAME, WEIGHTS_NAME)
 PICKLE_NAME = "adapter_model.bin"
 CHUNK_BYTES = 2**20
-MAX_SIDE_BYTES = {
-    TOKENIZER_NAME: MAX_TOKENIZER_BYTES,
-    TEMPLATE_NAME: 2**20,  # far more than may be taken, so that one that is too large is refused in words
-    TOKENIZER_CONFIG_NAME: MAX_TOKENIZER_CONFIG_BYTES,
-    GENERATION_CONFIG_NAME: MAX_CONFIG_BYTES,
-}
 Progress = Callable[[int], None]  # gets the bytes so far; an exception aborts the transfer
 
 

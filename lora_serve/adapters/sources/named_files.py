@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lora_serve.adapters.checkpoint.content import SIDE_NAMES
-from lora_serve.adapters.sources.base import MAX_SIDE_BYTES, NAMES, PICKLE_NAME, Intake
+from lora_serve.adapters.checkpoint.content import MAX_SIDE_BYTES, SIDE_NAMES
+from lora_serve.adapters.sources.base import NAMES, PICKLE_NAME, Intake
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 
 _HEX = re.compile(r"[0-9a-f]+")

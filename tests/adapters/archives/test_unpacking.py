@@ -247,6 +247,14 @@ def test_compression_bomb_costs_neither_memory_nor_disk(
     assert sum(path.stat().st_size for path in tmp_path.rglob(WEIGHTS)) <= LIMIT
 
 
+@pytest.mark.parametrize("pack", [tar_gz, zipped])
+@pytest.mark.parametrize("name", [CONFIG, "generation_config.json"])
+def test_small_file_that_is_large_takes_no_disk(pack: Packed, name: str, tmp_path: Path) -> None:
+    content = pack({CONFIG: b"{}", WEIGHTS: b"w", name: bytes(8 * 2**20)})
+    files = unpacked(content, tmp_path, limit=16 * 2**20)
+    assert len(files[name]) == 2**20 + 1  # which shows that it is too large
+
+
 def header(name: str, size: int, kind: bytes) -> bytes:
     block = bytearray(512)
     block[: len(name)] = name.encode()
