@@ -23,7 +23,7 @@ LOAD = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
 import torch
-from lora_serve.model.native import levels, library
+from lora_serve.model.native import compiler as levels, library
 found = []
 for level in levels.available()[1:] or levels.available():
     os.environ[levels.VARIABLE] = level.name

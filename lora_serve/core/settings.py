@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import yaml
-from pydantic import ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -78,9 +78,10 @@ class Settings(
 
     @field_validator("*", mode="before")
     @classmethod
-    def _check_text(cls, value: Any) -> Any:
-        """Runs before a value is understood as a number, a path or one of some words."""
-        return check_text(value)
+    def _check_text(cls, value: Any, info: ValidationInfo) -> Any:
+        """Runs before a value is understood as a number, a path or one of some words; a default is as it is."""
+        is_default = info.field_name is not None and value == cls.model_fields[info.field_name].default
+        return value if is_default else check_text(value)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -19,7 +19,7 @@ from lora_serve.core.messages import ErrorEvent, Event, SmokeTestResult, StepEve
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
-from lora_serve.core.stats import LoadTimes
+from lora_serve.core.tier_stats import LoadTimes
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.routing.request import RecentRoots

@@ -95,8 +95,9 @@ from lora_serve.core.request import (
     TokenGrammar,
 )
 from lora_serve.core.settings import Settings
-from lora_serve.core.stats import AdapterCounters, EngineStats, EvictionReason
+from lora_serve.core.stats import AdapterCounters, EngineStats
 from lora_serve.core.tenant import TenantBudget
+from lora_serve.core.tier_stats import EvictionReason
 from lora_serve.engine_host.configure import configure_of
 from tests.engine.world import World, adapter
 

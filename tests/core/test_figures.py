@@ -24,17 +24,15 @@ from lora_serve.core.stats import (
     BatcherStats,
     ConstraintStats,
     EngineStats,
-    EvictionReason,
-    LoadTimes,
     MemoryStats,
     ReplicaState,
     ReplicaStats,
     SlotInfo,
     SpeculationStats,
     SwapStats,
-    TierStats,
     merged,
 )
+from lora_serve.core.tier_stats import EvictionReason, LoadTimes, TierStats
 
 LIMITS = BatchLimits(max_num_seqs=8, max_num_batched_tokens=64)
 TEXTS = st.sampled_from("abc")

@@ -21,7 +21,7 @@ def test_answers_are_pefts_before_and_after_the_slots_shrank_and_grew(tmp_path: 
     prompt = torch.randint(20, 90, (9,), generator=torch.Generator().manual_seed(0)).tolist()
     for max_loras in (3, 1, 2, 3):
         engine.engine.command(command := Command(1, Resize(max_loras=max_loras)))
-        assert engine.engine.take_replies() == [(command, Reply(1))]
+        assert engine.engine.commands.take_replies() == [(command, Reply(1))]
         requests = [engine.request(prompt, name, max_tokens=6, ignore_eos=True, logprobs=1) for name in "abc"]
         for name, answer in zip("abc", engine.run(requests), strict=True):
             assert answer.error is None

@@ -7,11 +7,8 @@ import logging
 import os
 from pathlib import Path
 
-from safetensors import safe_open
-from transformers import AutoConfig
-
 from lora_serve.core.config import FleetConfig
-from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.core.errors import ConfigError
 from lora_serve.model.system.process import free_in_container
 
 ENGINE_BYTES = 250 * 2**20  # of a process's own at least, for Python, torch and Ray; with the demo model it has 285 MiB
@@ -73,32 +70,3 @@ def num_gpus() -> int:
     visible = manager.get_current_process_visible_accelerator_ids()
     found = int(manager.get_current_node_num_accelerators())
     return found if visible is None else min(found, len(visible))
-
-
-_MAX_WORDS = 500
-
-
-def check_model_files(model: str, has_weights: bool) -> None:
-    """Raises ModelError for what no replica could load; `has_weights` is False if they are with the replicas alone."""
-    try:
-        AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds for a broken folder
-        raise ModelError(f"--model {model}: config.json cannot be used: {_words(error)}") from error
-    if has_weights and Path(model).is_dir():
-        _check_weights(Path(model))
-
-
-def _check_weights(folder: Path) -> None:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"--model {folder}: cannot be loaded: there are no weights, no file *.safetensors")
-    for file in files:
-        try:
-            with safe_open(file, "np"):
-                pass  # the header is read, and its tensors' places are compared with the file's size
-        except Exception as error:  # safetensors has a kind of its own, and those of files
-            raise ModelError(f"--model {folder}: cannot be loaded: {file.name}: {_words(error)}") from error
-
-
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MAX_WORDS] or type(error).__name__

@@ -20,7 +20,7 @@ from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.blobs import FleetBlobs
 from lora_serve.engine_host.fleet.cluster import Cluster, open_cluster
-from lora_serve.engine_host.fleet.room import check_model_files
+from lora_serve.engine_host.fleet.model_files import check_model_files
 from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
 from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal, open_mirror
@@ -13,7 +14,6 @@ from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.ledger import Changes, Follower, Ledger
 from lora_serve.adapters.catalog.opening import redis_journal
 from lora_serve.adapters.stores.monitor import StoreMonitor
-from lora_serve.core.config import AdapterConfig
 from lora_serve.core.tenant import NO_LIMITS, ApiKey, Quota, Role, Tenant
 from lora_serve.tenancy.directory import edits
 from lora_serve.tenancy.directory.state import (
@@ -26,6 +26,9 @@ from lora_serve.tenancy.directory.state import (
     new_secret,
     saved,
 )
+
+if TYPE_CHECKING:
+    from lora_serve.core.config import AdapterConfig
 
 TITLE = "tenant directory"
 Clock = Callable[[], float]  # Unix seconds

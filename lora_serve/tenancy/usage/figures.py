@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
+from typing import TYPE_CHECKING
 
-from lora_serve.core.messages import PromptEvent
-from lora_serve.core.request import InferenceRequest
+if TYPE_CHECKING:
+    from lora_serve.core.messages import PromptEvent
+    from lora_serve.core.request import InferenceRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.fleet.room import check_model_files
+from lora_serve.engine_host.fleet.model_files import check_model_files
 from lora_serve.engine_host.hosts import ray as ray_host
 from lora_serve.text.tokenizer import TextModel
 
