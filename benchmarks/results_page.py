@@ -24,6 +24,7 @@ PICTURES = (".png",)
 COUNTS = {  # files without speeds: the same on every processor
     "clients.json": "scripts/clients",
     "house-before.json": "python scripts/meters.py --tests JUNIT_XML --write benchmarks/results/house-before.json",
+    "house-after.json": "python scripts/meters.py --tests JUNIT_XML --write benchmarks/results/house-after.json",
     "schema-suite.json": "python -m benchmarks.schema_suite .../json/tests --out benchmarks/results/schema-suite.json",
     "simulation.json": "python -m benchmarks.simulation",
 }
