@@ -45,7 +45,7 @@ async def thread_client(limits: QueueLimits = LIMITS) -> AsyncIterator[ThreadEng
             mailbox.put(LoadFinished(ref.digest, None if error else ref.digest, error, 0.0))
 
     world.residency._submit = submit
-    world.engine._runner = fake_engine.FaultyRunner(world.settings.block_size)
+    world.engine.execution.runner = fake_engine.FaultyRunner(world.settings.block_size)
     client = ThreadEngineClient(world.engine, mailbox, QueueGate(limits))
     try:
         yield client
