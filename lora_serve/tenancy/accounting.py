@@ -72,9 +72,9 @@ def _opened(
 ) -> Accounting:
     if config.redis_url is None:
         return Accounting(Quotas(), Meter(usage, None, accounting), AuditLog(audit))
-    from lora_serve.tenancy.audit.log import AuditExchange
-    from lora_serve.tenancy.quotas.counters import RedisCounters
-    from lora_serve.tenancy.usage.metering import UsageExchange
+    from lora_serve.tenancy.audit.exchange import AuditExchange
+    from lora_serve.tenancy.quotas.redis_counters import RedisCounters
+    from lora_serve.tenancy.usage.exchange import UsageExchange
 
     url, prefix = config.redis_url, config.redis_prefix
     counters: RateCounters = RedisCounters(url, prefix)

@@ -9,13 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
-from lora_serve.adapters.redis_connection import said
-from lora_serve.core.errors import ConfigError
-
 KEPT_MINUTES = 3  # counters of this minute and the one before are read
 _RETRY = 2.0  # seconds without asking counters that did not answer
 _log = logging.getLogger(__name__)
@@ -98,46 +91,3 @@ class SharedCounters:
         await self._own.close()
         if self._shared is not None:
             await self._shared.close()
-
-
-_MAX_CONNECTIONS = 16  # more requests wait for one, which takes a fraction of a millisecond
-
-
-class RedisCounters:
-    """See RateCounters."""
-
-    def __init__(self, url: str, prefix: str = "lora_serve", timeout: float = 0.5) -> None:
-        """`timeout`: seconds for connecting and for each reply, which a request waits for. Raises ConfigError."""
-        try:
-            pool = redis.asyncio.BlockingConnectionPool.from_url(
-                url,
-                max_connections=_MAX_CONNECTIONS,
-                timeout=timeout,
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
-                retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-            )
-        except ValueError as error:
-            raise ConfigError(f"--redis-url: {error}") from None
-        self._redis = redis.asyncio.Redis(connection_pool=pool)
-        self._pool = pool
-        self._prefix = f"{prefix}:rate:"
-
-    async def add(self, amounts: Mapping[str, int], minute: int) -> Counts:
-        """See RateCounters."""
-        try:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                for name, amount in amounts.items():
-                    pipe.incrby(f"{self._prefix}{name}:{minute}", amount)
-                    pipe.expire(f"{self._prefix}{name}:{minute}", 60 * KEPT_MINUTES)
-                    pipe.get(f"{self._prefix}{name}:{minute - 1}")
-                replies = await pipe.execute()
-        except (redis.RedisError, ValueError) as error:
-            raise ConnectionError(f"{type(error).__name__}: Redis {said(error)}") from None
-        triples = zip(amounts, replies[::3], replies[2::3], strict=True)
-        return {name: (int(before or 0), int(now)) for name, now, before in triples}
-
-    async def close(self) -> None:
-        """See RateCounters."""
-        await self._redis.aclose()
-        await self._pool.disconnect()

@@ -15,8 +15,9 @@ import pytest
 import redis
 
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.tenancy.audit.exchange import AuditExchange
 from lora_serve.tenancy.audit.journal import Act, AuditJournal, AuditLine
-from lora_serve.tenancy.audit.log import AuditExchange, AuditLog, RefusedActs
+from lora_serve.tenancy.audit.log import AuditLog, RefusedActs
 from tests.redis_server import RedisServer
 from tests.tenancy.quotas.limited import Clock
 from tests.tiers import mostly_nightly

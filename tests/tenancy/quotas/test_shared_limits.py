@@ -10,9 +10,10 @@ import pytest
 
 from lora_serve.core.errors import ConfigError, RateLimitedError
 from lora_serve.core.tenant import Caller
-from lora_serve.tenancy.quotas.counters import RedisCounters, SharedCounters
+from lora_serve.tenancy.quotas.counters import SharedCounters
 from lora_serve.tenancy.quotas.quotas import Quotas
 from lora_serve.tenancy.quotas.rate_limiter import RateLimiter, Reservation
+from lora_serve.tenancy.quotas.redis_counters import RedisCounters
 from tests.redis_server import RedisServer
 from tests.tenancy.quotas.limited import Clock, caller
 

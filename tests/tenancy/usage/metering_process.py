@@ -6,9 +6,10 @@ import asyncio
 import sys
 from pathlib import Path
 
+from lora_serve.tenancy.usage.exchange import UsageExchange
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 from lora_serve.tenancy.usage.journal import UsageJournal
-from lora_serve.tenancy.usage.metering import Meter, UsageExchange
+from lora_serve.tenancy.usage.metering import Meter
 
 
 async def main(store: Path, redis_url: str | None) -> None:

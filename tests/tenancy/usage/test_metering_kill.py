@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.tenancy.usage.exchange import UsageExchange
 from lora_serve.tenancy.usage.journal import UsageJournal
-from lora_serve.tenancy.usage.metering import Meter, UsageExchange
+from lora_serve.tenancy.usage.metering import Meter
 
 FOREVER = 2**40
 BATCH = 7

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.tenancy.usage.exchange import UsageExchange
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 from lora_serve.tenancy.usage.journal import UsageJournal
-from lora_serve.tenancy.usage.metering import Meter, UsageExchange, summed
+from lora_serve.tenancy.usage.metering import Meter, summed
 from tests.redis_server import RedisServer
 
 KEY = UsageKey("acme", "acme/a", "1", "sha256:a", "k1")
