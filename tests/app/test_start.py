@@ -25,6 +25,7 @@ from tests.canary.house import House
 DEMO = Path(__file__).parents[2] / "lora_serve/demo_data/model"
 
 UNNEEDED = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "scipy", "sklearn", "pandas", "matplotlib")
+EXTRAS = {"redis", "ray", "opentelemetry", "matplotlib", "s3fs"}  # what not everybody installs
 SERVED_BESIDE = ("lora_serve.app.serving", "lora_serve.server.app", "lora_serve.server.routes", "prometheus_client")
 START = """
 import json, sys, threading
@@ -59,6 +60,10 @@ for folder in packed:
     settings = Settings(model=folder, dtype="bfloat16", max_model_len=64, kv_cache_memory=2**20)
     parts = build_model(settings.part(ModelConfig), settings.part(EngineConfig), 1)
     facts["packed"].append([str(parts.spec.dtype), folder in maps()])
+import importlib, pkgutil, lora_serve.app.serving, lora_serve.commands, lora_serve.engine_host.child_engine
+for found in pkgutil.walk_packages(lora_serve.commands.__path__, "lora_serve.commands."):
+    importlib.import_module(found.name)
+facts["served"] = sorted(sys.modules)
 print(json.dumps(facts))
 """
 
@@ -100,6 +105,11 @@ def test_start_imports_no_compiler_and_no_unused_package_and_hides_none_afterwar
     assert [name for name in started["imported"] if name in UNNEEDED or name.startswith("torchao")] == []
     assert started["left"] == []
     assert started["is_distributed"]
+
+
+def test_neither_a_server_nor_a_command_needs_an_extra_that_it_was_not_asked_for(started: dict[str, Any]) -> None:
+    assert {"lora_serve.app.serving", "lora_serve.commands.adapters"} <= set(started["served"])
+    assert EXTRAS & set(started["served"]) == set()
 
 
 @pytest.mark.nightly  # by day: tests/model/loading/test_quantization.py

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -35,16 +34,17 @@ def authenticated(request: web.Request, authenticate: Authenticate) -> Caller:
 
     The address is the connection's: a header that names another could be anybody's invention.
     """
-    others = (request.headers.get(name) for name in ("X-Api-Key", "Api-Key"))
-    *firsts, last = (request.headers.get("Authorization"), *(f"Bearer {key}" for key in others if key))
-    for credentials in firsts:
-        with suppress(AuthenticationError):
+    keys = (request.headers.get(name) for name in ("X-Api-Key", "Api-Key"))
+    refusals = list[AuthenticationError]()
+    for credentials in (request.headers.get("Authorization"), *(f"Bearer {key}" for key in keys if key)):
+        try:
             return authenticate(request.app[SERVICES].authenticator, credentials)
-    try:
-        return authenticate(request.app[SERVICES].authenticator, last)
-    except WrongKeyError:
-        request.app[WRONG_KEYS].note(request.remote or "")
-        raise
+        except AuthenticationError as error:
+            refusals.append(error)
+    for refusal in refusals:
+        if isinstance(refusal, WrongKeyError):
+            request.app[WRONG_KEYS].note(request.remote or "")
+    raise refusals[-1]
 
 
 def guarded(route: Route) -> Handler:
