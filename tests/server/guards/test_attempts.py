@@ -52,6 +52,10 @@ async def test_wrong_keys_beyond_the_limit_are_429_wherever_they_are_tried(
         assert 1 <= int(answer.headers["Retry-After"]) <= 120
 
 
+async def test_each_wrong_key_of_a_request_counts(http: aiohttp.ClientSession) -> None:
+    assert await statuses(http, 4, "/v1/models", {**WRONG, "x-api-key": "nor-this"}) == [401] * 2 + [429] * 2
+
+
 async def test_right_key_from_the_same_address_is_served(http: aiohttp.ClientSession) -> None:
     assert (await statuses(http, 30, "/v1/models", WRONG))[-1] == 429
     assert await statuses(http, 10, "/v1/models", ADMIN) == [200] * 10
