@@ -33,7 +33,7 @@ from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import Mail
 from lora_serve.model.build import ModelParts, build_model
-from lora_serve.model.lora import host_adapter as prepared
+from lora_serve.model.lora import host_adapter
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.system.threads import use_one_core
 from lora_serve.text.grammars.matcher import GrammarConstraints
@@ -61,7 +61,7 @@ class AdapterSource:
         self._last_folded = last_folded
         self._blobs = blobs
         self._parts = parts
-        self._base = prepared.PreparedBase.of(parts.spec)
+        self._base = host_adapter.PreparedBase.of(parts.spec)
         self._pin = parts.spec.device.startswith("cuda")
 
     def load(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
@@ -76,11 +76,11 @@ class AdapterSource:
         """Writes the prepared file for the next load, unless it is there or the adapter is of a kind that has none."""
         if adapter.digest == DUMMY_DIGEST or not value.is_plain:
             return
-        name = prepared.file_name(adapter, self._base)
+        name = host_adapter.file_name(adapter, self._base)
         try:
             with self._blobs.near(adapter.digest) as blob:
                 if not (blob / name).exists():
-                    self._blobs.keep_beside(adapter.digest, name, prepared.pack(value, self._base))
+                    self._blobs.keep_beside(adapter.digest, name, host_adapter.pack(value, self._base))
         except AdapterUnavailableError:  # the adapter was deleted meanwhile
             return
         except (OSError, MemoryError) as error:
@@ -89,7 +89,7 @@ class AdapterSource:
     def _prepared(self, adapter: AdapterRef) -> Loaded[HostAdapter] | None:
         try:
             with self._blobs.near(adapter.digest) as blob:
-                return self._read_prepared(blob / prepared.file_name(adapter, self._base), adapter)
+                return self._read_prepared(blob / host_adapter.file_name(adapter, self._base), adapter)
         except (AdapterUnavailableError, OSError):  # `_ordinary` says in words what is wrong
             return None
 
@@ -98,12 +98,12 @@ class AdapterSource:
         if adapter.traits.base not in ("", self._base.fingerprint) or not os.path.lexists(path):
             return None
         try:
-            file = prepared.read(path, pin=self._pin)
+            file = host_adapter.read(path, pin=self._pin)
             fetched = time.perf_counter()
-            prepared.verify(file)
+            host_adapter.verify(file)
             verified = time.perf_counter()
-            value = prepared.unpack(file, adapter, self._base)
-        except (prepared.NotPreparedError, NotRegularError, ChangedFileError) as error:
+            value = host_adapter.unpack(file, adapter, self._base)
+        except (host_adapter.NotPreparedError, NotRegularError, ChangedFileError) as error:
             _log.warning("the prepared file of %s is removed: %s", adapter.label, error)
             with suppress(OSError):
                 path.unlink()
