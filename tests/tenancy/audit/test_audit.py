@@ -257,7 +257,7 @@ def test_lines_that_gathered_are_sent_once_each(
 async def test_tenants_acts_at_another_replica_are_found_however_many_acts_of_others_came_since(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lora_serve.tenancy.audit.log._PAGE", 2)
+    monkeypatch.setattr("lora_serve.tenancy.audit.exchange._PAGE", 2)
     here, there = log_of(redis_url, tmp_path, "here"), log_of(redis_url, tmp_path, "there")
     for number, owner in enumerate(["acme", "globex", "acme", "globex", "globex", "globex"]):
         await there.append(replace(ACT, subject=str(number), owner=owner))
