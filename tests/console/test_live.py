@@ -124,8 +124,13 @@ async def test_16_rows_of_8_adapters_have_the_lanes_colours_and_slots_of_the_eng
 ) -> None:
     async with load(console.url, ADAPTERS, 16):
         page = await live_page(open_page, console, console.admin)
-        shown = await page.wait_for_function(SHOWN)  # lanes and colours of one moment
-        lanes, painted = await shown.json_value()
+        end = time.monotonic() + 20
+        near = [False] * 16
+        while sum(near) < len(near) - 2 and time.monotonic() < end:
+            shown = await page.wait_for_function(SHOWN)  # lanes and colours of one moment
+            lanes, painted = await shown.json_value()
+            # A few requests may have followed others meanwhile: the lane is repainted a moment later.
+            near = [is_near(one, lane["colour"]) for one, lane in zip(painted, lanes, strict=True) if one]
         slots = await page.locator(".live-slot[data-digest]").evaluate_all(LANES)
         engine = await asyncio.to_thread(console.call, "GET", "admin/engine")
         before = await page.evaluate("document.querySelector('.live-canvas canvas').toDataURL()")
@@ -140,8 +145,7 @@ async def test_16_rows_of_8_adapters_have_the_lanes_colours_and_slots_of_the_eng
     colours = {slot["digest"]: slot["colour"] for slot in slots}
     assert [lane["colour"] for lane in lanes] == [colours[lane["digest"]] for lane in lanes]
     assert len({colours[digests[name]] for name in ADAPTERS}) == len(ADAPTERS)
-    near = [is_near(one, lane["colour"]) for one, lane in zip(painted, lanes, strict=False) if one]
-    assert sum(near) >= len(near) - 2  # one request may have followed another meanwhile
+    assert sum(near) >= len(near) - 2
 
 
 def is_near(painted: str, colour: str) -> bool:
