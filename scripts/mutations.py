@@ -79,8 +79,8 @@ MUTATIONS = (
         "            flush(scratch)\n", "", "adapters/stores faults/test_disk_faults.py",
     ),
     Mutation(
-        "tokens are not counted against limits", "6", "tenancy/quotas/rate_limiter.py",
-        'max(1, min(num_tokens, limit.limit)) if limit.unit == "tokens" else 1', "1", "tenancy/quotas",
+        "tokens are not counted against limits", "6", "tenancy/rate_limiter.py",
+        'max(1, min(num_tokens, limit.limit)) if limit.unit == "tokens" else 1', "1", "tenancy/test_rate_limiter.py",
     ),
     Mutation(
         "another tenant's adapter is found", "7", "adapters/catalog/resolution.py",
@@ -119,7 +119,7 @@ MUTATIONS = (
         "for _, data in early:", "for _, data in reversed(early):", "server/test_streaming.py",
     ),
     Mutation(
-        "a revoked key opens", "7", "tenancy/authentication/authenticator.py",
+        "a revoked key opens", "7", "tenancy/authenticator.py",
         "if key.revoked is not None or tenant is None:", "if tenant is None:", "tenancy",
     ),
 )  # fmt: skip

@@ -26,8 +26,8 @@ from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import Accounting
-from lora_serve.tenancy.authentication.admin_key import AdminKey, load_admin_key
-from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable, auth_required
+from lora_serve.tenancy.admin_key import AdminKey, load_admin_key
+from lora_serve.tenancy.authenticator import Authenticator, KeyTable, auth_required
 from lora_serve.text.rendering.processes import TemplateProcesses, trial_faults
 from lora_serve.text.tokenizer import TextModel
 

@@ -19,7 +19,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from lora_serve.core.log_context import current_fields
-from lora_serve.tenancy.directory.state import IN_TEXT
+from lora_serve.tenancy.directory_state import IN_TEXT
 
 if TYPE_CHECKING:
     from lora_serve.core.settings import Settings

@@ -19,7 +19,7 @@ from lora_serve.server.sockets.connections import CONNECTIONS, Connections
 from lora_serve.server.telemetry.tracing import traced
 from lora_serve.server.upkeep.periodic import following_budgets, metering, noting_uses, probing
 from lora_serve.server.upkeep.reconciler import Reconciler
-from lora_serve.tenancy.authentication.authenticator import WrongKeys
+from lora_serve.tenancy.authenticator import WrongKeys
 
 
 def build_app(services: Services) -> web.Application:

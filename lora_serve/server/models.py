@@ -18,7 +18,7 @@ from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import resolver_for
 from lora_serve.server.schemas.answers.generation import DeletedModel, ModelCard, ModelList
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.authentication.authenticator import is_loopback
+from lora_serve.tenancy.authenticator import is_loopback
 
 _CARD_VALUES = 20  # what one card costs, as values of an answer
 STARTED = int(time.time())  # `created` of the base model

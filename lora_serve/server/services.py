@@ -31,10 +31,10 @@ from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.telemetry.activity import Activity
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
-from lora_serve.tenancy.audit.log import AuditLog
-from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
-from lora_serve.tenancy.quotas.quotas import Quotas
-from lora_serve.tenancy.usage.metering import Meter
+from lora_serve.tenancy.audit_log import AuditLog
+from lora_serve.tenancy.authenticator import Authenticator, KeyTable
+from lora_serve.tenancy.metering import Meter
+from lora_serve.tenancy.quotas import Quotas
 from lora_serve.text.tokenizer import TextModel
 
 T = TypeVar("T")

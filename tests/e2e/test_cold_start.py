@@ -41,9 +41,9 @@ from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
-from lora_serve.tenancy.authentication.admin_key import AdminKey
-from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
-from lora_serve.tenancy.directory.directory import open_directory
+from lora_serve.tenancy.admin_key import AdminKey
+from lora_serve.tenancy.authenticator import Authenticator, KeyTable
+from lora_serve.tenancy.directory import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.e2e.conftest import KEY, Site
 

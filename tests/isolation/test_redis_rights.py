@@ -23,9 +23,9 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.tenant import Caller, Quota, Role
 from lora_serve.tenancy.accounting import open_accounting
-from lora_serve.tenancy.audit.journal import Act
-from lora_serve.tenancy.directory.directory import open_directory
-from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
+from lora_serve.tenancy.audit_journal import Act
+from lora_serve.tenancy.directory import open_directory
+from lora_serve.tenancy.usage import UsageFigures, UsageKey
 from tests.catalog_versions import version
 from tests.certificates import make_certificate
 from tests.redis_server import RedisServer

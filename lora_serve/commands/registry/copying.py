@@ -29,9 +29,8 @@ from lora_serve.commands.registry.subcommand import (
     registry_address,
 )
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
-from lora_serve.tenancy.audit import journal as audit_journal
-from lora_serve.tenancy.directory import directory
-from lora_serve.tenancy.usage import journal as usage_journal
+from lora_serve.tenancy import audit_journal, directory
+from lora_serve.tenancy import usage as usage_journal
 
 _OTHERS = OtherDatabases(
     (directory.FILE_NAME, usage_journal.FILE_NAME, audit_journal.FILE_NAME), {directory.FILE_NAME: directory.JOURNAL}

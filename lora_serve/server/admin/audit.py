@@ -13,7 +13,7 @@ from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.answers.tenancy import AuditPage
 from lora_serve.server.schemas.queries import AuditQuery
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.audit.journal import AuditLine
+from lora_serve.tenancy.audit_journal import AuditLine
 
 
 async def get_audit(request: web.Request) -> web.StreamResponse:

@@ -15,8 +15,8 @@ from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.admin import CreateKeyFields
 from lora_serve.server.schemas.answers.tenancy import KeyCard, KeyList
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.authentication.authenticator import KeyTable
-from lora_serve.tenancy.directory.state import KEY, limits_of
+from lora_serve.tenancy.authenticator import KeyTable
+from lora_serve.tenancy.directory_state import KEY, limits_of
 
 
 async def create_key(request: web.Request) -> web.StreamResponse:

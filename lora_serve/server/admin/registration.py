@@ -40,7 +40,7 @@ from lora_serve.server.schemas.admin import MetadataFields, RegisterFields
 from lora_serve.server.schemas.answers.adapters import RegistrationCard, RegistrationList
 from lora_serve.server.schemas.structured import StructuredFields, constraint_of
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.directory.state import REVOKED, TENANT
+from lora_serve.tenancy.directory_state import REVOKED, TENANT
 from lora_serve.text import reasoning, tool_calls
 
 

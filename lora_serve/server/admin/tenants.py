@@ -26,7 +26,7 @@ from lora_serve.server.schemas.admin import ChangeTenantFields, CreateTenantFiel
 from lora_serve.server.schemas.answers import tenancy as wire
 from lora_serve.server.schemas.queries import PageQuery
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.directory.state import TENANT, limits_of
+from lora_serve.tenancy.directory_state import TENANT, limits_of
 
 FREEING_TIMEOUT = 60.0  # seconds for running requests to let go of the blobs; after them their traces stay
 logger = logging.getLogger(__name__)

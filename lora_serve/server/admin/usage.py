@@ -19,8 +19,8 @@ from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.answers.tenancy import UsageTable
 from lora_serve.server.schemas.queries import FOREVER, UsageQuery
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.usage.figures import FIGURES, KEY_FIELDS, UsageFigures, UsageKey, UsageRow
-from lora_serve.tenancy.usage.metering import summed
+from lora_serve.tenancy.metering import summed
+from lora_serve.tenancy.usage import FIGURES, KEY_FIELDS, UsageFigures, UsageKey, UsageRow
 
 
 async def get_usage(request: web.Request) -> web.StreamResponse:

@@ -15,7 +15,7 @@ from lora_serve.server.answers.errors import WireError
 from lora_serve.server.answers.json_answer import json_response
 from lora_serve.server.route import ROUTES, Access
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.authentication.authenticator import is_loopback
+from lora_serve.tenancy.authenticator import is_loopback
 
 # No inline code, nothing from elsewhere, no form that goes anywhere, no other page around it.
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"

@@ -13,7 +13,7 @@ from lora_serve.core.tenant import Caller
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.route import Access, Route
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.authentication.authenticator import Authenticator, WrongKeys
+from lora_serve.tenancy.authenticator import Authenticator, WrongKeys
 
 Authenticate = Callable[[Authenticator, str | None], Caller]
 

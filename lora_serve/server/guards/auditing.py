@@ -22,8 +22,8 @@ from lora_serve.server.answers.errors import CLIENT_LEFT, wire_error
 from lora_serve.server.context import AuditNote, RequestContext
 from lora_serve.server.route import Route
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.audit.journal import Act
-from lora_serve.tenancy.directory.state import without_secrets
+from lora_serve.tenancy.audit_journal import Act
+from lora_serve.tenancy.directory_state import without_secrets
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ForeignSiteError, Unit
 from lora_serve.core.web_origin import Host, Origin, parse_host, parse_name, parse_origin
 from lora_serve.server.route import ROUTES
-from lora_serve.tenancy.authentication.authenticator import is_loopback
+from lora_serve.tenancy.authenticator import is_loopback
 
 _ITS_OWN = frozenset(("same-origin", "none"))  # `Sec-Fetch-Site`; none: typed, or a bookmark
 _METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"

@@ -16,8 +16,8 @@ from lora_serve.server.context import RequestContext
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.overflow.way import Way
 from lora_serve.server.services import Services
-from lora_serve.tenancy.quotas.quotas import concurrency_limits, waiting_limits
-from lora_serve.tenancy.usage.figures import AnswerUse, UsageKey
+from lora_serve.tenancy.quotas import concurrency_limits, waiting_limits
+from lora_serve.tenancy.usage import AnswerUse, UsageKey
 
 QUEUE_SIZE = 64  # events read ahead; a slow client then slows the readers of the rows, not the engine
 

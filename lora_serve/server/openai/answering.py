@@ -28,7 +28,7 @@ from lora_serve.server.openai.logprobs import num_values
 from lora_serve.server.schemas.answers.generation import CachedTokens, Usage
 from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.usage.figures import AnswerUse
+from lora_serve.tenancy.usage import AnswerUse
 from lora_serve.text.output import OutputText, Piece, StopRules
 
 HEADERS = {

@@ -29,7 +29,7 @@ from lora_serve.server.fleet import replicas_of
 from lora_serve.server.guards.access import authenticated
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.telemetry.metrics import OTHER_TENANTS, Metrics
-from lora_serve.tenancy.authentication.authenticator import Authenticator
+from lora_serve.tenancy.authenticator import Authenticator
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_ADAPTERS_LISTED = 1000  # names in a label of vllm:lora_requests_info

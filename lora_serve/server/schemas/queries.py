@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_v
 from lora_serve.core.adapter import AdapterState
 from lora_serve.server.schemas.admin import Digest
 from lora_serve.server.schemas.fields import Fields, Name
-from lora_serve.tenancy.usage.figures import KEY_FIELDS
+from lora_serve.tenancy.usage import KEY_FIELDS
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000

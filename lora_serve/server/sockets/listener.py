@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.tenancy.authentication.authenticator import auth_required, is_loopback
+from lora_serve.tenancy.authenticator import auth_required, is_loopback
 
 MAX_BURST = 64  # connections between two turns of the event loop; well below connections.RESERVED_DESCRIPTORS
 logger = logging.getLogger(__name__)

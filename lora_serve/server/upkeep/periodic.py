@@ -18,8 +18,8 @@ from lora_serve.core.stats import EngineStats, SlotInfo
 from lora_serve.core.tenant import TenantBudget
 from lora_serve.server.background.tasks import running
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.authentication.authenticator import KeyTable
-from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
+from lora_serve.tenancy.authenticator import KeyTable
+from lora_serve.tenancy.usage import UsageFigures, UsageKey
 
 KEY_USES_INTERVAL = 30.0  # seconds; what a crash forgets
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import pytest
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.tenancy.directory.directory import Directory, redis_journal
+from lora_serve.tenancy.directory import Directory, redis_journal
 from tests.broken_network import BrokenNetwork
 from tests.catalog_versions import digest, version
 from tests.redis_server import RedisServer

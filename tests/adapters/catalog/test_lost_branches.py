@@ -17,8 +17,8 @@ from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal, open_
 from lora_serve.adapters.catalog.opening import open_catalog, redis_journal
 from lora_serve.core.errors import AuthenticationError, ConflictError, LoraServeError, NotFoundError
 from lora_serve.core.tenant import Role
-from lora_serve.tenancy.authentication.authenticator import KeyTable
-from lora_serve.tenancy.directory.directory import JOURNAL, TITLE, Directory, merge_branches
+from lora_serve.tenancy.authenticator import KeyTable
+from lora_serve.tenancy.directory import JOURNAL, TITLE, Directory, merge_branches
 from tests.catalog_versions import digest, version
 from tests.redis_server import RedisServer
 from tests.tiers import mostly_nightly

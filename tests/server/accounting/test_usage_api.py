@@ -17,10 +17,10 @@ from lora_serve.core.errors import InternalError
 from lora_serve.core.stats import EMPTY, ReplicaState, ReplicaStats, SlotInfo, merged
 from lora_serve.core.tenant import Role
 from lora_serve.server.upkeep.periodic import record_residency
-from lora_serve.tenancy.usage.metering import summed
+from lora_serve.tenancy.metering import summed
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.conftest import BASE, House
-from tests.tenancy.quotas.limited import Clock
+from tests.tenancy.limited import Clock
 
 
 async def usage(http: aiohttp.ClientSession, **query: str) -> list[dict[str, Any]]:

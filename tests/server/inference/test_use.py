@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from lora_serve.client.mock import MockReply
 from lora_serve.core.messages import PromptEvent, Timings
 from lora_serve.core.request import InferenceRequest
-from lora_serve.tenancy.usage.figures import AnswerUse
+from lora_serve.tenancy.usage import AnswerUse
 
 BASE = "tiny-base"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from lora_serve.core.tenant import Role
 from lora_serve.server.schemas.answers.base import Page
-from lora_serve.tenancy.usage.figures import UsageFigures
+from lora_serve.tenancy.usage import UsageFigures
 
 
 class AuditEntry(TypedDict):
