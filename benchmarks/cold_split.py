@@ -13,8 +13,8 @@ from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
+from lora_serve.core.figures import LoadTimes
 from lora_serve.core.settings import Settings
-from lora_serve.core.tier_stats import LoadTimes
 from lora_serve.engine_host.local import AdapterSource
 from lora_serve.model.build import build_model
 

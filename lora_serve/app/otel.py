@@ -62,7 +62,6 @@ class OtelTraces:
         return OtelSpan(self._tracer, span, route, started)
 
     def close(self) -> None:
-        """See RequestTraces."""
         self._provider.shutdown()
 
 
@@ -79,11 +78,9 @@ class OtelSpan:
 
     @property
     def trace_id(self) -> str:
-        """See RequestSpan."""
         return format_trace_id(self._span.get_span_context().trace_id)
 
     def end(self, outcome: Outcome) -> None:
-        """See RequestSpan."""
         ended = self._started + time.monotonic_ns() - self._clock
         if self._span.is_recording():
             self._describe(outcome)

@@ -24,7 +24,7 @@ from lora_serve.adapters.registration.summary import base_warnings, kinds_of, to
 from lora_serve.adapters.registration.validation import check_values
 from lora_serve.adapters.registration.verification import check_smoke_test, refusal_of_errors, smoke_test_prompt
 from lora_serve.adapters.sources.folder import copy_files
-from lora_serve.app.services import base_templates
+from lora_serve.app.serving import base_templates
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
 from lora_serve.core.config import EngineConfig, ModelConfig

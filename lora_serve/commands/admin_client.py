@@ -19,7 +19,7 @@ import aiohttp
 from lora_serve.commands.flags import DEFAULT_STORE
 from lora_serve.commands.output import CommandError, ExitCode
 from lora_serve.core.errors import ConfigError
-from lora_serve.core.running_servers import is_this_machine, store_of
+from lora_serve.core.process import is_this_machine, store_of
 from lora_serve.tenancy.admin_key import FILE_NAME
 
 CONNECT_SECONDS = 10.0

@@ -51,7 +51,7 @@ def _check_engine(arguments: list[str]) -> None:
 
 def _help() -> str:
     from lora_serve.core.flags import FlagParser
-    from lora_serve.core.setting_groups.fleet import FleetSettings
+    from lora_serve.core.setting_groups.operation import FleetSettings
     from lora_serve.core.settings import Settings
 
     lines = [f"  {PROGRAM} {f'{name} {flags}':41} {summary}" for name, (flags, summary) in SUBCOMMANDS.items()]

@@ -171,13 +171,8 @@ class EngineView(Message, frozen=True):
 
 def name_replica(view: EngineView, replica: str) -> EngineView:
     """The view as that of a fleet's replica: everything that is shown of it names the replica."""
-    named = msgspec.structs.replace
-    return named(
-        view,
-        replica=replica,
-        steps=tuple(named(step, replica=replica) for step in view.steps),
-        requests=tuple(named(request, replica=replica) for request in view.requests),
-        ended=tuple(named(request, replica=replica) for request in view.ended),
-        moves=tuple(named(move, replica=replica) for move in view.moves),
-        slots=tuple(named(slot, replica=replica) for slot in view.slots),
-    )
+    shown = {
+        name: tuple(msgspec.structs.replace(item, replica=replica) for item in getattr(view, name))
+        for name in ("steps", "requests", "ended", "moves", "slots")
+    }
+    return msgspec.structs.replace(view, replica=replica, **shown)

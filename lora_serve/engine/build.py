@@ -9,8 +9,8 @@ from typing import Any
 
 from lora_serve.adapters.loading.host_cache import HostCache
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import MemoryPlan
 from lora_serve.core.config import AdapterConfig, EngineConfig
-from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SlotTable

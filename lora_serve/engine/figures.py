@@ -12,9 +12,9 @@ from typing import Any
 
 from lora_serve.core import live
 from lora_serve.core.batch import Batch
+from lora_serve.core.figures import TierStats
 from lora_serve.core.messages import Watch
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats
-from lora_serve.core.tier_stats import TierStats
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.constraints import Constraints

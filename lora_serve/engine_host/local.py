@@ -24,11 +24,11 @@ from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.errors import AdapterUnavailableError, is_out_of_memory
+from lora_serve.core.figures import LoadTimes
 from lora_serve.core.messages import AdapterSize
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import without_collections
-from lora_serve.core.setting_groups.grammars import GrammarConfig
-from lora_serve.core.tier_stats import LoadTimes
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import Mail

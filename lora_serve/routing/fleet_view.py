@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from lora_serve.core.replica_report import ReplicaReport
+from lora_serve.core.stats import ReplicaReport
 from lora_serve.routing.request import RecentRoots, RoutedRequest
 
 _LEARNING_RATE = 0.02

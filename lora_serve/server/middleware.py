@@ -8,9 +8,9 @@ from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from structlog.contextvars import bound_contextvars
 
 from lora_serve.core.errors import CapacityError, RateLimitedError, WrongKeysError
-from lora_serve.core.log_context import logged_with
 from lora_serve.server.answers.errors import CLIENT_LEFT, wire_error
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.guards.auditing import audited
@@ -29,7 +29,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     context = request[CONTEXT] = RequestContext(client_request_id=_named_by_client(request))
     status = CLIENT_LEFT
     route: Route | None = None
-    with logged_with(context.log_fields):
+    with bound_contextvars(log_fields=context.log_fields):
         try:
             route = request.app[ROUTES].find(request)
             answered = _respond(request, handler, context, route)

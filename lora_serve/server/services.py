@@ -16,9 +16,9 @@ from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.errors import LoraServeError, contained
+from lora_serve.core.figures import TierStats
 from lora_serve.core.messages import Resize
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.tier_stats import TierStats
 from lora_serve.server.background.adapter_templates import AdapterTemplates
 from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.server.background.grammar_checks import GrammarChecks

@@ -12,7 +12,7 @@ from functools import partial
 
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.messages import FinishEvent, PromptEvent, StepEvent
-from lora_serve.core.replica_report import ReplicaReport
+from lora_serve.core.stats import ReplicaReport
 from lora_serve.routing.fleet_view import FleetView
 from lora_serve.routing.request import RoutedRequest, routed
 from lora_serve.routing.routers import create_router

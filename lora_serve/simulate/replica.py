@@ -15,11 +15,11 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import CapacityError
+from lora_serve.core.figures import LoadTimes
 from lora_serve.core.messages import ErrorEvent, Event, SmokeTestResult, StepEvent
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
-from lora_serve.core.tier_stats import LoadTimes
+from lora_serve.core.stats import ReplicaReport, report_of
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.routing.request import RecentRoots

@@ -41,7 +41,7 @@ def load_admin_key(configured: str | None, store: Path, monitor: StoreMonitor | 
     """Return the configured key, else the one in `store`/admin_key, which is made (256 random bits) if missing.
 
     Logs where the key lies, never the key. The caller holds the store. `monitor`: writes a new key later if that is not
-    possible now; until then nobody has it. Raises ConfigError if the file cannot be read, made or used.
+    possible now; until then it is shown to no one. Raises ConfigError if the file cannot be read, made or used.
     """
     _remove_leftovers(store)
     if configured is not None:
@@ -98,7 +98,7 @@ def _created(path: Path, monitor: StoreMonitor | None) -> str:
 
 
 def _keep(path: Path, secret: str) -> None:
-    """Raises ConfigError if somebody else has put another one there meanwhile."""
+    """Raises ConfigError if another process has put another one there meanwhile."""
     if _create(path, secret) != secret:
         raise ConfigError(f"{path.name} was put there meanwhile; it counts from the next start on")
 

@@ -2,8 +2,8 @@
 
     digest(n) = SHA-256(digest(n - 1) + line(n))
 
-So a line that was changed, or removed from the middle, shows. That lines are missing at the end shows only to whoever
-noted a later digest: it is in the server's log, and with a shared registry in Redis.
+So a line that was changed, or removed from the middle, shows. That lines are missing at the end shows only to a reader
+who noted a later digest: it is in the server's log, and with a shared registry in Redis.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Act:
     role: str
     action: str  # "POST /admin/adapters/{id}/pin"
     subject: str  # what the action was about: an adapter's id, a tenant, a key
-    owner: str  # the tenant whose it is, "" if it is nobody's or not known
+    owner: str  # the tenant whose it is, "" if there is none or it is not known
     digest: str  # of the content that came or went, "" if there is none
     outcome: int  # the HTTP status; 499: the caller left before it was answered
     request_id: str

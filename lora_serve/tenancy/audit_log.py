@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _PAGE = 1000
 MAX_REFUSED = 60  # of a tenant within a minute
-_TOO_MANY = 429  # nobody looked at what it was about
+_TOO_MANY = 429  # its subject was not looked at
 _CLIENT_LEFT = 499  # the act may have been done
 
 
 @dataclass(frozen=True, slots=True)
-class AuditPage:
+class AuditLines:
     """Lines, newest first."""
 
     lines: list[AuditLine]
@@ -94,12 +94,12 @@ class AuditLog:
         if self._publishing is None or self._publishing.done():
             self._publishing = asyncio.ensure_future(self._publish(self._journal, self._exchange))
 
-    async def page(self, limit: int, before: str | None, matches: Matches) -> AuditPage:
+    async def page(self, limit: int, before: str | None, matches: Matches) -> AuditLines:
         """The newest lines of all replicas that match, at most `limit`, with ids before `before`."""
         others, is_complete = await self._others(limit + 1, before, matches)
         found = [*others, *await self._reads.run(lambda: first_matching(self._own(before), limit + 1, before, matches))]
         found.sort(key=lambda line: line.id, reverse=True)
-        return AuditPage(found[:limit], len(found) > limit, is_complete)
+        return AuditLines(found[:limit], len(found) > limit, is_complete)
 
     async def close(self) -> None:
         if self._publishing is not None:

@@ -28,7 +28,7 @@ class KeyTable:
 
     def caller(self, secret: str) -> Caller:
         """The caller whose secret this is. Raises WrongKeyError; AuthenticationError for a key that has ended;
-        UnreadableRecordError if nobody can tell what its tenant may do.
+        UnreadableRecordError if the record of its tenant cannot be read.
         """
         state, now = self.directory.snapshot, self.directory.clock()
         key = state.keys.get(id_in(secret) or "")
@@ -139,7 +139,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Counts:
+class _AddressCounts:
     minute: int
     previous: int = 0
     current: int = 0
@@ -159,7 +159,7 @@ class WrongKeys:
         """`limit`: within a minute; 0: any number. `clock`: seconds."""
         self._limit = limit
         self._clock = clock
-        self._counts: OrderedDict[str, _Counts] = OrderedDict()  # the last to send one last
+        self._counts: OrderedDict[str, _AddressCounts] = OrderedDict()  # the last to send one last
 
     def note(self, address: str) -> None:
         """Counts a wrong key from the address. Raises WrongKeysError beyond the limit."""
@@ -181,8 +181,8 @@ class WrongKeys:
             wait,
         )
 
-    def _of(self, site: str, minute: int) -> _Counts:
-        counts = self._counts.setdefault(site, _Counts(minute))
+    def _of(self, site: str, minute: int) -> _AddressCounts:
+        counts = self._counts.setdefault(site, _AddressCounts(minute))
         self._counts.move_to_end(site)
         if len(self._counts) > MAX_ADDRESSES:
             self._counts.popitem(last=False)

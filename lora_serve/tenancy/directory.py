@@ -117,7 +117,7 @@ class Directory:
         quota: Quota = NO_LIMITS,
         maker: str = "",
     ) -> tuple[ApiKey, str]:
-        """The record, and the secret, which nobody can show again. `expires`: Unix seconds. `maker`: id of the key that
+        """The record, and the secret, which cannot be shown again. `expires`: Unix seconds. `maker`: id of the key that
         asks for it, if it is one of ours; it must not have been revoked, at another replica either.
 
         Raises NotFoundError, ConflictError, AuthenticationError.

@@ -22,7 +22,7 @@ from lora_serve.core.errors import NotFoundError, UnreadableRecordError
 from lora_serve.core.tenant import MAX_LIMIT, ApiKey, Quota, Tenant, check_tenant_name
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
-_LATER = ("offload",)  # fields that the records of earlier versions do not have: nobody had forbidden it
+_LATER = ("offload",)  # fields that the records of earlier versions do not have: it was not forbidden then
 _log = logging.getLogger(__name__)
 Record = TypeVar("Record", Tenant, ApiKey)
 

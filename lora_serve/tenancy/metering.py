@@ -25,7 +25,6 @@ from lora_serve.tenancy.usage import (
     UsageRow,
     add_to,
     coarser,
-    rows_of,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Meter:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what was counted so far, and tell the other replicas. What fails is tried again the next time."""
+        """Write what was counted so far, and publish it for the other replicas. What fails is tried again next time."""
         if self._journal is None:
             return
         async with self._lock:
@@ -112,7 +111,8 @@ class Meter:
                 part.close()
 
     def _unwritten(self, start: int, end: int, tenant: str | None) -> list[UsageRow]:
-        rows = (row for batch in (self._pending, self._writing) for row in rows_of(batch))
+        counted = (*self._pending.items(), *self._writing.items())
+        rows = ((bucket, key, figures) for (bucket, key), figures in counted)
         return [row for row in rows if start <= row[0] < end and tenant in (None, row[1].tenant)]
 
     def _bucket(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +12,10 @@ from lora_serve.core.errors import RateLimitedError, RequestTimeoutError, Unit
 from lora_serve.core.tenant import Caller, Quota, Tenant
 from lora_serve.engine.queue_gate import WaitingLimit
 from lora_serve.tenancy.rate_limiter import RateLimit, RateLimiter, Reservation, SharedCounters
+
+# The fields of a quota that bound inference, and registrations.
+_UNITS: Mapping[Unit, str] = {"requests": "requests_per_minute", "tokens": "tokens_per_minute"}
+_REGISTRATIONS: Mapping[Unit, str] = {"registrations": "registrations_per_minute"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class ConcurrencyLimiter:
         if any(limit.limit <= 0 for limit in limits):
             raise RateLimitedError("Of your quota, none of your requests may run at present.", 60, "tenant_running")
         with self._known(limits):
-            if self._has_room(limits):  # then nobody waits for these scopes
+            if self._is_free(limits):  # then no row waits for these scopes
                 self._take(limits)
             else:
                 await self._wait(limits, deadline)
@@ -114,10 +118,10 @@ class ConcurrencyLimiter:
         self._grant()
 
     def _grant(self) -> None:
-        """Grants places to the rows that have room now, the longest waiting first."""
+        """Grants places to the rows whose scopes have free ones, the longest waiting first."""
         for waiter in list(self._waiters):
             has_left = waiter.granted.done()  # cancelled, but its task has not run since
-            if not has_left and self._has_room(waiter.limits):
+            if not has_left and self._is_free(waiter.limits):
                 del self._waiters[waiter]
                 self._take(waiter.limits)
                 waiter.granted.set_result(None)
@@ -125,12 +129,8 @@ class ConcurrencyLimiter:
     def _take(self, limits: Sequence[ConcurrencyLimit]) -> None:
         self._held.update(limit.scope for limit in limits)
 
-    def _has_room(self, limits: Sequence[ConcurrencyLimit]) -> bool:
+    def _is_free(self, limits: Sequence[ConcurrencyLimit]) -> bool:
         return all(self._held[limit.scope] < self._limits[limit.scope] for limit in limits)
-
-
-_UNITS: tuple[tuple[Unit, str], ...] = (("requests", "requests_per_minute"), ("tokens", "tokens_per_minute"))
-_REGISTRATIONS: tuple[tuple[Unit, str], ...] = (("registrations", "registrations_per_minute"),)
 
 
 class Quotas:
@@ -138,9 +138,7 @@ class Quotas:
 
     def __init__(self, limiter: RateLimiter | None = None, concurrency: ConcurrencyLimiter | None = None) -> None:
         self._limiter = limiter or RateLimiter(SharedCounters(None))
-        self._acts = RateLimiter(
-            SharedCounters(None)
-        )  # of each server alone: an admin may have to act while Redis is away
+        self._acts = RateLimiter(SharedCounters(None))  # of this server: an admin may have to act while Redis is away
         self.concurrency = concurrency or ConcurrencyLimiter()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -157,7 +155,7 @@ class Quotas:
 
     async def begin_registration(self, caller: Caller) -> None:
         """Counts an upload or registration, before its bytes are read. Raises RateLimitedError."""
-        limits = registration_limits(caller)
+        limits = rate_limits(caller, _REGISTRATIONS)
         self._limiter.check(limits)
         await self._reserved(limits, 0)
 
@@ -184,9 +182,10 @@ class Quotas:
         counted. Raises RateLimitedError if the counters cannot be reached.
         """
         caller = Caller(tenant.name, quota=tenant.quota, since=tenant.created)
-        limits = (*rate_limits(caller), *registration_limits(caller))
+        units = {**_UNITS, **_REGISTRATIONS}
+        limits = rate_limits(caller, units)
         counted = await self._limiter.used(limits) if limits else {}
-        found = {field: counted[unit] for unit, field in (*_UNITS, *_REGISTRATIONS) if unit in counted}
+        found = {units[unit]: used for unit, used in counted.items()}
         for limit in concurrency_limits(caller):  # one at most: it is no key's
             found["max_running"] = self.concurrency.num_held_by(limit.scope)
         return found
@@ -213,21 +212,12 @@ class Quotas:
             self.settle(task.result(), 0)
 
 
-def rate_limits(caller: Caller) -> tuple[RateLimit, ...]:
-    """The caller's limits of inference per minute, its tenant's first."""
-    return _limits(caller, _UNITS)
-
-
-def registration_limits(caller: Caller) -> tuple[RateLimit, ...]:
-    """The caller's limits of registrations per minute, its tenant's first."""
-    return _limits(caller, _REGISTRATIONS)
-
-
-def _limits(caller: Caller, units: tuple[tuple[Unit, str], ...]) -> tuple[RateLimit, ...]:
+def rate_limits(caller: Caller, units: Mapping[Unit, str] = _UNITS) -> tuple[RateLimit, ...]:
+    """The caller's limits per minute, its tenant's first."""
     return tuple(
         RateLimit(scope, unit, limit)
         for scope, quota in _scopes(caller)
-        for unit, field in units
+        for unit, field in units.items()
         if (limit := getattr(quota, field)) is not None
     )
 

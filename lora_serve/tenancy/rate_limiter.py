@@ -8,12 +8,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from lora_serve.core.errors import RateLimitedError, Standing, Standings, Unit
 
+WINDOW = 60.0  # seconds
+_ROUNDING = 1e-9
 KEPT_MINUTES = 3  # counters of this minute and the one before are read
 _RETRY = 2.0  # seconds without asking counters that did not answer
+_REMEMBERED = 1.0  # seconds for which a refusal is repeated without asking the counters
+_AWAY = 2.0  # seconds to say when the counters cannot be reached
 _log = logging.getLogger(__name__)
 
 Counts = dict[str, tuple[int, int]]  # by name: of the minute before, of this one
@@ -40,7 +45,6 @@ class MemoryCounters:
         self._used_at: dict[int, float] = {}  # by minute, in seconds of `clock`
 
     async def add(self, amounts: Mapping[str, int], minute: int) -> Counts:
-        """See RateCounters."""
         now = self._clock()
         if minute not in self._minutes:
             for old in [known for known, used_at in self._used_at.items() if now - used_at > 60 * KEPT_MINUTES]:
@@ -96,10 +100,6 @@ class SharedCounters:
             await self._shared.close()
 
 
-WINDOW = 60.0  # seconds
-_ROUNDING = 1e-9
-
-
 @dataclass(frozen=True, slots=True)
 class WindowCount:
     """The counts of the minute before and of this one, of which the part `elapsed` is over, 0 to 1."""
@@ -121,12 +121,12 @@ class WindowCount:
         return max(0, math.floor(limit - self.used + _ROUNDING))
 
     def seconds_until(self, limit: int, cost: int) -> float:
-        """Seconds until `cost` fits if nobody else asks; what never does is told to come after two minutes."""
+        """Seconds until `cost` fits if no other request comes; two minutes for what never fits."""
         if cost > limit:
             return 2 * WINDOW
-        room = limit - self.current - cost
-        if room >= 0:
-            return WINDOW * max(0.0, _part_to_pass(self.previous, room) - self.elapsed)
+        left = limit - self.current - cost
+        if left >= 0:
+            return WINDOW * max(0.0, _part_to_pass(self.previous, left) - self.elapsed)
         return WINDOW * (1 - self.elapsed + _part_to_pass(self.current, limit - cost))
 
     @property
@@ -137,13 +137,9 @@ class WindowCount:
         return WINDOW * (1 - self.elapsed) if self.previous > 0 else 0.0
 
 
-def _part_to_pass(count: int, room: int) -> float:
-    """The part of a minute that must be over for the count of the one before it to weigh no more than `room`."""
-    return 0.0 if count <= room else 1 - room / count
-
-
-_REMEMBERED = 1.0  # seconds for which a refusal is repeated without asking the counters
-_AWAY = 2.0  # seconds to say when nobody can be counted
+def _part_to_pass(count: int, left: int) -> float:
+    """The part of a minute that must be over for the count of the one before it to weigh no more than `left`."""
+    return 0.0 if count <= left else 1 - left / count
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,19 +167,13 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
-    """The words of a refusal, to be repeated until `until`. Not the error: one that was raised keeps the frames that it
-    went through, and with them the request.
+class _LastRefusal:
+    """A refusal, to be repeated until `until`. `error` makes it anew: one that was raised keeps the frames that it went
+    through, and with them the request.
     """
 
     until: float
-    message: str
-    retry_after: float
-    reason: str
-    standings: Standings
-
-    def error(self) -> RateLimitedError:
-        return RateLimitedError(self.message, self.retry_after, self.reason, self.standings)
+    error: Callable[[], RateLimitedError]
 
     def holds(self, now: float) -> bool:
         """False also if the clock was set back, which must not keep it alive."""
@@ -197,7 +187,9 @@ class RateLimiter:
         """`clock`: Unix seconds, so that replicas mean the same minute."""
         self._counters = counters
         self._clock = clock
-        self._refusals: dict[str, _Refusal] = {}  # the oldest first, by the name of a limit, which is none on tokens
+        self._refusals: dict[
+            str, _LastRefusal
+        ] = {}  # the oldest first, by the name of a limit, which is none on tokens
 
     def check(self, limits: Sequence[RateLimit]) -> None:
         """Raises the refusal that the caller got within the last second once more, without asking the counters."""
@@ -237,7 +229,7 @@ class RateLimiter:
         minute, _ = self._now()
         beyond = {name: num_tokens - held for name, held in reservation.tokens.items() if num_tokens > held}
         unused = {name: num_tokens - held for name, held in reservation.tokens.items() if num_tokens < held}
-        if unused and minute - reservation.minute <= 1:  # nobody looks at an older minute any more
+        if unused and minute - reservation.minute <= 1:  # an older minute is not read any more
             await self._try_to_add(reservation.counters, unused, reservation.minute)
         if beyond:
             await self._try_to_add(reservation.counters, beyond, minute)
@@ -275,20 +267,19 @@ class RateLimiter:
         waits = {limit: windows[limit].seconds_until(limit.limit, costs[limit]) for limit in failing}
         limit = max(waits, key=lambda limit: waits[limit])
         whose = "your organisation" if limit.scope.startswith("tenant:") else "this key"
-        refusal = _Refusal(
-            self._clock() + min(_REMEMBERED, waits[limit]),
+        message = (
             f"Rate limit reached for {whose} on {limit.unit} per minute: limit {limit.limit}, used "
-            f"{round(windows[limit].used)}, requested {costs[limit]}. Try again in {waits[limit]:.1f} s.",
-            waits[limit],
-            f"{limit.scope.partition(':')[0]}_{limit.unit}_per_minute",
-            _standings(windows),
+            f"{round(windows[limit].used)}, requested {costs[limit]}. Try again in {waits[limit]:.1f} s."
         )
+        reason = f"{limit.scope.partition(':')[0]}_{limit.unit}_per_minute"
+        error = partial(RateLimitedError, message, waits[limit], reason, _standings(windows))
+        refusal = _LastRefusal(self._clock() + min(_REMEMBERED, waits[limit]), error)
         if limit.unit != "tokens":
             self._remember(limit.name, refusal)
         return refusal.error()
 
-    def _remember(self, name: str, refusal: _Refusal) -> None:
-        """In place of those that are over: whoever was refused may never come again."""
+    def _remember(self, name: str, refusal: _LastRefusal) -> None:
+        """In place of those that are over: a refused caller may never come again."""
         now = self._clock()
         self._refusals.pop(name, None)
         while self._refusals:

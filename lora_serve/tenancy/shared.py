@@ -76,10 +76,10 @@ class AuditExchange(_Exchange):
         with readable_errors(self.title):
             drop_other_type(self._redis, self._replicas, b"set")
             self._redis.sadd(self._replicas, self._replica)
-            if not self._tell(journal):  # somebody else's entry is in the way, or was and left its id
+            if not self._append(journal):  # an entry of another writer is in the way, or was and left its id
                 _log.warning("the shared audit log held what is not ours; this server's lines are told again")
                 self._redis.delete(self._own)
-                self._tell(journal)
+                self._append(journal)
 
     def latest_of_others(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
         """The matching lines of the other replicas, at most `limit` of each, newest first, with ids before `before`."""
@@ -88,7 +88,7 @@ class AuditExchange(_Exchange):
             lines = (first_matching(self._lines(name, newest), limit, before, matches) for name in self._others())
             return [line for found in lines for line in found]
 
-    def _tell(self, journal: AuditJournal) -> bool:
+    def _append(self, journal: AuditJournal) -> bool:
         """Writes the lines after the last one in Redis. Returns False if an entry there is no line, or blocks them.
 
         A line of this replica that the journal does not have, or has otherwise, stays: it is evidence of a change.
@@ -100,9 +100,9 @@ class AuditExchange(_Exchange):
         number = last or max(0, journal.num_lines - MAX_LINES)
         while page := journal.lines(number):
             number = page[-1].number
-            told = [line for line in page if line.is_sound]
-            self._write(told)
-            if told and self._last_number() < told[-1].number:
+            sound = [line for line in page if line.is_sound]
+            self._write(sound)
+            if sound and self._last_number() < sound[-1].number:
                 return False
         return True
 
@@ -141,7 +141,7 @@ def _line_of(replica: str, entry: bytes, fields: Mapping[bytes, bytes]) -> Audit
 
 
 class UsageExchange(_Exchange):
-    """Every replica's sums of usage, so that each can tell all of them."""
+    """Every replica's sums of usage, so that each can answer with all of them."""
 
     kind, title = "usage", "usage figures"
 
@@ -232,7 +232,6 @@ class RedisCounters:
         self._prefix = f"{prefix}:rate:"
 
     async def add(self, amounts: Mapping[str, int], minute: int) -> Counts:
-        """See RateCounters."""
         try:
             async with self._redis.pipeline(transaction=True) as pipe:
                 for name, amount in amounts.items():
@@ -246,6 +245,5 @@ class RedisCounters:
         return {name: (int(before or 0), int(now)) for name, now, before in triples}
 
     async def close(self) -> None:
-        """See RateCounters."""
         await self._redis.aclose()
         await self._pool.disconnect()

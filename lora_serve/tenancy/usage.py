@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ class UsageKey:
     adapter: str  # the base model's name for the base model
     version: str
     digest: str
-    key: str = ""  # id of the API key; empty: nobody's request (residency), or authentication is off
+    key: str = ""  # id of the API key; empty: no request (residency), or authentication is off
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class AnswerUse:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens used so far. A prompt counts as soon as its computation begins: whoever leaves just before the
-        first token has had it computed, or most of it.
+        """The tokens used so far. A prompt counts as soon as its computation begins: a client that leaves just before
+        the first token has had it computed, or most of it.
         """
         return self._length(self._started_prompts | self._computed_prompts()) + sum(self._num_generated)
 
@@ -296,8 +296,3 @@ def _row(row: Sequence[object]) -> UsageRow:
     key = UsageKey(*map(str, row[1:split]))
     figures = UsageFigures(*row[split:])  # type: ignore[arg-type]
     return int(str(row[0])), key, figures
-
-
-def rows_of(batch: Batch) -> Iterable[UsageRow]:
-    """The rows of a batch."""
-    return [(bucket, key, figures) for (bucket, key), figures in batch.items()]

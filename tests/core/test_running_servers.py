@@ -13,7 +13,7 @@ import pytest
 
 from lora_serve.commands.admin_client import find_admin_key
 from lora_serve.commands.flags import DEFAULT_URL, named_urls, urls_here
-from lora_serve.core.running_servers import noted_server, running_servers, store_of
+from lora_serve.core.process import noted_server, running_servers, store_of
 
 URL = "http://127.0.0.1:8123"
 

@@ -23,7 +23,7 @@ from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable, build_sources
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.app.services import base_templates
+from lora_serve.app.serving import base_templates
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig

@@ -11,8 +11,8 @@ from lora_serve.adapters.loading.blobs import Blobs
 from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.figures import LoadTimes
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.tier_stats import LoadTimes
 
 
 def fetch_timed(blobs: Blobs, spec: ModelSpec, adapter: AdapterRef) -> tuple[SavedAdapter, LoadTimes]:

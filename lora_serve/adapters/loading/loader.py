@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoadHangsError, LoraServeError
-from lora_serve.core.tier_stats import LoadTimes
+from lora_serve.core.figures import LoadTimes
 
 V = TypeVar("V")
 _MAX_PAUSE = 2.0  # seconds

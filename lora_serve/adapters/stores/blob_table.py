@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from lora_serve.adapters.eviction import create_policy
 from lora_serve.adapters.eviction.residents import Residents
 from lora_serve.adapters.stores.base import TierCounts
-from lora_serve.core.tier_stats import EvictionReason, TierStats
+from lora_serve.core.figures import EvictionReason, TierStats
 
 _OWNER = ""
 

@@ -45,7 +45,7 @@ from lora_serve.core.errors import (
     PayloadTooLargeError,
     StoreUnwritableError,
 )
-from lora_serve.core.tier_stats import EvictionReason, TierStats
+from lora_serve.core.figures import EvictionReason, TierStats
 
 BLOB_NAME = re.compile(r"[0-9a-f]{64}\Z")
 MAX_QUARANTINED = 8  # broken blobs that a cache keeps

@@ -30,7 +30,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import files_id, machine_id
-from lora_serve.core.replica_report import ReplicaReport
+from lora_serve.core.stats import ReplicaReport
 from lora_serve.engine.queue_gate import QueueGate
 
 

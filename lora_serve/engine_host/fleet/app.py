@@ -23,7 +23,7 @@ from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.messages import Configure
 from lora_serve.core.settings import SECRETS, Settings, describe
-from lora_serve.core.vllm.taking import parsed_keys, taken
+from lora_serve.core.vllm_flags import parsed_keys, taken
 from lora_serve.engine_host.configure import configure_of
 from lora_serve.engine_host.fleet import autoscaling
 from lora_serve.engine_host.fleet.node import SELDOM_METRICS

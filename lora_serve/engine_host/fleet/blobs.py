@@ -16,9 +16,9 @@ from lora_serve.core.blob_messages import (
     BlobCall,
     BlobFiles,
     BlobMessage,
+    FilePiece,
     OpenBlob,
     OpenStaged,
-    Piece,
     ReadPiece,
     WritePiece,
 )
@@ -52,7 +52,7 @@ class ContentServer(BlobServer):
             folder, names = self._folders.get(message.opened, (Path(), frozenset[str]()))
             if message.name not in names:
                 raise _NOWHERE
-            return Piece(await self._on_thread(lambda: _read(folder / message.name, message.offset)))
+            return FilePiece(await self._on_thread(lambda: _read(folder / message.name, message.offset)))
         if isinstance(message, WritePiece):
             if not isinstance(self._staged.get(message.of), Convert) or message.name not in CONTENT_NAMES:
                 raise _NOWHERE

@@ -23,10 +23,10 @@ from lora_serve.core.blob_messages import (
     BlobFiles,
     BlobFolder,
     CloseBlob,
+    FilePiece,
     KeepBeside,
     OpenBlob,
     OpenStaged,
-    Piece,
     ReadPiece,
     WritePiece,
 )
@@ -183,7 +183,7 @@ class ReplicaBlobs:
             for offset in range(0, size, PIECE_BYTES):
                 call = ReadPiece(self._calls.new_id(), opened, path.name, offset)
                 piece = self._ask(gateway, call)
-                assert isinstance(piece, Piece)
+                assert isinstance(piece, FilePiece)
                 file.write(piece.content)
 
     def _kept(self, digest: str, copy: Path, seconds: float) -> Path | None:

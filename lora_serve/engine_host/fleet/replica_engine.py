@@ -16,9 +16,9 @@ from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import InternalError, InvalidRequestError
 from lora_serve.core.messages import Evict, FromEngine, Greeting, Ready, Reply, Reported, Submit, ToEngine, WarmUpDone
 from lora_serve.core.process import files_id, machine_id
-from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.setting_groups.engine import QueueLimits
+from lora_serve.core.stats import ReplicaReport, report_of
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
 from lora_serve.engine_host.fleet.autoscaling import load

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from lora_serve.adapters.catalog.entry import KEY, CatalogEntry, VersionEntry, noted_template, shown_source
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.errors import LoraServeError
+from lora_serve.core.figures import LoadTimes
 from lora_serve.core.stats import AdapterCounters, EngineStats
 from lora_serve.core.tenant import Caller
-from lora_serve.core.tier_stats import LoadTimes
 from lora_serve.server.answers.json_answer import as_given
 from lora_serve.server.fleet import places_of
 from lora_serve.server.inference.defaults import metadata_warnings

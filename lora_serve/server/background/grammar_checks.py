@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.request import TokenGrammar
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_own_text, checked_text
 from lora_serve.text.grammars.constraint import Constraint

@@ -18,7 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ForeignSiteError, Unit
-from lora_serve.core.web_origin import Host, Origin, parse_host, parse_name, parse_origin
+from lora_serve.core.setting_texts import Origin, WebHost, parse_host, parse_name, parse_origin
 from lora_serve.server.route import ROUTES
 from lora_serve.tenancy.authenticator import is_loopback
 
@@ -83,7 +83,7 @@ class BrowserGuard:
             if host is None or not self._is_own(host):
                 raise ForeignSiteError(_host_text(said, host))
 
-    def _is_own(self, host: Host) -> bool:
+    def _is_own(self, host: WebHost) -> bool:
         """True for the server's own names, and for addresses: no name can be made to look like one."""
         if host.name in self._names or host.name.endswith(".localhost"):
             return True
@@ -123,7 +123,7 @@ def _permission(request: web.Request) -> web.Response:
     return web.Response(status=204, headers=headers)
 
 
-def _host_text(said: str, host: Host | None) -> str:
+def _host_text(said: str, host: WebHost | None) -> str:
     text = (
         "This server asks for no key, so it must not be called by names that are not its own: any web page could reach "
         f"it by one of those. The request is for the host `{said[:100]}`."

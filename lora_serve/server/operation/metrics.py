@@ -22,9 +22,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from lora_serve.core.errors import AuthenticationError, ForbiddenError, LoraServeError
-from lora_serve.core.figures import COUNTS, MetricName, marks_of
+from lora_serve.core.figures import COUNTS, EvictionReason, MetricName, TierStats, marks_of
 from lora_serve.core.stats import STEP_TOKENS, EngineStats, ReplicaState, ReplicaStats, SpeculationStats
-from lora_serve.core.tier_stats import EvictionReason, TierStats
 from lora_serve.server.fleet import replicas_of
 from lora_serve.server.guards.access import authenticated
 from lora_serve.server.services import SERVICES, Services

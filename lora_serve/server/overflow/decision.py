@@ -15,10 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from lora_serve.client.base import EngineClient
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.model_map import ModelMap
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
-from lora_serve.core.setting_groups.overflow import OverflowConfig
+from lora_serve.core.setting_groups.overflow import ModelMap, OverflowConfig
 from lora_serve.engine.queue_gate import WaitForecast
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.background.tasks import running

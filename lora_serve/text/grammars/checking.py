@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.text.grammars.constraint import (
     Constraint,
     ConstraintKind,

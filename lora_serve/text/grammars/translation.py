@@ -11,7 +11,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.core.strict_json import JsonError, parse_json
 from lora_serve.text.grammars.constraint import BLANKS, Constraint, ConstraintKind, JsonStyle, refused
 from lora_serve.text.grammars.gbnf import is_lark, to_lark

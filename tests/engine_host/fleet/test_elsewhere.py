@@ -27,7 +27,7 @@ from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.client.wire import body_of, to_engine
-from lora_serve.core.blob_messages import PIECE_BYTES, CloseBlob, OpenBlob, Piece, ReadPiece, WritePiece
+from lora_serve.core.blob_messages import PIECE_BYTES, CloseBlob, FilePiece, OpenBlob, ReadPiece, WritePiece
 from lora_serve.core.errors import AdapterUnavailableError, StoreUnwritableError
 from lora_serve.core.messages import AdapterSize, FromEngine, Reply, ToEngine
 from lora_serve.engine_host.fleet import blobs, replica_blobs
@@ -38,7 +38,7 @@ from tests.client.ray.fake_fleet import LIMITS, FakeFleet, FakeReplica
 from tests.engine_host.fake_engine import FakeValidator, fake_spec
 
 WEIGHTS = np.random.default_rng(0).bytes(7 * PIECE_BYTES // 2)
-Damage = Callable[[Piece], Piece]
+Damage = Callable[[FilePiece], FilePiece]
 
 
 def saved(folder: Path, weights: bytes = WEIGHTS) -> Path:
@@ -62,7 +62,7 @@ class Wire(FakeFleet):
         await super().take(replica, gateway, body_of([self._passed(message) for message in to_engine(frame)]))
 
     def _passed(self, message: ToEngine) -> ToEngine:
-        if not isinstance(message, Reply) or not isinstance(message.value, Piece):
+        if not isinstance(message, Reply) or not isinstance(message.value, FilePiece):
             return message
         self.num_pieces += 1
         self.before_piece(self.num_pieces)
@@ -323,8 +323,8 @@ async def test_folder_whose_files_cannot_be_listed_is_let_go_with_the_error(
 
 @pytest.mark.parametrize("is_short", [False, True])
 async def test_damaged_piece_is_fetched_again_and_never_kept(tmp_path: Path, digest: str, *, is_short: bool) -> None:
-    def damaged(piece: Piece) -> Piece:
-        return Piece(piece.content[:-1] + (b"" if is_short else bytes([piece.content[-1] ^ 1])))
+    def damaged(piece: FilePiece) -> FilePiece:
+        return FilePiece(piece.content[:-1] + (b"" if is_short else bytes([piece.content[-1] ^ 1])))
 
     async with elsewhere(tmp_path, "one") as world:
         world.gateways[0].store.put(digest, tmp_path / "adapter")

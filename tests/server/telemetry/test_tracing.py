@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from lora_serve.app.launch import opened_traces
 from lora_serve.app.otel import OtelTraces, exporter_for
-from lora_serve.app.tracing import opened_traces
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import ConfigError, NumericalError
 from lora_serve.server.services import Services

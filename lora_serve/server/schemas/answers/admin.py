@@ -7,8 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from lora_serve.core.figures import TierStats
 from lora_serve.core.stats import EngineStats, ReplicaState, SlotInfo
-from lora_serve.core.tier_stats import TierStats
 from lora_serve.server.lifecycle import EngineRestart, ServerState, WarmUpStage
 from lora_serve.server.schemas.answers.adapters import AdapterPlace
 from lora_serve.server.schemas.answers.base import Answer, with_fields_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.core.vllm.table import FLAGS, Fate, Takes, VllmFlag
+from lora_serve.core.vllm_table import FLAGS, Fate, Takes, VllmFlag
 
 MODEL = "MODEL"  # what stands alone on the line, as in `vllm serve MODEL`
 VLLM_KEYS = {flag.name.removeprefix("--").replace("-", "_"): flag for flag in FLAGS}  # as keys of a YAML file
