@@ -131,7 +131,6 @@ def _top_level_imports(file: Path) -> set[str]:
         "docs/explanation/security.md",
         "docs/explanation/simulation.md",
         "CHANGELOG.md",
-        "docs/faults.md",
     ],
 )
 def test_links_and_paths_named_in_documents_exist(document: str) -> None:
