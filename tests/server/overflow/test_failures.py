@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 from openai import APIError, AsyncOpenAI
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import NumericalError
 from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.server.overflow.neighbour import Breaker, State
 from lora_serve.server.services import Services
+from tests.mock_engine import MockReply
 from tests.server.conftest import House
 from tests.server.overflow.conftest import Actor, Busy, chunk, never, outcomes, overflow_of, streams
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lora_serve.client.mock import MockReply
 from lora_serve.server.sockets import half_closed
+from tests.mock_engine import MockReply
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = json.dumps({"prompt": "x", "max_tokens": 3}).encode()
