@@ -28,9 +28,8 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import KernelDescription, LinearShape, ModelSpec
 from lora_serve.server.app import build_app
-from lora_serve.server.background.adapter_templates import AdapterTemplates
-from lora_serve.server.background.grammar_checks import GrammarChecks
-from lora_serve.server.background.staging import Staging
+from lora_serve.server.background.caller_texts import AdapterTemplates, GrammarChecks
+from lora_serve.server.background.registering import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.http_runner import HttpRunner
 from lora_serve.server.telemetry.metrics import Metrics
