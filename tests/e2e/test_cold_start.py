@@ -37,8 +37,8 @@ from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.model.build import build_model
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
-from lora_serve.server.background.grammar_checks import GrammarChecks
-from lora_serve.server.background.staging import Staging
+from lora_serve.server.background.caller_texts import GrammarChecks
+from lora_serve.server.background.registering import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.authentication.admin_key import AdminKey

@@ -8,13 +8,13 @@ from contextlib import aclosing
 import pytest
 
 from lora_serve.client.base import EngineClient
-from lora_serve.client.mock import MockEngineClient, MockReply
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, NotReadyError, QueueFullError
 from lora_serve.core.messages import Event, Evict, FinishEvent, Pin, Prefetch, PromptEvent, TokenEvent
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, SamplingParams
 from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.queue_gate import QueueGate
+from tests.mock_engine import MockEngineClient, MockReply
 
 
 def adapter(number: int) -> AdapterRef:

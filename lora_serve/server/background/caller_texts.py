@@ -1,4 +1,5 @@
-"""The checking of schemas and grammars on threads that tenants share fairly, and the memory of those that were right.
+"""Work on texts that callers have chosen, on threads that tenants share fairly: schemas and grammars are checked,
+adapters' own chat templates rendered.
 
 A tenant's texts are found again by itself alone, so no time tells another that somebody sent the same.
 """
@@ -10,24 +11,34 @@ import functools
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
+from lora_serve.adapters.catalog.entry import NotedTemplate
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.request import TokenGrammar
 from lora_serve.core.setting_groups.grammars import GrammarConfig
-from lora_serve.server.background.fair_threads import FairThreads
+from lora_serve.server.background.tasks import FairThreads
+from lora_serve.text.adapter_template import AdapterChatTemplate, TemplateTexts
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_own_text, checked_text
 from lora_serve.text.grammars.constraint import Constraint
 from lora_serve.text.grammars.translation import check_size, content, measured
+from lora_serve.text.rendering.processes import TemplateProcesses
+from lora_serve.text.template import ChatTemplate
 from lora_serve.text.tokenizer import TextModel
 
-SECONDS_PER_MINUTE = 20.0  # of a thread; a tenant that took more comes after all others
-MAX_WAITING = 1024  # of one tenant; most take a millisecond
+GRAMMAR_SECONDS_PER_MINUTE = 20.0  # of a thread; a tenant that took more comes after all others
+MAX_WAITING_GRAMMARS = 1024  # of one tenant; most take a millisecond
 MAX_COMPILERS = 8  # of vocabularies that adapters have extended
 ENTRY_BYTES = 1024  # of a remembered grammar, besides its text
 TEXT_FACTOR = 8  # a grammar made for a caller may be so many times larger than one it sends
 MANY = 65_536  # characters of a text that is hashed on the event loop
 FEW = 4096  # characters, about, that are looked at on the event loop
+Key = tuple[bytes, tuple[AddedToken, ...]]
+NUM_PROCESSES = 2
+TEMPLATE_SECONDS_PER_MINUTE = 6.0  # of the threads, for one tenant, before it comes after all others
+MAX_TEMPLATES = 256  # remembered, of each tenant as its own
+MAX_WAITING_CHATS = 4096  # chats of one tenant
 
 
 class GrammarChecks:
@@ -39,8 +50,8 @@ class GrammarChecks:
         self._threads = FairThreads(
             "grammar",
             config.grammar_threads,
-            seconds_per_minute=SECONDS_PER_MINUTE,
-            max_waiting=MAX_WAITING,
+            seconds_per_minute=GRAMMAR_SECONDS_PER_MINUTE,
+            max_waiting=MAX_WAITING_GRAMMARS,
             calls="grammars",
         )
         self._known = KnownGrammars(config.grammar_cache)
@@ -104,9 +115,6 @@ class GrammarChecks:
         return GrammarCompiler(special, text.vocab_size, self._config)
 
 
-Key = tuple[bytes, tuple[AddedToken, ...]]
-
-
 class KnownGrammars:
     """Grammars that were right, by tenant, within a number of bytes: the tenant with the most of them loses its oldest
     first. Every method may be called from any thread.
@@ -149,3 +157,35 @@ def _digest(text: str) -> bytes:
 
 def _size(grammar: TokenGrammar) -> int:
     return ENTRY_BYTES + 4 * len(grammar.text)  # what a text takes at most
+
+
+class AdapterTemplates:
+    """Used on the event loop. Threads and processes are started when they are needed first."""
+
+    def __init__(self, processes: TemplateProcesses | None = None) -> None:
+        self.processes = processes or TemplateProcesses(NUM_PROCESSES)
+        self._threads = FairThreads(
+            "templates",
+            NUM_PROCESSES,
+            seconds_per_minute=TEMPLATE_SECONDS_PER_MINUTE,
+            max_waiting=MAX_WAITING_CHATS,
+            calls="templates",
+        )
+        self._of = functools.lru_cache(MAX_TEMPLATES)(self._made)
+
+    def of(self, base: ChatTemplate, noted: NotedTemplate, tenant: str) -> ChatTemplate:
+        """The template of an adapter in place of the base's. `tenant`: in whose turn it is rendered, and on whose time;
+        equal texts of two tenants are two templates.
+        """
+        return self._of(base, TemplateTexts(noted.texts, noted.special_tokens), tenant)
+
+    def close(self) -> None:
+        """End the processes; what is being rendered ends by itself."""
+        self.processes.close()
+        self._threads.close(wait=False)
+
+    def _made(self, base: ChatTemplate, content: TemplateTexts, tenant: str) -> ChatTemplate:
+        def run(work: Callable[[], Any]) -> Awaitable[Any]:
+            return asyncio.wrap_future(self._threads.submit(work, tenant))
+
+        return AdapterChatTemplate(base, content, self.processes, run)

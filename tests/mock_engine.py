@@ -13,7 +13,6 @@ import struct
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lora_serve.client.mock_view import MockView
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
 from lora_serve.core.live import EngineView, name_replica
@@ -48,6 +47,7 @@ from lora_serve.core.stats import (
     merged,
 )
 from lora_serve.engine.queue_gate import QueueGate
+from tests.mock_view import MockView
 
 MAX_LORAS = 4
 TIMINGS = Timings(queue=0.001, load=0.002, prefill=0.003)
