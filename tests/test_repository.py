@@ -82,6 +82,7 @@ def test_version_is_the_packages_own_and_has_a_changelog_entry() -> None:
     assert "version" in project()["dynamic"]
     assert dynamic["version"] == {"attr": "lora_serve.__version__"}
     assert f"## {lora_serve.__version__}" in read("CHANGELOG.md")
+    assert set(re.findall(r"/lora-serve:([\d.]+)", read("docs/deploy.md"))) == {lora_serve.__version__}
 
 
 def test_every_import_of_the_package_is_a_declared_requirement() -> None:
