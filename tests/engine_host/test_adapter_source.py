@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore

@@ -18,7 +18,9 @@ from lora_serve.adapters.regular_file import (
     size_of,
     views_of,
 )
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.model_spec import ModelSpec
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -163,3 +165,12 @@ def _check_header(weights: Path) -> None:
         read_header(weights)
     except InvalidAdapterError as error:
         raise UnsoundFileError(errno.EINVAL, "; ".join(error.reasons)) from None
+
+
+DUMMY_RANK, DUMMY_DIGEST = 8, "warm-up"  # the digest is no SHA-256, so no registered adapter can have it
+
+
+def dummy_adapter_ref(spec: ModelSpec) -> AdapterRef:
+    """The reference of the dummy adapter."""
+    num_bytes = sum(4 * DUMMY_RANK * (shape.in_features + shape.out_features) for shape in spec.linears.values())
+    return AdapterRef("", "warm-up", 1, DUMMY_DIGEST, DUMMY_RANK, num_bytes)

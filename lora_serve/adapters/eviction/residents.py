@@ -15,7 +15,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from lora_serve.adapters.eviction.base import EvictionPolicy
+from lora_serve.adapters.eviction import EvictionPolicy
 from lora_serve.core.tenant import TenantBudget
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
+from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.lora.adapted_model import AdaptedModel

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.adapters.checkpoint.weights.saved import (
+from lora_serve.adapters.checkpoint.saved import (
     SavedAdapter,
     SavedDelta,
     SavedEmbedding,

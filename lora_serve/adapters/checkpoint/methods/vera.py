@@ -3,7 +3,7 @@ https://arxiv.org/abs/2310.11454).
 
 delta_W = diag(lambda_b) B[:out] diag(lambda_d) A[:, :in], with lambda_d [r], lambda_b [out], A [r, largest in] and
 B [largest out, r]: a LoRA of rank r whose A is lambda_d * A[:, :in] and whose B is lambda_b * B[:out], at scale 1.
-A and B are saved once for the model, or not at all (save_projection false): see weights/reading.py.
+A and B are saved once for the model, or not at all (save_projection false): see saved.py.
 """
 
 from __future__ import annotations

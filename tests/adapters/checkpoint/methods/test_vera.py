@@ -8,7 +8,7 @@ import peft
 import pytest
 
 from lora_serve.adapters.checkpoint.methods import vera
-from lora_serve.adapters.checkpoint.weights.reading import projection
+from lora_serve.adapters.checkpoint.saved import projection
 from tests.adapters.checkpoint.methods.peft_oracle import (
     assert_same_deltas,
     assert_same_logits,

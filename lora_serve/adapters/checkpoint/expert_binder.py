@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from lora_serve.adapters.checkpoint.binding.bound import BoundDelta, BoundExperts, BoundLinear, TensorPlace, place_of
+from lora_serve.adapters.checkpoint.bound import BoundDelta, BoundExperts, BoundLinear, TensorPlace, place_of
 from lora_serve.adapters.checkpoint.module_patterns import ranks_and_scales
-from lora_serve.adapters.checkpoint.peft_config import PeftConfig
+from lora_serve.adapters.checkpoint.peft_config import ALL_LINEAR, PeftConfig, targeted, targeted_parameters
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
-from lora_serve.adapters.checkpoint.targets import ALL_LINEAR, targeted, targeted_parameters
 from lora_serve.core.model_spec import LinearShape, ModelSpec, Shape
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"  # [experts, 2 * inner, hidden], gate before up; [experts, hidden, inner]

@@ -8,21 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from lora_serve.adapters.checkpoint.binding.bound import (
+from lora_serve.adapters.checkpoint.bound import (
     BoundAdapter,
     BoundDelta,
     BoundEmbedding,
     BoundLinear,
     BoundTokens,
     TensorPlace,
+    check_resized,
+    ends_of,
+    labels_in,
     place_of,
+    resized_to,
 )
-from lora_serve.adapters.checkpoint.binding.experts import FoundExperts, bind_experts
-from lora_serve.adapters.checkpoint.binding.model_views import check_resized, ends_of, labels_in, resized_to
+from lora_serve.adapters.checkpoint.expert_binder import FoundExperts, bind_experts
 from lora_serve.adapters.checkpoint.module_patterns import ranks_and_scales
-from lora_serve.adapters.checkpoint.peft_config import PeftConfig
+from lora_serve.adapters.checkpoint.peft_config import PeftConfig, saved_whole, targeted, targeted_parameters
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
-from lora_serve.adapters.checkpoint.targets import saved_whole, targeted, targeted_parameters
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec, Shape
 
