@@ -206,13 +206,7 @@ def _lora_config(fields: Fields) -> PeftConfig:
     bias = "none" if table.get("bias") is None else table["bias"]
     fields.require(bias in _BIASES, f"bias must be one of {', '.join(_BIASES)} (got {show(bias)})")
     config = PeftConfig(
-        ranks=RankRules(
-            fields.rank("r"),
-            fields.number("lora_alpha"),
-            fields.rank_pattern(),
-            fields.alpha_pattern(),
-            fields.flag("use_rslora"),
-        ),
+        ranks=fields.rank_rules("lora_alpha"),
         target_modules=fields.modules("target_modules", required=not parameters),
         exclude_modules=fields.modules("exclude_modules", required=False),
         layers_to_transform=fields.layers(),

@@ -116,7 +116,7 @@ def convert(conversions: Conversions, read: Callable[[str], Tensor], max_rank: i
     tried.
     """
     plan = conversions.plan
-    drawn = projection(plan) if isinstance(plan, VeraPlan) and not plan.save_projection else {}
+    drawn = projection(plan) if isinstance(plan, VeraPlan) and not plan.config.save_projection else {}
     array_of = functools.lru_cache(maxsize=4)(lambda name: to_array(read(name)))  # VeRA's layers share two tensors
     found: dict[str, SavedLinear] = {}
     reasons: list[str] = []
@@ -171,10 +171,10 @@ def projection(plan: VeraPlan) -> dict[str, Array]:
     PEFT draws them from torch's CPU generator (Mersenne Twister) seeded with `projection_prng_key`, A first, each
     Kaiming-uniform: peft/tuners/vera/model.py `_init_vera_A_vera_B`. As reproducible as torch's `uniform_` is.
     """
-    generator = torch.Generator(device="cpu").manual_seed(plan.projection_prng_key)
+    generator = torch.Generator(device="cpu").manual_seed(plan.config.projection_prng_key)
     return {
-        "vera_A": _kaiming_uniform(plan.r, plan.in_features, generator),
-        "vera_B": _kaiming_uniform(plan.out_features, plan.r, generator),
+        "vera_A": _kaiming_uniform(plan.config.r, plan.in_features, generator),
+        "vera_B": _kaiming_uniform(plan.out_features, plan.config.r, generator),
     }
 
 

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import InternalError
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.changes import Change
-from lora_serve.model.lora.host_adapter import COLUMN_TYPES, HostAdapter, LinearDelta, SlotColumns, moved_deltas
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns, SlotTables, moved_deltas
 
 RECORD_WORDS = 8  # a, b, gain, shift: addresses; rank; scale: float32's bits; 1 if a and b are bfloat16; 0
 
@@ -63,9 +61,11 @@ class SlotRecords:
     def __init__(self, num_slots: int, num_modules: int, device: torch.device) -> None:
         self.tensor = torch.zeros(num_slots, num_modules, RECORD_WORDS, dtype=torch.int64, device=device)
 
-    def write(self, slot: int, columns: SlotColumns) -> None:
+    def write(self, slot: int, columns: SlotTables) -> None:
         """`columns`: of tensors on this device."""
-        words = packed(columns)
+        words = torch.zeros(len(columns.a), RECORD_WORDS, dtype=torch.int64)
+        for word, column in enumerate(columns):
+            words[:, word] = column.view(torch.int32) if column is columns.scale else column
         self.tensor[slot].copy_(words.pin_memory() if self.tensor.is_cuda else words, non_blocking=True)
 
     def clear(self, slot: int) -> None:
@@ -75,51 +75,6 @@ class SlotRecords:
         wide = self.tensor.new_zeros(num_slots, *self.tensor.shape[1:])
         wide[: len(self.tensor)] = self.tensor
         self.tensor = wide
-
-
-def packed(columns: SlotColumns) -> Tensor:
-    """[num_modules, RECORD_WORDS] int64."""
-    words = torch.zeros(len(columns.a), RECORD_WORDS, dtype=torch.int64)
-    for word, column in enumerate((columns.a, columns.b, columns.gain, columns.shift, columns.rank)):
-        words[:, word] = column
-    words[:, 5] = columns.scale.view(torch.int32)
-    words[:, 6] = columns.is_bfloat16
-    return words
-
-
-@dataclass(frozen=True, slots=True)
-class SlotTables:
-    """The addresses of each slot's weights, for kernels that follow them; every table is [num_modules, num_slots]."""
-
-    a: Tensor  # int64 addresses of A [rank, in]; 0: nothing of low rank
-    b: Tensor  # int64 addresses of B [rank, out]
-    gain: Tensor  # int64 addresses of gain [out], 0: one
-    shift: Tensor  # int64 addresses of shift [out], 0: zero
-    rank: Tensor  # int32
-    scale: Tensor  # float32
-    is_bfloat16: Tensor  # int32, of A and B
-
-    @staticmethod
-    def empty(num_modules: int, num_slots: int) -> SlotTables:
-        return SlotTables(*(torch.zeros(num_modules, num_slots, dtype=dtype) for dtype in COLUMN_TYPES.values()))
-
-    @property
-    def num_slots(self) -> int:
-        return self.a.shape[1]
-
-    def widened(self, num_slots: int) -> SlotTables:
-        wide = SlotTables.empty(len(self.a), num_slots)
-        for table in fields(self):
-            getattr(wide, table.name)[:, : self.num_slots] = getattr(self, table.name)
-        return wide
-
-    def set(self, slot: int, columns: SlotColumns) -> None:
-        for table in fields(self):
-            getattr(self, table.name)[:, slot] = getattr(columns, table.name)
-
-    def clear(self, slot: int) -> None:
-        for addresses in (self.a, self.b, self.gain, self.shift):
-            addresses[:, slot] = 0
 
 
 class LoraSlots:
@@ -205,7 +160,7 @@ class LoraSlots:
             self._records = SlotRecords(self.tables.num_slots, len(self.module_index), self.device)
             for slot, deltas in enumerate(self._deltas):
                 if deltas:
-                    self._records.write(slot, SlotColumns.of(deltas))
+                    self._records.write(slot, SlotColumns.of(deltas).tables)
         return self._records
 
     def has_changes(self, slot: int) -> bool:
@@ -243,11 +198,11 @@ class LoraSlots:
     def _place(self, index: int, adapter: HostAdapter) -> None:
         columns = self._columns(adapter)
         self._deltas[index] = columns.deltas
-        rank = int(columns.rank.max()) if len(columns.rank) else 0
+        rank = int(columns.tables.rank.max())
         self.max_rank = max(self.max_rank, 1 << (rank - 1).bit_length() if rank else 0)
-        self.tables.set(index, columns)
+        self.tables.set(index, columns.tables)
         if self._records is not None:
-            self._records.write(index, columns)
+            self._records.write(index, columns.tables)
         for path, changes in adapter.changes.items():
             self._changes.setdefault(path, {})[index] = tuple(change.to(self.device) for change in changes)
 

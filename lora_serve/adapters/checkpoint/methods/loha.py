@@ -16,7 +16,7 @@ import numpy as np
 
 from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, Shapes, misfits, rounded, split, wide
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
-from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, PatternedPlan, Settings, plan, read, words
+from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, RankTable, Settings, plan, read, words
 
 __all__ = ["HARMLESS", "PEFT_TYPE", "ROLES", "UNDERSTOOD", "bind", "factors", "parse", "plan"]
 
@@ -32,15 +32,15 @@ def parse(table: Mapping[str, Any]) -> RankRules:
     return read(Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD))
 
 
-def bind(plan: PatternedPlan, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:
-    rank, _ = plan.modules[module]
+def bind(plan: RankTable, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:
+    rank, _ = plan[module]
     left, right = (out_features, rank), (rank, in_features)
     expected = {"hada_w1_a": left, "hada_w1_b": right, "hada_w2_a": left, "hada_w2_b": right}
     return misfits(module, shapes, expected) or min(rank * rank, in_features, out_features)
 
 
-def factors(plan: PatternedPlan, module: str, tensors: Arrays, in_features: int, out_features: int) -> Factors:
-    rank, scale = plan.modules[module]
+def factors(plan: RankTable, module: str, tensors: Arrays, in_features: int, out_features: int) -> Factors:
+    rank, scale = plan[module]
     parts = wide(tensors)
     w1_a, w1_b, w2_a, w2_b = (parts[f"hada_{name}"] for name in ("w1_a", "w1_b", "w2_a", "w2_b"))
     if rank * rank >= min(in_features, out_features):

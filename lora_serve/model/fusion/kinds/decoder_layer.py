@@ -106,9 +106,7 @@ class FusedDecoderLayer:
 
     def _adapters(self, index: int) -> native.Adapters:
         linear = self._linears[index]
-        t, module = self._slots.tables, linear.module
-        rows = (t.a[module], t.b[module], t.gain[module], t.shift[module], t.rank[module], t.scale[module])
-        addresses = [row.data_ptr() for row in (*rows, t.is_bfloat16[module])]
+        addresses = self._slots.tables.addresses(linear.module)
         return native.Adapters(*addresses, self._columns[index].start or 0, linear.base.out_features)
 
 
