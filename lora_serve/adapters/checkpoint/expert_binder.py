@@ -151,8 +151,6 @@ class _Binder:
             return targets - routers
         return targets
 
-    # -- one old layer -----------------------------------------------------------------------------------------
-
     def _linear(self, path: str, rank: int, scale: float) -> BoundLinear:
         shape = self._layers[path].shape
         shapes = ((rank, shape.in_features), (shape.out_features, rank))
@@ -169,8 +167,6 @@ class _Binder:
                 f"experts ask for {list(shape)}"
             )
         return name
-
-    # -- what the base has now ---------------------------------------------------------------------------------
 
     def _by_parameter(self, linears: Mapping[str, BoundLinear]) -> dict[str, dict[str, BoundDelta | BoundExperts]]:
         found: dict[str, dict[str, list[str]]] = {}
@@ -192,8 +188,6 @@ class _Binder:
             layer = self._layers[path]
             parts[layer.part][layer.expert or 0] = linear
         return BoundExperts(tuple(parts), first.num_experts, first.shape)
-
-    # -- refusals ----------------------------------------------------------------------------------------------
 
     def _refuse_missing(self) -> None:
         if self._missing:

@@ -44,7 +44,7 @@ class Spared(enum.Enum):
 
     BELOW_FLOOR = enum.auto()  # those whose tenant would fall below its floor
     AT_FLOOR = enum.auto()  # those whose tenant has no more than its floor already
-    NOBODY = enum.auto()
+    NONE = enum.auto()
 
 
 # (reluctance, who is spared), in turn until there is room: a floor gives way only if nothing else makes room
@@ -53,9 +53,9 @@ STAGES = (
     (0, Spared.AT_FLOOR),
     (1, Spared.BELOW_FLOOR),
     (1, Spared.AT_FLOOR),
-    (0, Spared.NOBODY),
-    (1, Spared.NOBODY),
-    (2, Spared.NOBODY),
+    (0, Spared.NONE),
+    (1, Spared.NONE),
+    (2, Spared.NONE),
 )
 
 
@@ -135,7 +135,7 @@ class VictimChoice:
         left = self._left[resident.tenant]
         if left.num_bytes - resident.num_bytes < self._guaranteed.get(resident.tenant, 0):
             return True
-        if spared is Spared.NOBODY:
+        if spared is Spared.NONE:
             return False
         if self._lacks_bytes:  # floors are in the unit that is short
             floor, now, part = self._part * (self._max_bytes or 0), left.num_bytes, resident.num_bytes

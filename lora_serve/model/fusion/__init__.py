@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from lora_serve.model.backends import backend_names
 from lora_serve.model.fusion import kinds
 from lora_serve.model.fusion.parts import (
-    Call,
     FusionParts,
+    ModuleCall,
     calls_of,
     in_float32,
     is_close,
@@ -62,7 +62,7 @@ def _fuse_stage(
 
 
 def _proven(
-    parts: FusionParts, module: nn.Module, kind: Any, calls: list[Call], step: StepInputs, written: Tensor
+    parts: FusionParts, module: nn.Module, kind: Any, calls: list[ModuleCall], step: StepInputs, written: Tensor
 ) -> Callable[..., Any] | None:
     """The first replacement that agrees with all calls; None if there is none. `written`: K and V after the pass."""
     left: list[Callable[..., Any]] = kind.candidates(module, parts) if calls else []
@@ -86,7 +86,7 @@ def _is_wide(kind: Any) -> bool:
     return bool(kind.STAGE == 1)
 
 
-def _recorded(module: nn.Module, call: Call, written: Tensor) -> _Truth:
+def _recorded(module: nn.Module, call: ModuleCall, written: Tensor) -> _Truth:
     """The result of the module's own code in the pass, and K and V of its own layer as the pass left them."""
     output = call.output[0] if isinstance(call.output, tuple) else call.output
     cached = torch.zeros_like(written)
@@ -96,7 +96,7 @@ def _recorded(module: nn.Module, call: Call, written: Tensor) -> _Truth:
     return _Truth(output, cached)
 
 
-def _repeated(parts: FusionParts, module: nn.Module, kind: Any, call: Call, step: StepInputs) -> _Truth | None:
+def _repeated(parts: FusionParts, module: nn.Module, kind: Any, call: ModuleCall, step: StepInputs) -> _Truth | None:
     """The result of the module's own code on the arguments of one call."""
     is_wide = _is_wide(kind)
     _forget(parts, step)
@@ -106,7 +106,7 @@ def _repeated(parts: FusionParts, module: nn.Module, kind: Any, call: Call, step
 
 
 def _agrees(
-    parts: FusionParts, forward: Callable[..., Any], kind: Any, call: Call, step: StepInputs, truth: _Truth
+    parts: FusionParts, forward: Callable[..., Any], kind: Any, call: ModuleCall, step: StepInputs, truth: _Truth
 ) -> bool:
     """True if `forward` gives the truth from the call's arguments and, as it rounds less there, from wide ones."""
     own_type = truth.cached.dtype

@@ -6,7 +6,6 @@ These are no low-rank deltas, so there are gains in place of factors. Source: pe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lora_serve.adapters.checkpoint.methods.factors import Arrays, Shapes, misfits
+from lora_serve.adapters.checkpoint.methods.factors import Arrays, Shapes, misfits, tensor_names
 from lora_serve.adapters.checkpoint.module_patterns import Pattern, match_names
 from lora_serve.adapters.checkpoint.peft_fields import Settings, words
 from lora_serve.core.model_spec import LinearShape
@@ -22,7 +21,7 @@ from lora_serve.core.model_spec import LinearShape
 PEFT_TYPE = "IA3"
 HARMLESS = words("fan_in_fan_out init_ia3_weights")
 UNDERSTOOD = words("feedforward_modules")
-ROLES = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>ia3_l)(?:\.default)?\Z")
+ROLES = tensor_names("ia3_l")
 
 
 @dataclass(frozen=True, slots=True)

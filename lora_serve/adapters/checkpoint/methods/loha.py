@@ -8,13 +8,22 @@ a LoRA of rank r^2, or of the layer's smaller side where that is less. Names: pe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, Shapes, misfits, rounded, split, wide
+from lora_serve.adapters.checkpoint.methods.factors import (
+    Array,
+    Arrays,
+    Factors,
+    Shapes,
+    misfits,
+    rounded,
+    split,
+    tensor_names,
+    wide,
+)
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
 from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, RankTable, Settings, plan, read, words
 
@@ -23,9 +32,7 @@ __all__ = ["HARMLESS", "PEFT_TYPE", "ROLES", "UNDERSTOOD", "bind", "factors", "p
 PEFT_TYPE = "LOHA"
 HARMLESS = words("init_weights module_dropout rank_dropout use_effective_conv2d")
 UNDERSTOOD = PATTERN_KEYS
-ROLES = re.compile(  # t: convolutions
-    r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>hada_w[12]_[ab]|hada_t[12])(?:\.default)?\Z"
-)
+ROLES = tensor_names("hada_w[12]_[ab]|hada_t[12]")  # t: convolutions
 
 
 def parse(table: Mapping[str, Any]) -> RankRules:

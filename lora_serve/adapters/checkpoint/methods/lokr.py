@@ -8,13 +8,21 @@ alpha / r scales whole matrices too, as in peft/tuners/lokr/layer.py (LyCORIS it
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, Shapes, rounded, split, wide
+from lora_serve.adapters.checkpoint.methods.factors import (
+    Array,
+    Arrays,
+    Factors,
+    Shapes,
+    rounded,
+    split,
+    tensor_names,
+    wide,
+)
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
 from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, RankTable, Settings, plan, read, words
 
@@ -26,9 +34,7 @@ HARMLESS = words(
     "decompose_both decompose_factor init_weights module_dropout rank_dropout rank_dropout_scale use_effective_conv2d"
 )
 UNDERSTOOD = PATTERN_KEYS
-ROLES = re.compile(  # t2: convolutions
-    r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>lokr_w[12](?:_[ab])?|lokr_t2)(?:\.default)?\Z"
-)
+ROLES = tensor_names("lokr_w[12](?:_[ab])?|lokr_t2")  # t2: convolutions
 _SIDES = ("lokr_w1", "lokr_w2")
 
 
