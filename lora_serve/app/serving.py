@@ -12,8 +12,8 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, ChatTemplates
+from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.storage import AdapterStorage
@@ -30,18 +30,17 @@ from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
 from lora_serve.engine_host.supervisor import Restarts, Supervisor, load_timeout
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.app import build_app
-from lora_serve.server.background.adapter_templates import NUM_PROCESSES, AdapterTemplates
-from lora_serve.server.background.fair_threads import FairThreads
-from lora_serve.server.background.grammar_checks import GrammarChecks
-from lora_serve.server.background.staging import Staging
-from lora_serve.server.console.page import is_on
+from lora_serve.server.background.caller_texts import NUM_PROCESSES, AdapterTemplates, GrammarChecks
+from lora_serve.server.background.registering import Staging
+from lora_serve.server.background.tasks import FairThreads
+from lora_serve.server.console import is_on
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.operation.metrics import names_note
 from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.connections import CONNECTIONS, GuardedSite
 from lora_serve.server.sockets.http_runner import HttpRunner
-from lora_serve.server.sockets.tls import ServerTls
+from lora_serve.server.sockets.listener import ServerTls
 from lora_serve.server.telemetry.metrics import LogFigures, LogMetrics, Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import Accounting
