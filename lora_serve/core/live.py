@@ -10,6 +10,8 @@ from typing import Annotated
 
 import msgspec
 
+from lora_serve.core.figures import TierStats
+
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The base of all messages and of the commands in them; the types of the fields are checked by the decoder."""
@@ -114,6 +116,18 @@ class LiveTier(msgspec.Struct, frozen=True):
     misses: int
     loads: int
     evictions: int
+
+    @classmethod
+    def of(cls, tier: TierStats) -> LiveTier:
+        """The figures of a tier that are shown live."""
+        return cls(
+            tier.num_bytes, tier.budget_bytes, tier.num_items, tier.hits, tier.misses, tier.loads, tier.evictions
+        )
+
+    def plus(self, other: LiveTier) -> LiveTier:
+        """The figures of both; unknown is what one of them does not know."""
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return LiveTier(*(None if None in pair else sum(pair) for pair in pairs))  # type: ignore[arg-type]
 
 
 class LiveCount(msgspec.Struct, frozen=True):

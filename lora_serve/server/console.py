@@ -127,12 +127,7 @@ def live_hub(services: Services) -> Hub:
     """The hub of an application."""
 
     async def store_tiers() -> Mapping[str, LiveTier]:
-        return {
-            name: LiveTier(
-                tier.num_bytes, tier.budget_bytes, tier.num_items, tier.hits, tier.misses, tier.loads, tier.evictions
-            )
-            for name, tier in (await services.store_tiers()).items()
-        }
+        return {name: LiveTier.of(tier) for name, tier in (await services.store_tiers()).items()}
 
     def ending() -> str | None:
         lifecycle = services.lifecycle

@@ -50,24 +50,8 @@ def tiers_of(settings: Sequence[LiveSettings], stores: Mapping[str, LiveTier]) -
     found: dict[str, LiveTier] = {}
     for one in settings:
         for name, tier in one.tiers.items():
-            found[name] = _added(found[name], tier) if name in found else tier
+            found[name] = found[name].plus(tier) if name in found else tier
     return {**found, **stores}
-
-
-def _added(one: LiveTier, other: LiveTier) -> LiveTier:
-    return LiveTier(
-        _sum(one.bytes, other.bytes),
-        one.budget + other.budget,
-        _sum(one.items, other.items),
-        one.hits + other.hits,
-        one.misses + other.misses,
-        one.loads + other.loads,
-        one.evictions + other.evictions,
-    )
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
 
 
 MAX_STEPS = 256  # in a frame, as is the number of requests that ended, and of moves
