@@ -71,7 +71,7 @@ MUTATIONS = (
         "if result.is_noop and not allow_noop:", "if False:", "adapters/registration/test_smoke_test.py",
     ),
     Mutation(
-        "tensors that nothing asks for are dropped silently", "2", "adapters/checkpoint/binding/binder.py",
+        "tensors that nothing asks for are dropped silently", "2", "adapters/checkpoint/binder.py",
         "            if place.module not in untargeted:\n", "            if False:\n", "adapters/checkpoint",
     ),
     Mutation(

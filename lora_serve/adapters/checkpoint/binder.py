@@ -8,21 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from lora_serve.adapters.checkpoint.binding.bound import (
+from lora_serve.adapters.checkpoint.bound import (
     BoundAdapter,
     BoundDelta,
     BoundEmbedding,
     BoundLinear,
     BoundTokens,
     TensorPlace,
+    check_resized,
+    ends_of,
+    labels_in,
     place_of,
+    resized_to,
 )
-from lora_serve.adapters.checkpoint.binding.experts import FoundExperts, bind_experts
-from lora_serve.adapters.checkpoint.binding.model_views import check_resized, ends_of, labels_in, resized_to
+from lora_serve.adapters.checkpoint.expert_binder import FoundExperts, bind_experts
 from lora_serve.adapters.checkpoint.module_patterns import ranks_and_scales
-from lora_serve.adapters.checkpoint.peft_config import PeftConfig
+from lora_serve.adapters.checkpoint.peft_config import PeftConfig, saved_whole, targeted, targeted_parameters
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
-from lora_serve.adapters.checkpoint.targets import saved_whole, targeted, targeted_parameters
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec, Shape
 
@@ -105,8 +107,6 @@ class _Binder:
         more = len(self.reasons) - _FEW_REASONS
         return [cause, *self.reasons[:_FEW_REASONS], *([f"and {more} more of the kind"] if more > 0 else [])]
 
-    # -- names -------------------------------------------------------------------------------------------------
-
     def _place(self, name: str) -> None:
         place = place_of(name)
         if place is None or place.module not in self._known_modules:
@@ -153,8 +153,6 @@ class _Binder:
             if place.module not in untargeted:
                 self.reasons.append(f"tensor {name[:200]!r} is there, but the config does not say that it is trained")
 
-    # -- low rank ----------------------------------------------------------------------------------------------
-
     def _deltas(self, targets: Iterable[str]) -> tuple[dict[str, dict[str, BoundDelta]], dict[str, str]]:
         """Bare parameters; and those that are a linear layer's weight: module -> the parameter's whole path."""
         by_module: dict[str, list[str]] = {}
@@ -183,8 +181,8 @@ class _Binder:
         """`weights`: layers whose weight `target_parameters` names, and the path that its patterns match."""
         modules = (targets & self._spec.linears.keys()) | weights.keys()
         if self._config.ensure_weight_tying and self._spec.ties_embeddings:
-            tied = TensorPlace(self._spec.output_head, "lora_A")
-            modules |= {tied.module} & {place.module for place in self._left if place == tied}
+            head = self._spec.output_head
+            modules |= {head} if TensorPlace(head, "lora_A") in self._left else set()
         paths = {module: weights.get(module, module) for module in modules}
         table = ranks_and_scales(self._config.ranks, sorted(paths.values()))
         return {module: self._linear(module, *table[paths[module]]) for module in sorted(modules)}
@@ -218,8 +216,6 @@ class _Binder:
             scale,
             self._need(module, "magnitude", (shape.embedding_dim,)) if self._config.use_dora else None,
         )
-
-    # -- what is trained in full -------------------------------------------------------------------------------
 
     def _trained_tokens(self) -> dict[str, BoundTokens]:
         found: dict[str, BoundTokens] = {}

@@ -1,124 +1,46 @@
-"""An adapter's tensors, as the trainer saved them, in host memory."""
+"""An adapter's tensors, as the trainer saved them, in host memory.
+
+A registration rewrites an adapter whose training began by changing the base's weights as the plain LoRA it is to the
+base itself; the maths need the base and so are another floor's (`Undo`).
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 import mmap
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from lora_serve.adapters.checkpoint.artifact import Artifact, parse_artifact
-from lora_serve.adapters.checkpoint.binding.bound import (
-    BoundAdapter,
-    BoundConversion,
-    BoundDelta,
-    BoundEmbedding,
-    BoundExperts,
-    BoundLinear,
-    BoundTokens,
-    Conversions,
-)
-from lora_serve.adapters.checkpoint.content import WEIGHTS_NAME, AdapterContent
-from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS
-from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, compress
-from lora_serve.adapters.checkpoint.methods.vera import VeraPlan
+from lora_serve.adapters.checkpoint.artifact import Artifact, parse_artifact, read_artifact
+from lora_serve.adapters.checkpoint.bound import BoundAdapter, BoundDelta, BoundEmbedding, BoundExperts, BoundLinear
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, MAX_CONFIG_BYTES, WEIGHTS_NAME, AdapterContent
+from lora_serve.adapters.checkpoint.peft_config import INIT_RANKS
 from lora_serve.adapters.checkpoint.safetensors_header import parse_header
-from lora_serve.adapters.checkpoint.weights.saved import (
+from lora_serve.adapters.checkpoint.saved import (
     SavedAdapter,
     SavedDelta,
     SavedEmbedding,
     SavedLinear,
     SavedTokens,
+    convert,
 )
-from lora_serve.adapters.regular_file import open_regular, size_of
+from lora_serve.adapters.regular_file import open_regular, read_regular, size_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.strict_json import parse_object
 
-
-def convert(conversions: Conversions, read: Callable[[str], Tensor], max_rank: int | None) -> dict[str, SavedLinear]:
-    """The layers by module path; factors of a rank above `max_rank` are compressed if that loses nothing.
-
-    `read`: a tensor by its name, in the file's own dtype. Raises InvalidAdapterError with the errors at the ranks
-    tried.
-    """
-    plan = conversions.plan
-    drawn = projection(plan) if isinstance(plan, VeraPlan) and not plan.save_projection else {}
-    array_of = functools.lru_cache(maxsize=4)(lambda name: to_array(read(name)))  # VeRA's layers share two tensors
-    found: dict[str, SavedLinear] = {}
-    reasons: list[str] = []
-    for path, bound in conversions.modules.items():
-        arrays: Arrays = {role: array_of(name) for role, name in bound.names.items()} | drawn
-        try:
-            linear = _linear(conversions, path, bound, arrays, max_rank)
-        except InvalidAdapterError as error:
-            reasons += error.reasons
-        else:
-            found |= {} if linear is None else {conversions.path_of.get(path, path): linear}
-    if reasons:
-        raise InvalidAdapterError(reasons)
-    return found
-
-
-def _linear(
-    conversions: Conversions, path: str, bound: BoundConversion, arrays: Arrays, max_rank: int | None
-) -> SavedLinear | None:
-    """The layer; None if nothing is left of its delta (AdaLoRA pruned it away)."""
-    if conversions.peft_type in GAIN_METHODS:
-        gains = GAIN_METHODS[conversions.peft_type].gains(conversions.plan, path, arrays)
-        vectors = [None if gain is None else torch.from_numpy(gain) for gain in (gains.input, gains.output)]
-        return SavedLinear(input_gain=vectors[0], output_gain=vectors[1])
-    if bound.rank == 0:
-        return None
-    method, shape = METHODS[conversions.peft_type], bound.shape
-    factors = method.factors(conversions.plan, path, arrays, shape.in_features, shape.out_features)
-    factors = factors if max_rank is None else _within(factors, max_rank, path)
-    return SavedLinear(torch.from_numpy(factors.a), torch.from_numpy(factors.b), factors.scale)
-
-
-def _within(factors: Factors, max_rank: int, path: str) -> Factors:
-    compression = compress(factors, max_rank)
-    if compression.factors is None:
-        tried = "; ".join(f"rank {rank}: relative error {error:.2g}" for rank, error in compression.errors)
-        raise InvalidAdapterError([f"{path} has no LoRA of --max-lora-rank {max_rank}: {compression.reason} ({tried})"])
-    return compression.factors
-
-
-def to_array(tensor: Tensor) -> npt.NDArray[np.float32]:
-    """An exact float32 copy of a float32, float16 or bfloat16 CPU tensor, made on this thread alone."""
-    if tensor.dtype == torch.bfloat16:
-        return (tensor.contiguous().view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32)
-    array: npt.NDArray[np.float32] = tensor.numpy().astype(np.float32)
-    return array
-
-
-def projection(plan: VeraPlan) -> dict[str, Array]:
-    """vera_A [r, in_features] and vera_B [out_features, r] of an adapter saved without them, float32.
-
-    PEFT draws them from torch's CPU generator (Mersenne Twister) seeded with `projection_prng_key`, A first, each
-    Kaiming-uniform: peft/tuners/vera/model.py `_init_vera_A_vera_B`. As reproducible as torch's `uniform_` is.
-    """
-    generator = torch.Generator(device="cpu").manual_seed(plan.projection_prng_key)
-    return {
-        "vera_A": _kaiming_uniform(plan.r, plan.in_features, generator),
-        "vera_B": _kaiming_uniform(plan.out_features, plan.r, generator),
-    }
-
-
-def _kaiming_uniform(rows: int, columns: int, generator: torch.Generator) -> Array:
-    bound = math.sqrt(3.0) * (math.sqrt(2) / math.sqrt(columns))
-    matrix: Array = torch.empty(rows, columns, dtype=torch.float32).uniform_(-bound, bound, generator=generator).numpy()
-    return matrix
-
-
+# (as saved, PeftConfig.init, what is called before each layer) -> against the base as it is
+Undo: TypeAlias = Callable[[SavedAdapter, str, Callable[[], None]], SavedAdapter]
 # float16's range is too small to mix with bfloat16 and float32 activations, and CPUs compute it slowly.
 HOST_DTYPES: Mapping[torch.dtype, torch.dtype] = types.MappingProxyType(
     {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}
@@ -214,14 +136,10 @@ def _saved(file: WeightsFile, artifact: Artifact, name: str, max_rank: int | Non
         linears,
         {path: reader.embedding(embedding) for path, embedding in bound.embeddings.items()},
         {path: {key: reader.delta(delta) for key, delta in table.items()} for path, table in bound.deltas.items()},
-        {path: reader.tokens(tokens) for path, tokens in bound.tokens.items()},
-        _own(bound, reader),
+        {path: SavedTokens(tokens.token_ids, reader.tensor(tokens.name)) for path, tokens in bound.tokens.items()},
+        {path: {key: reader.tensor(name) for key, name in table.items()} for path, table in bound.parameters.items()},
         bound.vocab_size,
     )
-
-
-def _own(bound: BoundAdapter, reader: _Reader) -> dict[str, dict[str, Tensor]]:
-    return {path: {key: reader.tensor(name) for key, name in table.items()} for path, table in bound.parameters.items()}
 
 
 class _Reader:
@@ -247,9 +165,6 @@ class _Reader:
         num_in, num_out = a.shape[1], b.shape[1]
         experts = b.view(bound.rank, bound.num_experts, num_out).transpose(0, 1).contiguous()
         return SavedDelta(a.view(bound.num_experts, bound.rank, num_in), experts, bound.scale)
-
-    def tokens(self, bound: BoundTokens) -> SavedTokens:
-        return SavedTokens(bound.token_ids, self.tensor(bound.name))
 
     def tensor(self, name: str) -> Tensor:
         """A copy in the host's dtype."""
@@ -307,3 +222,67 @@ def _factors(linear: SavedLinear, scale: float, dtype: torch.dtype) -> tuple[Ten
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """By numpy, which starts no threads and touches no page before it is written (see `copy_of`)."""
     return torch.from_numpy(np.zeros(shape, f"int{8 * dtype.itemsize}")).view(dtype)
+
+
+def convert_to_plain_lora(
+    folder: Path,
+    artifact: Artifact,
+    spec: ModelSpec,
+    undo: Undo,
+    max_rank: int | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[Artifact, dict[str, Any]]:
+    """Rewrite a private folder's two files; what they are now, and what the card says of their origin.
+
+    `check`: called at every tensor and layer; ends the work by what it raises. Raises InvalidAdapterError, OSError.
+    """
+    config = artifact.config
+    saved = undo(read_weights(folder, artifact, check=check), config.init, check)
+    _replace_weights(folder, artifact.bound, saved)
+    _replace_config(folder / CONFIG_NAME)
+    origin = {"init": config.init, "digest": artifact.digest, "r": config.ranks.r, "base": spec.name}
+    return read_artifact(folder, spec, max_rank), origin
+
+
+def plain_settings(table: dict[str, Any]) -> dict[str, Any]:
+    """adapter_config.json's values with every rank doubled and every module's scale as it was.
+
+    The patterns keep their order: the first that matches a module counts.
+    """
+    factor = math.sqrt(INIT_RANKS) if table.get("use_rslora") else INIT_RANKS  # alpha / sqrt(r), or alpha / r
+    ranks, alphas = table.get("rank_pattern") or {}, table.get("alpha_pattern") or {}
+    return {
+        **table,
+        "init_lora_weights": True,
+        "r": table["r"] * INIT_RANKS,
+        "lora_alpha": table["lora_alpha"] * factor,
+        "rank_pattern": {name: rank * INIT_RANKS for name, rank in ranks.items()},
+        "alpha_pattern": {name: alpha * factor for name, alpha in alphas.items()},
+    }
+
+
+def _replace_config(path: Path) -> None:
+    table = parse_object(read_regular(path, MAX_CONFIG_BYTES).removeprefix(b"\xef\xbb\xbf"), path.name)
+    path.unlink()  # it may be a hard link to what was sent
+    path.write_text(json.dumps(plain_settings(table), ensure_ascii=False, indent=2), encoding="utf-8")
+
+
+def _replace_weights(folder: Path, bound: BoundAdapter, saved: SavedAdapter) -> None:
+    """New factors under their old names; whatever else was trained stays as it is."""
+    factors = dict(_plain_factors(bound, saved))
+    file, written = open_weights(folder), folder / f"{WEIGHTS_NAME}.new"
+    tensors = {name: factors[name] if name in factors else file.get_tensor(name) for name in file.tensors}
+    save_file(tensors, written, metadata={"format": "pt"})
+    written.replace(folder / WEIGHTS_NAME)
+
+
+def _plain_factors(bound: BoundAdapter, saved: SavedAdapter) -> Iterator[tuple[str, Tensor]]:
+    """(name in the file, tensor as PEFT lays it out)."""
+    for path, linear in saved.linears.items():
+        names = bound.linears[path]
+        if linear.a is not None and linear.b is not None and names.a_name and names.b_name:
+            yield names.a_name, linear.a.contiguous()
+            yield names.b_name, linear.b.t().contiguous()
+    for path, embedding in saved.embeddings.items():
+        yield bound.embeddings[path].a_name, embedding.a.t().contiguous()
+        yield bound.embeddings[path].b_name, embedding.b.t().contiguous()

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from lora_serve.adapters.checkpoint.binding.bound import (
+from lora_serve.adapters.checkpoint.bound import (
     BoundAdapter,
     BoundConversion,
     Conversions,
     TensorPlace,
+    labels_in,
     place_of,
 )
-from lora_serve.adapters.checkpoint.binding.model_views import labels_in
 from lora_serve.adapters.checkpoint.methods import Method
 from lora_serve.adapters.checkpoint.methods.factors import too_large
-from lora_serve.adapters.checkpoint.peft_config import OTHER_METHODS, PeftConfig
+from lora_serve.adapters.checkpoint.peft_config import OTHER_METHODS, PeftConfig, saved_whole, targeted
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
-from lora_serve.adapters.checkpoint.targets import saved_whole, targeted
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import LinearShape, ModelSpec, Shape
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.registration.validation import _is_finite, is_zero
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef

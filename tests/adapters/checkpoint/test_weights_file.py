@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lora_serve.adapters.checkpoint.content import WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.weights.reading import open_weights
+from lora_serve.adapters.checkpoint.weights import open_weights
 from lora_serve.core.errors import InvalidAdapterError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.checkpoint.binding.binder import bind
-from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter, TensorPlace, place_of
+from lora_serve.adapters.checkpoint.binder import bind
+from lora_serve.adapters.checkpoint.bound import BoundAdapter, TensorPlace, place_of
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo

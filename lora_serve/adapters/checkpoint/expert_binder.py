@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from lora_serve.adapters.checkpoint.binding.bound import BoundDelta, BoundExperts, BoundLinear, TensorPlace, place_of
+from lora_serve.adapters.checkpoint.bound import BoundDelta, BoundExperts, BoundLinear, TensorPlace, place_of
 from lora_serve.adapters.checkpoint.module_patterns import ranks_and_scales
-from lora_serve.adapters.checkpoint.peft_config import PeftConfig
+from lora_serve.adapters.checkpoint.peft_config import ALL_LINEAR, PeftConfig, targeted, targeted_parameters
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
-from lora_serve.adapters.checkpoint.targets import ALL_LINEAR, targeted, targeted_parameters
 from lora_serve.core.model_spec import LinearShape, ModelSpec, Shape
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"  # [experts, 2 * inner, hidden], gate before up; [experts, hidden, inner]
@@ -152,8 +151,6 @@ class _Binder:
             return targets - routers
         return targets
 
-    # -- one old layer -----------------------------------------------------------------------------------------
-
     def _linear(self, path: str, rank: int, scale: float) -> BoundLinear:
         shape = self._layers[path].shape
         shapes = ((rank, shape.in_features), (shape.out_features, rank))
@@ -170,8 +167,6 @@ class _Binder:
                 f"experts ask for {list(shape)}"
             )
         return name
-
-    # -- what the base has now ---------------------------------------------------------------------------------
 
     def _by_parameter(self, linears: Mapping[str, BoundLinear]) -> dict[str, dict[str, BoundDelta | BoundExperts]]:
         found: dict[str, dict[str, list[str]]] = {}
@@ -193,8 +188,6 @@ class _Binder:
             layer = self._layers[path]
             parts[layer.part][layer.expert or 0] = linear
         return BoundExperts(tuple(parts), first.num_experts, first.shape)
-
-    # -- refusals ----------------------------------------------------------------------------------------------
 
     def _refuse_missing(self) -> None:
         if self._missing:

@@ -15,8 +15,7 @@ from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.checkpoint.module_patterns import ranks_and_scales
 from lora_serve.adapters.checkpoint.peft_config import parse_config
-from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora, plain_settings
-from lora_serve.adapters.checkpoint.weights.reading import read_weights
+from lora_serve.adapters.checkpoint.weights import convert_to_plain_lora, plain_settings, read_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lora_serve.adapters.checkpoint.binding.bound import BoundExperts, BoundLinear
-from lora_serve.adapters.checkpoint.weights.reading import stack_experts
-from lora_serve.adapters.checkpoint.weights.saved import SavedDelta, SavedLinear
+from lora_serve.adapters.checkpoint.bound import BoundExperts, BoundLinear
+from lora_serve.adapters.checkpoint.saved import SavedDelta, SavedLinear
+from lora_serve.adapters.checkpoint.weights import stack_experts
 from lora_serve.core.model_spec import LinearShape
 
 NUM_IN, NUM_OUT = 5, 3
