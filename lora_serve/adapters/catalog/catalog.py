@@ -11,26 +11,17 @@ from msgspec.structs import replace
 from lora_serve.adapters.catalog import edits, resolution
 from lora_serve.adapters.catalog.blob_leases import BlobLeases
 from lora_serve.adapters.catalog.blob_records import BlobRecordWriter
-from lora_serve.adapters.catalog.edits import TenantRemoval, without_tenant
-from lora_serve.adapters.catalog.entry import (
-    Canary,
-    CatalogEntry,
-    VersionEntry,
-    check_metadata,
-    check_tenant,
-    tenant_of,
-)
+from lora_serve.adapters.catalog.edits import Registration, TenantRemoval, without_tenant
+from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.adapters.catalog.resolution import Resolution
-from lora_serve.adapters.catalog.snapshot import Snapshot, check_allowance, check_pinned, owner_of
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, lease_change, saved
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, Snapshot, check_pinned, lease_change, saved
 from lora_serve.adapters.stores.base import RecordStore
 from lora_serve.adapters.stores.files import StoreLock
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
-from lora_serve.core.tenant import NO_LIMITS, Quota
 
 T = TypeVar("T")
 _OUTAGE_GRACE = 2.0  # seconds without the journal, after which an unknown id may be one that others registered
@@ -100,40 +91,19 @@ class Catalog:
 
     # -- adapters ----------------------------------------------------------------------------------------------
 
-    def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
-        """Refuse early what `add` would refuse. Raises InvalidRequestError, ConflictError."""
-        _check_new(self.ledger.state, name, tenant, metadata)
-
     def add(
-        self,
-        name: str,
-        version: VersionEntry,
-        tenant: str | None = None,
-        pinned: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        activate: bool = True,
-        holder: str = "",
-        quota: Quota = NO_LIMITS,
-        only: str | None = None,
+        self, registration: Registration, version: VersionEntry, holder: str = ""
     ) -> tuple[CatalogEntry, VersionEntry, bool]:
         """Commit a version durably; `holder`'s lease ends. Returns (entry, version, whether it is new).
 
-        The version number is chosen here; the same content keeps its number. `pinned=False` and `metadata=None` leave
-        an old entry's values, `activate=False` leaves its route. `quota`: the owner's; holds even if several register
-        at once; raises QuotaExceededError. `only`: a known id must have files of this digest already (None: any files);
-        raises OtherContentError. Raises AdapterUnavailableError if the lease has run out and the blob may be gone.
+        The version number is chosen here; the same content keeps its number. The owner's quota holds even if several
+        register at once. Raises what `Registration.entry_in` does, and AdapterUnavailableError if the lease has run out
+        and the blob may be gone.
         """
 
         def edit(state: CatalogState) -> tuple[Changes, tuple[CatalogEntry, VersionEntry, bool]]:
-            _check_new(state, name, tenant, metadata)
-            owner = owner_of(state.snapshot, name, tenant)
-            check_allowance(state.snapshot, owner, name, version.digest, version.num_bytes, quota)
-            old = state.snapshot.entries.get(name)
-            edits.check_same_content(old, only)
-            if old is None:
-                entry = edits.new_entry(name, tenant_of(name, tenant), version, pinned, metadata)
-            else:
-                entry = edits.with_version(old, version, pinned, metadata, activate)
+            entry = registration.entry_in(state.snapshot, version)
+            old = state.snapshot.entries.get(entry.name)
             added = next(v for v in entry.versions if v.digest == version.digest)
             released = _released(state, version.digest, holder) if holder else {}
             is_new = old is None or not old.has_version(added.version)
@@ -289,18 +259,6 @@ def _entry_in(state: CatalogState, name: str) -> CatalogEntry:
     if entry is None:
         raise AdapterNotFoundError(name)
     return entry
-
-
-def _check_new(state: CatalogState, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
-    check_adapter_id(name)
-    state.snapshot.check_held(name)
-    entry = state.snapshot.entries.get(name)
-    if entry is not None and tenant is not None and entry.tenant != tenant:
-        raise ConflictError(f"The adapter `{name}` belongs to another tenant.")
-    if name in state.snapshot.aliases:
-        raise ConflictError(f"`{name}` is an alias of `{state.snapshot.aliases[name]}`.")
-    check_tenant(tenant)
-    check_metadata(metadata)
 
 
 def _released(state: CatalogState, digest: str, holder: str) -> Changes:

@@ -29,7 +29,7 @@ from lora_serve.adapters.maintenance.transfer import (
     open_ends,
 )
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.record_files import is_record
+from lora_serve.adapters.stores.disk_tables import is_record
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.model_spec import ModelSpec
 from tests.adapters.registration.registering_process import open_for_registering
