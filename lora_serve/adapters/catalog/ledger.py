@@ -96,7 +96,7 @@ class Ledger(Generic[S]):
         self._lock = threading.RLock()
         self._num_held = 0  # blocks of `held` on the thread that has the lock
         self._waiting: list[_WaitingEdit[S]] = []  # edits; each is appended by its own thread
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], object]] = []
         self._listeners_lock = threading.Lock()  # they come and go on the event loop, which waits for no commit
         self._away_since: float | None = None
         self.problem: str | None = None  # why the last read or commit failed
@@ -189,12 +189,12 @@ class Ledger(Generic[S]):
             finally:
                 self._num_held -= 1
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def listen(self, listener: Callable[[], object]) -> None:
         """Call `listener`, on whichever thread, after each change of the state."""
         with self._listeners_lock:
             self._listeners = [*self._listeners, listener]
 
-    def unlisten(self, listener: Callable[[], None]) -> None:
+    def unlisten(self, listener: Callable[[], object]) -> None:
         with self._listeners_lock:
             self._listeners = [other for other in self._listeners if other is not listener]
 
