@@ -84,7 +84,7 @@ def test_owner_is_given_or_the_first_part_of_the_id_or_default(catalog: Catalog)
     catalog.add(Registration(id="acme/support"), version("a"))
     catalog.add(Registration(id="plain"), version("a"))
     catalog.add(Registration(id="x/y", tenant="globex"), version("a"))
-    assert [entry.tenant for entry in catalog.entries()] == ["acme", "default", "globex"]
+    assert [entry.tenant for entry in catalog.snapshot.page()] == ["acme", "default", "globex"]
 
 
 def test_another_tenants_adapter_does_not_exist(catalog: Catalog) -> None:
@@ -169,11 +169,11 @@ def test_lists_by_name_in_pages(catalog: Catalog) -> None:
     for number in range(7):
         catalog.add(Registration(id=f"acme/{number}"), version("a"))
         catalog.add(Registration(id=f"globex/{number}"), version("a"))
-    first = catalog.entries(tenant="acme", limit=4)
-    rest = catalog.entries(tenant="acme", after=first[-1].name, limit=4)
+    first = catalog.snapshot.page(tenant="acme", limit=4)
+    rest = catalog.snapshot.page(tenant="acme", after=first[-1].name, limit=4)
     assert [entry.name for entry in (*first, *rest)] == [f"acme/{number}" for number in range(7)]
-    assert catalog.entries(after="zzz") == ()
-    assert len(catalog.entries()) == 14
+    assert catalog.snapshot.page(after="zzz") == ()
+    assert len(catalog.snapshot.page()) == 14
 
 
 def test_everything_is_there_again_after_a_restart(catalog: Catalog, reopen: Reopen) -> None:
@@ -279,7 +279,7 @@ def test_version_whose_blob_went_when_its_lease_ran_out_is_not_named(
         step()
         with pytest.raises(AdapterUnavailableError, match="try again"):
             catalog.add(Registration(id="b"), version("a"), holder=late)
-    assert catalog.entries() == ()
+    assert catalog.snapshot.page() == ()
     catalog.add(Registration(id="c"), version("a"), holder=catalog.leases.acquire(digest("a")))
     assert catalog.add(Registration(id="b"), version("a"), holder=late)[2], "somebody else's name has kept it"
 
@@ -430,7 +430,7 @@ def test_readers_on_other_threads_always_see_whole_states(catalog: Catalog) -> N
             named = {version.digest for entry in snapshot.entries.values() for version in entry.versions}
             if snapshot.digests != named or snapshot.names != tuple(sorted(snapshot.entries)):
                 torn.append(snapshot)
-            torn.extend(entry for entry in catalog.entries() if entry.default not in entry.versions)
+            torn.extend(entry for entry in catalog.snapshot.page() if entry.default not in entry.versions)
 
     reader = threading.Thread(target=read)
     reader.start()

@@ -28,7 +28,7 @@ _OUTAGE_GRACE = 2.0  # seconds without the journal, after which an unknown id ma
 
 
 class Catalog:
-    """Every method may be called from any thread. `resolve`, `entry`, `entries` and `snapshot` never wait."""
+    """Every method may be called from any thread. `resolve`, `entry` and `snapshot` never wait."""
 
     def __init__(self, journal: Journal, replica: str, lock: StoreLock | None = None, is_shared: bool = False) -> None:
         """`replica`: a name of this server that outlives it. `lock`: on the store folder, released by `close`.
@@ -82,12 +82,6 @@ class Catalog:
     def entry(self, name: str) -> CatalogEntry:
         """Raises AdapterNotFoundError."""
         return _entry_in(self.ledger.state, name)
-
-    def entries(
-        self, tenant: str | None = None, after: str | None = None, limit: int = 100, seen_by: str | None = None
-    ) -> tuple[CatalogEntry, ...]:
-        """See `Snapshot.page`."""
-        return self.snapshot.page(tenant, after, limit, seen_by)
 
     # -- adapters ----------------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Snapshot:
             )
 
     def page(
-        self, tenant: str | None, after: str | None, limit: int, seen_by: str | None = None
+        self, tenant: str | None = None, after: str | None = None, limit: int = 100, seen_by: str | None = None
     ) -> tuple[CatalogEntry, ...]:
         """Entries by name after `after`, at most `limit`, of `tenant` (None: any), visible to `seen_by` (None: all)."""
         start = bisect.bisect_right(self.names, after) if after is not None else 0

@@ -95,7 +95,7 @@ def test_refused_upload_leaves_nothing_behind(
         registry.register_staged("../a", staged(registry, make_adapter("other")))
     assert leftovers(config) == []
     assert store.digests() == frozenset()
-    assert catalog.entries() == ()
+    assert catalog.snapshot.page() == ()
 
 
 def test_adapter_that_changes_nothing_can_be_allowed(registry: VerifyingRegistry, make_adapter: MakeAdapter) -> None:
@@ -363,7 +363,7 @@ def test_store_that_cannot_be_written_is_not_the_callers_fault(
     with pytest.raises(AdapterUnavailableError) as caught:
         registry.register_folder("a", folder)
     assert str(config.store) not in str(caught.value)
-    assert catalog.entries() == ()
+    assert catalog.snapshot.page() == ()
 
 
 def test_store_that_fails_half_way_leaves_no_version_behind(
@@ -378,7 +378,7 @@ def test_store_that_fails_half_way_leaves_no_version_behind(
         VerifyingRegistry(config, spec, catalog, Failing(config.store), FakeVerifier()).register_folder(
             "a", make_adapter()
         )
-    assert catalog.entries() == ()
+    assert catalog.snapshot.page() == ()
     assert store.digests() == frozenset()
     assert held(catalog) == set()
 

@@ -129,7 +129,7 @@ async def test_failures_are_told_and_leave_nothing(admin: aiohttp.ClientSession,
         status, answer = await register(admin, source)
         assert (status, answer["error"]["param"]) == expected, answer
     assert await nothing_left(house)
-    assert house.services.catalog.entries() == ()
+    assert house.services.catalog.snapshot.page() == ()
 
 
 async def test_foreign_tenant_is_refused_before_anything_is_fetched(
