@@ -144,24 +144,22 @@ async def register_later(services: Services, modules: tuple[str, ...]) -> None:
 
 
 async def _register_module(services: Services, name: str, source: str) -> AdapterRef:
-    registration = Registration(id=name, by_admin=True)
+    registration = Registration(id=name, source=source, by_admin=True)
     with_quota(services, registration).check(services.catalog.snapshot)
     progress = RegistrationProgress(name, None, Stage.FETCHING)
     if "://" in source:
         staged = await services.staging.stage(source)
         call = functools.partial(register, services, registration, staged, progress)
     else:
-        call = functools.partial(_register_folder, services, registration, source, progress)
+        call = functools.partial(_register_folder, services, registration, progress)
     return (await services.registrations.run(call)).ref
 
 
-def _register_folder(
-    services: Services, registration: Registration, source: str, progress: RegistrationProgress
-) -> Registered:
+def _register_folder(services: Services, registration: Registration, progress: RegistrationProgress) -> Registered:
     """Called on a thread of `registrations`."""
     with private_folder(services.registry.new_folder) as folder:
-        copy_files(Path(source), folder, services.adapter_config.max_upload_size, None)
-        return register(services, registration, Staged(folder, f"{FOLDER}{source}"), progress)
+        copy_files(Path(registration.source), folder, services.adapter_config.max_upload_size, None)
+        return register(services, registration, Staged(folder, f"{FOLDER}{registration.source}"), progress)
 
 
 async def warm_up(services: Services, settings: Settings, is_warm: bool = False) -> None:

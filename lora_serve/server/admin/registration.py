@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -48,7 +48,6 @@ from lora_serve.tenancy.directory.state import REVOKED, TENANT
 from lora_serve.text import reasoning, tool_calls
 
 Act = Callable[[], None]
-Stager = Callable[[str], Awaitable[Staged]]
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 logger = logging.getLogger(__name__)
 
@@ -99,15 +98,12 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
     fields = check_fields(RegisterFields, await read_json(request))
     caller = request[CONTEXT].known_caller
     registration = registration_for(services, caller, fields)
-    _check_source(services, caller, fields.source)
+    _check_source(services, caller, registration.source)
     with_quota(services, registration).check(services.catalog.snapshot)  # before anything is fetched
     await services.quotas.begin_registration(caller)
-    progress = RegistrationProgress(registration.id, caller.scope, Stage.FETCHING)
-
-    def stage(owner: str) -> Awaitable[Staged]:
-        return services.staging.stage(fields.source, owner, progress.receive)
-
-    return await answer_registration(request, registration, stage, progress)
+    return await answer_registration(
+        request, registration, RegistrationProgress(registration.id, caller.scope, Stage.FETCHING)
+    )
 
 
 async def list_registrations(request: web.Request) -> web.StreamResponse:
@@ -169,8 +165,8 @@ def with_quota(services: Services, registration: Registration) -> Registration:
 async def answer_registration(
     request: web.Request,
     registration: Registration,
-    stage: Stager,
     progress: RegistrationProgress,
+    uploaded: Staged | None = None,
     hand_over: Act = _nothing,
 ) -> web.StreamResponse:
     """Carry out a registration and answer with the card; see `carry_out`."""
@@ -178,7 +174,7 @@ async def answer_registration(
     caller, note = context.known_caller, context.audit
     await check_metadata(services, caller, registration.metadata)
     note.subject, note.owner = registration.id, tenant_of(registration.id, registration.tenant)
-    registered, warnings = await carry_out(request, registration, stage, progress, hand_over)
+    registered, warnings = await carry_out(request, registration, progress, uploaded, hand_over)
     card = await card_of(services, services.catalog.entry(registration.id), caller)
     card["warnings"] = [*card["warnings"], *warnings]
     return json_response(card, status=201 if registered.created else 200)
@@ -187,14 +183,14 @@ async def answer_registration(
 async def carry_out(
     request: web.Request,
     registration: Registration,
-    stage: Stager,
     progress: RegistrationProgress,
+    uploaded: Staged | None = None,
     hand_over: Act = _nothing,
 ) -> tuple[Registered, list[str]]:
     """Stage, register and pin, to the end even if the client leaves. Failures after the registration come as warnings.
 
-    `stage`: brings the files here for their owner. `progress`: listed until the end. `hand_over`: called as the work
-    begins, which from then on disposes of files that are here already.
+    `progress`: listed until the end. `uploaded`: files that are here already; others are fetched from their source.
+    `hand_over`: called as the work begins, which from then on disposes of the uploaded files.
     """
     services, caller = request.app[SERVICES], request[CONTEXT].known_caller
     owner = registration.owner_in(services.catalog.snapshot)
@@ -202,7 +198,7 @@ async def carry_out(
 
     async def work() -> tuple[Registered, list[str]]:
         with services.registering.listed(progress):
-            staged = await stage(owner)
+            staged = uploaded or await services.staging.stage(registration.source, owner, progress.receive)
             known = services.catalog.snapshot.entries.get(registration.id)
             call = functools.partial(register, services, registration, staged, progress)
             try:

@@ -102,10 +102,6 @@ class Upload:
     fields: dict[str, Any] = field(default_factory=dict)
     unpacking: Future[None] | None = None  # on a thread, which a client that leaves does not stop
 
-    async def staged(self, owner: str) -> Staged:
-        """The files to register."""
-        return Staged(self.folder, "upload")
-
     def hand_over(self) -> None:
         """Leave `folder` to the registration."""
         self.is_handed_over = True
@@ -153,7 +149,8 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
                 owner = registration.owner_in(services.catalog.snapshot)
                 upload.unpacking = services.registrations.submit(lambda: _unpack(upload), owner)
                 await asyncio.wrap_future(upload.unpacking)
-            return await answer_registration(request, registration, upload.staged, progress, upload.hand_over)
+            uploaded = Staged(upload.folder, registration.source)
+            return await answer_registration(request, registration, progress, uploaded, upload.hand_over)
 
 
 @asynccontextmanager

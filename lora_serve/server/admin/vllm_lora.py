@@ -33,20 +33,15 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
         return _refused(400, "Both 'lora_name' and 'lora_path' must be provided.", "InvalidUserInput")
     registration = Registration(
         id=name,
+        source=fields.lora_path,
         allow_noop=fields.allow_noop,
         may_change=fields.load_inplace,  # other content under a known name must not be served for a moment
         by_admin=True,  # the route is the admin's alone
     )
-    progress = RegistrationProgress(name, caller.scope, Stage.FETCHING)
     try:
         check_new_id(services, name)
         with_quota(services, registration).check(services.catalog.snapshot)
-        await carry_out(
-            request,
-            registration,
-            lambda owner: services.staging.stage(fields.lora_path, owner, progress.receive),
-            progress,
-        )
+        await carry_out(request, registration, RegistrationProgress(name, caller.scope, Stage.FETCHING))
     except OtherContentError:
         message = (
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
