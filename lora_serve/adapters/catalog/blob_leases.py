@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from lora_serve.adapters.catalog.blob_records import BlobRecord, digests_of, key_of, record_of
 from lora_serve.adapters.catalog.journals.base import Position
-from lora_serve.adapters.catalog.ledger import Changes, Edit, Ledger
+from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.adapters.catalog.state import BlobLease, CatalogState, lease_change
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.errors import AdapterUnavailableError
@@ -27,12 +27,11 @@ _PAUSE = 0.05
 class BlobLeases:
     """This server's leases. Every method may be called from any thread, and raises AdapterUnavailableError."""
 
-    def __init__(self, replica: str, change: Edit[CatalogState], ledger: Ledger[CatalogState]) -> None:
-        """`replica`: the server's name, which outlives it. `change`: commits to `ledger`."""
+    def __init__(self, replica: str, ledger: Ledger[CatalogState]) -> None:
+        """`replica`: the server's name, which outlives it."""
         self._ledger = ledger
         self.drain_holder = f"{replica}:drain"  # leases removed blobs until no row here uses them
         self._replica = replica
-        self._change = change
         self._born = time.time_ns()
         self._numbers = itertools.count(self._born)
         self._deleting: set[str] = set()  # digests whose bytes this server is deleting now
@@ -61,7 +60,7 @@ class BlobLeases:
             return lease_change(digest, replace(lease, condemned=False).with_holder(name, time.time())), True
 
         deadline = time.monotonic() + wait_seconds
-        while not self._change(edit):
+        while not self._ledger.change(edit):
             if time.monotonic() > deadline:
                 raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
             time.sleep(_PAUSE)
@@ -77,7 +76,7 @@ class BlobLeases:
                 return {}, None
             return lease_change(digest, lease.with_holder(self.drain_holder, time.time())), None
 
-        self._change(edit)
+        self._ledger.change(edit)
 
     def release(self, digest: str, holder: str) -> bool:
         """End a lease. Returns True, and marks the blob as condemned, if no version names it and nobody else leases it:
@@ -96,7 +95,7 @@ class BlobLeases:
             return lease_change(digest, left), is_free
 
         with self._ledger.held():  # no thread sees it condemned and takes its deletion for a failed one
-            is_free = self._change(edit)
+            is_free = self._ledger.change(edit)
             if is_free:
                 self._deleting.add(digest)
         return is_free
@@ -114,7 +113,7 @@ class BlobLeases:
 
     def deleted(self, digest: str) -> None:
         """Note that the store no longer has `digest`."""
-        self._change(lambda state: (lease_change(digest, BlobLease({})), None))
+        self._ledger.change(lambda state: (lease_change(digest, BlobLease({})), None))
         self._deleting.discard(digest)
 
     def expired(self, state: CatalogState) -> list[tuple[str, str]]:
@@ -140,7 +139,7 @@ class BlobLeases:
 
         self._deleting.discard(digest)
         with suppress(AdapterUnavailableError):  # this server remembers; others see it once it has started again
-            self._change(edit)
+            self._ledger.change(edit)
 
     def _has_failed_to_delete(self, digest: str, lease: BlobLease) -> bool:
         """True if the blob was condemned and is not being deleted: that failed here, the commit's answer was lost, or

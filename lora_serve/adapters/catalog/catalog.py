@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -14,16 +14,24 @@ from lora_serve.adapters.catalog.blob_records import BlobRecordWriter
 from lora_serve.adapters.catalog.edits import Registration, TenantRemoval, without_tenant
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.catalog.journals.base import Journal
-from lora_serve.adapters.catalog.ledger import Changes, Ledger
+from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.resolution import Resolution
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, Snapshot, check_pinned, lease_change, saved
+from lora_serve.adapters.catalog.state import (
+    ADAPTER,
+    ALIAS,
+    CatalogLedger,
+    CatalogState,
+    Snapshot,
+    check_pinned,
+    lease_change,
+    saved,
+)
 from lora_serve.adapters.stores.base import RecordStore
 from lora_serve.adapters.stores.files import StoreLock
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
 
-T = TypeVar("T")
 _OUTAGE_GRACE = 2.0  # seconds without the journal, after which an unknown id may be one that others registered
 
 
@@ -38,8 +46,8 @@ class Catalog:
         self._store_lock = lock
         self.replica = replica
         self.is_shared = is_shared
-        self.ledger = Ledger(journal, CatalogState(), "adapter registry")
-        self.leases = BlobLeases(replica, self.change, self.ledger)
+        self.ledger = CatalogLedger(journal, CatalogState(), "adapter registry")
+        self.leases = BlobLeases(replica, self.ledger)
 
     # -- readers -----------------------------------------------------------------------------------------------
 
@@ -103,7 +111,7 @@ class Catalog:
             is_new = old is None or not old.has_version(added.version)
             return {**saved(entry), **released}, (entry, added, is_new)
 
-        return self.change(edit)
+        return self.ledger.change(edit)
 
     def edit(self, name: str, change: Callable[[CatalogEntry], CatalogEntry]) -> CatalogEntry:
         """Replace an entry by `change(entry)`, durably. Raises AdapterNotFoundError, and what `change` raises."""
@@ -113,7 +121,7 @@ class Catalog:
             new = change(old)
             return ({} if new == old else saved(new)), new
 
-        return self.change(edit)
+        return self.ledger.change(edit)
 
     def set_pinned(self, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
         """Pin or unpin. `max_bytes`: the most that the tenant may pin; holds even if several are pinned at once.
@@ -128,7 +136,7 @@ class Catalog:
                 check_pinned(state.snapshot, new, max_bytes)
             return ({} if new == old else saved(new)), new
 
-        return self.change(edit)
+        return self.ledger.change(edit)
 
     def set_route(self, name: str, version: int | None, canary: Canary | None) -> CatalogEntry:
         """Set the default version (None: it stays) and the canary. Raises AdapterNotFoundError, InvalidRequestError."""
@@ -172,11 +180,11 @@ class Catalog:
                 changes |= state.leased_by(self.leases.drain_holder, digest, time.time())
             return changes | _dangling(state.snapshot, name, left), strays
 
-        return self.change(edit)
+        return self.ledger.change(edit)
 
     def remove_tenant(self, tenant: str) -> TenantRemoval:
         """Remove all that a tenant has, in one durable commit."""
-        return self.change(lambda state: without_tenant(state, tenant, self.leases.drain_holder, time.time()))
+        return self.ledger.change(lambda state: without_tenant(state, tenant, self.leases.drain_holder, time.time()))
 
     # -- aliases -----------------------------------------------------------------------------------------------
 
@@ -198,7 +206,7 @@ class Catalog:
                 raise AdapterNotFoundError(target)
             return {ALIAS + alias: target}, None
 
-        self.change(edit)
+        self.ledger.change(edit)
 
     def remove_alias(self, alias: str) -> None:
         """Raises AdapterNotFoundError."""
@@ -208,26 +216,13 @@ class Catalog:
                 raise AdapterNotFoundError(alias)
             return {ALIAS + alias: None}, None
 
-        self.change(edit)
+        self.ledger.change(edit)
 
-    # -- whole records -----------------------------------------------------------------------------------------
-
-    def change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
-        """Commit the records that `edit` returns. `edit` gets the newest state, and is called again whenever another
-        replica was first; without changes nothing is committed. Raises AdapterUnavailableError, and what `edit` raises.
-        """
-
-        def edit_and_record(state: CatalogState) -> tuple[Changes, T]:
-            changes, result = edit(state)
-            return (state.with_lineage(changes) if changes else {}), result
-
-        return self.ledger.change(edit_and_record)
+    # -- the journal --------------------------------------------------------------------------------------------
 
     def record_lineage(self) -> None:
         """Write the lineage of a registry of an older version; an empty registry is not begun by this."""
-        self.change(lambda state: (state.with_lineage({}) if state.position.epoch else {}, None))
-
-    # -- what others wrote -------------------------------------------------------------------------------------
+        self.ledger.change(lambda state: (state.with_lineage({}) if state.position.epoch else {}, None))
 
     def refresh(self) -> None:
         """Bring in what others wrote. Raises AdapterUnavailableError."""

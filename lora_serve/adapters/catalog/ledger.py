@@ -35,14 +35,7 @@ class JournaledState(Protocol):
 
 
 S = TypeVar("S", bound=JournaledState)
-S_co = TypeVar("S_co", bound=JournaledState, covariant=True)
 S_contra = TypeVar("S_contra", bound=JournaledState, contravariant=True)
-
-
-class Edit(Protocol[S_co]):
-    """See Ledger.change."""
-
-    def __call__(self, edit: Callable[[S_co], tuple[Changes, T]]) -> T: ...
 
 
 class CommitObserver(Protocol[S_contra]):

@@ -7,13 +7,13 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, document_of, entry_of
 from lora_serve.adapters.catalog.journals.base import Page, Position
-from lora_serve.adapters.catalog.ledger import Changes
+from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.core.adapter import is_adapter_id, split_name
 from lora_serve.core.errors import ForbiddenError, UnreadableRecordError
 
@@ -25,6 +25,7 @@ LEASE_SECONDS = 3600.0  # a replica that is gone loses its leases after this tim
 MENDED = "`lora-serve registry rebuild` makes it again, or the admin deletes it"
 _MANY = 1000  # changed ids, beyond which everything is counted anew
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,17 @@ class CatalogState:
     def leased_by(self, holder: str, digest: str, now: float) -> Changes:
         """The change that adds a holder to a blob."""
         return lease_change(digest, self.lease_on(digest).with_holder(holder, now))
+
+
+class CatalogLedger(Ledger[CatalogState]):
+    """The catalog's ledger: whatever is changed, its lineage is in the journal too."""
+
+    def change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
+        def edit_and_record(state: CatalogState) -> tuple[Changes, T]:
+            changes, result = edit(state)
+            return (state.with_lineage(changes) if changes else {}), result
+
+        return super().change(edit_and_record)
 
 
 def lineage_change(lineage: Lineage) -> Changes:

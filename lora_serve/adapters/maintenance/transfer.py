@@ -247,7 +247,7 @@ class Transfer:
             done = merge(state.snapshot, entry, aliases, self._overwrite)
             return (self._changes(state, done, holders) if done.is_written else {}), done
 
-        return self._target.catalog.change(edit)
+        return self._target.catalog.ledger.change(edit)
 
     def _changes(self, state: CatalogState, done: IdMerge, holders: Mapping[str, str]) -> Changes:
         """A merge's changes; leases on named blobs end, blobs that lose their names are leased until `_clean`."""
@@ -263,7 +263,7 @@ class Transfer:
 
     def _collect(self, digest: str, holder: str) -> None:
         """Ends a lease, if it has not ended; deletes the blob unless a version names it or somebody else leases it."""
-        holders = self._target.catalog.change(lambda state: ({}, state.lease_on(digest).holders))
+        holders = self._target.catalog.ledger.change(lambda state: ({}, state.lease_on(digest).holders))
         if holder in holders and self._leases.release(digest, holder):
             self._blobs.forget(digest)
             self._leases.delete(digest, self._target.store)

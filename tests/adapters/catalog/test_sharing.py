@@ -33,7 +33,7 @@ def test_sharing_outlives_a_restart_and_goes_with_the_adapter(tmp_path: Path) ->
             again.resolve("acme/a", "hooli")
         merged = merge(other.snapshot, entry, {}, overwrite=False)
         assert merged.outcome is MergeOutcome.MADE
-        other.change(lambda state: (merged.changes, None))
+        other.ledger.change(lambda state: (merged.changes, None))
         assert other.entry("acme/a") == entry
     finally:
         again.close()

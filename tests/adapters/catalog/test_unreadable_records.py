@@ -117,7 +117,7 @@ def test_admin_frees_a_held_id_with_its_blobs(filled: AdapterConfig, spec: Model
 
 def test_rebuild_frees_a_held_id_of_which_nothing_is_left(filled: AdapterConfig) -> None:
     with open_registry(registries.at(filled.store), is_source=True) as place:
-        place.catalog.change(lambda state: ({"adapter:nobody/z": "?", "alias:lost": "{}"}, None))
+        place.catalog.ledger.change(lambda state: ({"adapter:nobody/z": "?", "alias:lost": "{}"}, None))
         assert place.catalog.snapshot.held == {"nobody/z", "lost"}
     rebuilt = rebuild_folder(filled.store, [], False, lambda done, total: None)
     assert [one.name for one in rebuilt.plan.ids if one.outcome is RebuildOutcome.LOST] == ["lost", "nobody/z"]
@@ -128,7 +128,7 @@ def test_rebuild_frees_a_held_id_of_which_nothing_is_left(filled: AdapterConfig)
 def test_lease_that_cannot_be_read_lets_nobody_free_or_take_the_blob(filled: AdapterConfig) -> None:
     with closing(open_catalog(filled.store)) as catalog:
         digest = catalog.entry("initech/z").default.digest
-        catalog.change(lambda state: ({BLOB + digest: '{"x":1}'}, None))
+        catalog.ledger.change(lambda state: ({BLOB + digest: '{"x":1}'}, None))
         catalog.remove("initech/z")
         assert not catalog.leases.release(digest, catalog.leases.drain_holder)
         with pytest.raises(AdapterUnavailableError):
