@@ -9,8 +9,7 @@ from typing import Any
 
 from lora_serve.adapters.catalog.entry import NotedTemplate
 from lora_serve.server.background.fair_threads import FairThreads
-from lora_serve.text.adapter_template import AdapterChatTemplate, TemplateTexts
-from lora_serve.text.rendering.processes import TemplateProcesses
+from lora_serve.text.adapter_template import AdapterChatTemplate, TemplateProcesses, TemplateTexts
 from lora_serve.text.template import ChatTemplate
 
 NUM_PROCESSES = 2

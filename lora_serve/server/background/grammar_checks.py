@@ -16,9 +16,15 @@ from lora_serve.core.adapter import AddedToken
 from lora_serve.core.request import TokenGrammar
 from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.server.background.fair_threads import FairThreads
-from lora_serve.text.grammars.checking import GrammarCompiler, checked_own_text, checked_text
-from lora_serve.text.grammars.constraint import Constraint
-from lora_serve.text.grammars.translation import check_size, content, measured
+from lora_serve.text.grammars import Constraint
+from lora_serve.text.grammars.checking import (
+    GrammarCompiler,
+    check_size,
+    checked_own_text,
+    checked_text,
+    content,
+    measured,
+)
 from lora_serve.text.tokenizer import TextModel
 
 SECONDS_PER_MINUTE = 20.0  # of a thread; a tenant that took more comes after all others
