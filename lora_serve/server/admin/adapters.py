@@ -19,7 +19,7 @@ from lora_serve.server.schemas.admin import AliasFields, RouteFields, SharingFie
 from lora_serve.server.schemas.answers.adapters import AdapterCard, Alias, AliasList, DeletedAdapter, DeletedAlias
 from lora_serve.server.schemas.queries import DeletionQuery
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.server.upkeep.reconciler import pinned_refs
+from lora_serve.server.upkeep import pinned_refs
 
 
 async def get_adapter(request: web.Request) -> web.StreamResponse:

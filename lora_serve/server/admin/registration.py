@@ -31,8 +31,7 @@ from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.adapters import card_of, card_response, remove_adapter, set_pinned
 from lora_serve.server.admin.permissions import check_source, own_name_in, registration_for
 from lora_serve.server.answers.json_answer import json_response
-from lora_serve.server.background.registering import Progress, Stage
-from lora_serve.server.background.staging import Staged
+from lora_serve.server.background.registering import Progress, Stage, Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT, AuditNote
 from lora_serve.server.inference.defaults import read_defaults

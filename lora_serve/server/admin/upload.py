@@ -37,8 +37,7 @@ from lora_serve.core.errors import (
 )
 from lora_serve.server.admin.permissions import registration_for
 from lora_serve.server.admin.registration import check_new_id, complete_registration
-from lora_serve.server.background.registering import Progress, Stage
-from lora_serve.server.background.staging import Staged
+from lora_serve.server.background.registering import Progress, Stage, Staged
 from lora_serve.server.bodies.json_body import CHUNK_BYTES, BodyStream, check_fields, read_query
 from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.server.context import CONTEXT
