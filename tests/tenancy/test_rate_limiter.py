@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lora_serve.core.errors import RateLimitedError
 from lora_serve.core.tenant import Caller, Quota
 from lora_serve.tenancy.quotas import Quotas, rate_limits
-from lora_serve.tenancy.rate_limiter import Reservation
+from lora_serve.tenancy.rate_limiter import KEPT_MINUTES, WINDOW, MemoryCounters, Reservation, WindowCount
 from tests.tenancy.limited import Clock, caller, limiter
 
 
@@ -220,3 +220,84 @@ def test_nothing_leaks_whatever_comes_and_ends_in_whatever_order(walk: list[tupl
         await quotas.close()
 
     asyncio.run(run())
+
+
+counts = st.integers(0, 1000)
+parts = st.floats(0, 1, exclude_max=True)
+
+
+def after(window: WindowCount, seconds: float) -> WindowCount:
+    """The same counters later."""
+    minutes, elapsed = divmod(window.elapsed + seconds / WINDOW, 1)
+    if minutes == 0:
+        return WindowCount(window.previous, window.current, elapsed)
+    return WindowCount(window.current if minutes == 1 else 0, 0, elapsed)
+
+
+def test_the_minute_before_counts_less_and_less() -> None:
+    assert WindowCount(100, 10, 0.0).used == 110
+    assert WindowCount(100, 10, 0.75).used == 35
+    assert WindowCount(100, 10, 0.75).remaining(40) == 5
+
+
+def test_seconds_until_room_are_those_that_it_takes() -> None:
+    assert WindowCount(0, 10, 0.5).seconds_until(10, 1) == 30 + 6
+    assert WindowCount(10, 0, 0.5).seconds_until(5, 1) == pytest.approx(6)
+    assert WindowCount(0, 4, 0.5).seconds_until(5, 1) == 0
+    assert WindowCount(0, 0, 0.5).seconds_until(0, 1) == 120
+
+
+def test_a_limit_is_unused_once_its_last_minute_is_over() -> None:
+    assert WindowCount(0, 0, 0.5).seconds_until_unused == 0
+    assert WindowCount(3, 0, 0.5).seconds_until_unused == 30
+    assert WindowCount(3, 1, 0.5).seconds_until_unused == 90
+
+
+@given(counts, counts, parts, st.integers(1, 1000), st.data())
+def test_whoever_waits_as_long_as_told_gets_in_and_not_much_sooner(
+    previous: int, current: int, elapsed: float, limit: int, data: st.DataObject
+) -> None:
+    cost = data.draw(st.integers(1, limit))
+    window = WindowCount(previous, current, elapsed)
+    seconds = window.seconds_until(limit, cost)
+    later = after(window, seconds + 1e-6)
+    assert later.used + cost <= limit + 1e-3
+    if seconds > 1e-3:
+        sooner = after(window, seconds * 0.99 - 1e-6)
+        assert sooner.used + cost > limit - 1e-3
+
+
+async def test_counts_are_those_of_a_minute_and_the_one_before() -> None:
+    counters = MemoryCounters()
+    assert await counters.add({"a": 5, "b": 1}, 10) == {"a": (0, 5), "b": (0, 1)}
+    assert await counters.add({"a": -2}, 10) == {"a": (0, 3)}
+    assert await counters.add({"a": 4}, 11) == {"a": (3, 4)}
+    assert await counters.add({"a": 1}, 13) == {"a": (0, 1)}
+    await counters.close()
+
+
+async def test_what_is_given_back_to_the_minute_before_counts_for_this_one() -> None:
+    counters = MemoryCounters()
+    await counters.add({"a": 5}, 10)
+    await counters.add({"a": 1}, 11)
+    assert await counters.add({"a": -2}, 10) == {"a": (0, 3)}
+    assert await counters.add({"a": 1}, 11) == {"a": (3, 2)}
+
+
+async def test_counters_that_nobody_reads_any_more_are_dropped() -> None:
+    now = 0.0
+    counters = MemoryCounters(lambda: now)
+    for minute in (1, 2, 3, 50, 51, 7):  # at last the wall clock is set back
+        now += 61.0
+        await counters.add({f"old-{minute}-{number}": 1 for number in range(100)}, minute)
+        assert len(counters._minutes) <= KEPT_MINUTES
+    now += 61.0 * KEPT_MINUTES
+    await counters.add({"a": 1}, 8)
+    assert list(counters._minutes) == [8]
+
+
+async def test_clock_that_jumps_and_comes_back_finds_its_minute_again() -> None:
+    counters = MemoryCounters(lambda: 0.0)
+    await counters.add({"a": 2}, 100)
+    assert await counters.add({"a": 1}, 9000) == {"a": (0, 1)}
+    assert await counters.add({"a": 1}, 100) == {"a": (0, 3)}

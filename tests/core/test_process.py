@@ -7,13 +7,15 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from lora_serve.commands.admin_client import find_admin_key
 from lora_serve.commands.flags import DEFAULT_URL, named_urls, urls_here
-from lora_serve.core.process import noted_server, running_servers, store_of
+from lora_serve.core.process import PatientThreads, noted_server, running_servers, store_of
 
 URL = "http://127.0.0.1:8123"
 
@@ -85,3 +87,23 @@ def test_server_starts_where_nothing_can_be_noted(state: Path, tmp_path: Path) -
     (tmp_path / "state").write_text("a file where a folder should be")
     with noted_server(URL, Path("store")):
         assert running_servers() == []
+
+
+NO_THREAD = RuntimeError("can't start new thread")
+
+
+def test_work_waits_for_the_threads_that_are_there() -> None:
+    held = threading.Event()
+    with PatientThreads(4) as threads:
+        first = threads.submit(held.wait)
+        with mock.patch.object(threading.Thread, "start", side_effect=NO_THREAD):
+            second = threads.submit(lambda: 7)
+        assert not second.done()
+        held.set()
+        assert (first.result(10), second.result(10)) == (True, 7)
+
+
+@mock.patch.object(threading.Thread, "start", side_effect=NO_THREAD)
+def test_work_is_refused_while_there_is_no_thread_at_all(start: mock.Mock) -> None:
+    with PatientThreads(4) as threads, pytest.raises(RuntimeError, match="new thread"):
+        threads.submit(lambda: 7)
