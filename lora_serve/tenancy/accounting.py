@@ -90,12 +90,12 @@ async def warn_if_lost(directory: Directory, audit: AuditLog, meter: Meter) -> N
         return
     with suppress(AdapterUnavailableError, ValueError):  # it is for a warning that they are read
         found = {"audit log": await _is_audited(audit), "usage journal": await _is_metered(meter)}
-        if tellers := " and the ".join(name for name, tells in found.items() if tells):
+        if sources := " and the ".join(name for name, has_tenants in found.items() if has_tenants):
             _log.warning(
                 "the tenant directory is new, but there were tenants, as the %s shows: if tenants.sqlite3 was lost, "
                 "all their keys are answered with 401; stop the server and bring it back from a backup (`lora-serve "
                 "registry restore`), or make tenants and keys anew",
-                tellers,
+                sources,
             )
 
 

@@ -77,13 +77,13 @@ class Authenticator:
 
     def inference(self, authorization: str | None) -> Caller:
         """The caller of an inference request. Raises AuthenticationError, ForbiddenError."""
-        return _at_least(Role.INFERENCE, self.anybody(authorization)) if self.required else LOCAL_CALLER
+        return _at_least(Role.INFERENCE, self.authenticate(authorization)) if self.required else LOCAL_CALLER
 
     def metrics(self, authorization: str | None) -> Caller:
         """A caller that may read all names in /metrics. Raises AuthenticationError, ForbiddenError."""
-        return _at_least(Role.METRICS, self.anybody(authorization))
+        return _at_least(Role.METRICS, self.authenticate(authorization))
 
-    def anybody(self, authorization: str | None) -> Caller:
+    def authenticate(self, authorization: str | None) -> Caller:
         """The caller that the key belongs to. Raises AuthenticationError, UnreadableRecordError."""
         scheme, _, text = (authorization or "").partition(" ")
         secret = text.strip()
@@ -103,11 +103,11 @@ class Authenticator:
 
         Raises AuthenticationError, ForbiddenError.
         """
-        return _at_least(Role.TENANT_ADMIN, self.anybody(authorization))
+        return _at_least(Role.TENANT_ADMIN, self.authenticate(authorization))
 
     def admin(self, authorization: str | None) -> Caller:
         """A caller with the role admin. Raises AuthenticationError, ForbiddenError."""
-        return _at_least(Role.ADMIN, self.anybody(authorization))
+        return _at_least(Role.ADMIN, self.authenticate(authorization))
 
 
 def _at_least(role: Role, caller: Caller) -> Caller:

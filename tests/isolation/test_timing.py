@@ -131,14 +131,14 @@ def test_time_of_a_wrong_key_does_not_tell_how_much_of_it_is_right(
     }
 
     def look() -> None:
-        times = times_of(opener.anybody, texts, 20_000)
+        times = times_of(opener.authenticate, texts, 20_000)
         found = told(times["id alone"], times["all but the last"])
         assert found.at_most < MAX_AUC, found
 
     in_some_attempt(look)
     plain = authenticator.opens
     monkeypatch.setattr(authenticator, "opens", lambda key, secret: key is not None and plain(key, secret))
-    seen = times_of(opener.anybody, texts, 2000)
+    seen = times_of(opener.authenticate, texts, 2000)
     assert told(seen["id alone"], seen["id is unknown"]).auc > MAX_AUC, "no comparison for an unknown id"
 
 

@@ -28,7 +28,7 @@ Authenticate = Callable[[Authenticator, str | None], Caller]
 
 WRONG_KEYS = web.AppKey("wrong_keys", WrongKeys)
 _AUTHENTICATE: Mapping[Access, Authenticate] = {
-    Access.ANY_KEY: Authenticator.anybody,
+    Access.ANY_KEY: Authenticator.authenticate,
     Access.MODELS: Authenticator.inference,
     Access.INFERENCE: Authenticator.inference,
     Access.TENANT_ADMIN: Authenticator.managing,
