@@ -26,7 +26,7 @@ from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import Accounting
 from lora_serve.tenancy.authentication.admin_key import AdminKey, load_admin_key
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable, auth_required
-from lora_serve.text.rendering.processes import TemplateProcesses, trial_faults
+from lora_serve.text.adapter_template import TemplateProcesses, trial_faults
 from lora_serve.text.tokenizer import TextModel
 
 

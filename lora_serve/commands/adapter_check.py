@@ -39,7 +39,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.logs import configure_logging
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.lora.validation import check_values
-from lora_serve.text.rendering.processes import TemplateProcesses
+from lora_serve.text.adapter_template import TemplateProcesses
 from lora_serve.text.tokenizer import TextModel
 
 

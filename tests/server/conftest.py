@@ -35,7 +35,7 @@ from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.authentication.admin_key import AdminKey
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
 from lora_serve.tenancy.directory.directory import Directory, open_directory
-from lora_serve.text.rendering.processes import TemplateProcesses
+from lora_serve.text.adapter_template import TemplateProcesses
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier
 from tests.mock_engine import MockEngineClient
