@@ -31,7 +31,7 @@ class StoreMonitor:
     """One for each store folder. Every method may be called from any thread."""
 
     def __init__(self, store: Path) -> None:
-        """Nothing is tried before the first `look`."""
+        """Nothing is tried before the first `test`."""
         self._store = store
         self._lock = threading.Lock()
         self._pending: dict[str, Callable[[], None]] = {}  # by description
@@ -51,7 +51,7 @@ class StoreMonitor:
         """
         self._pending[what] = write
 
-    def look(self) -> bool:
+    def test(self) -> bool:
         """Test the store now; returns True if it can be written and no failed write is left."""
         with self._lock:
             self._note(self._try())
@@ -63,7 +63,7 @@ class StoreMonitor:
         """
         if makes_room and self._is_short() and self._gave_up_reserve():
             return
-        if self._problem is not None and not self.look():
+        if self._problem is not None and not self.test():
             if makes_room and self._gave_up_reserve():
                 return
             raise StoreUnwritableError(f"No changes are taken at present: {self._problem}.", retry_after=MAX_PAUSE)
@@ -84,7 +84,7 @@ class StoreMonitor:
 
     def start(self) -> None:
         """Test the store regularly, on a thread, until `close`."""
-        self._look_and_reserve()
+        self._test_and_reserve()
         self._thread.start()
 
     def close(self) -> None:
@@ -96,15 +96,15 @@ class StoreMonitor:
         pause, next_pause = INTERVAL, FIRST_PAUSE
         while not self._stopping.wait(pause):
             try:
-                is_well = self._look_and_reserve()
+                is_well = self._test_and_reserve()
             except Exception:
                 _log.exception("the store's monitor met a bug and goes on")
                 is_well = True
             pause = INTERVAL if is_well else next_pause
             next_pause = FIRST_PAUSE if is_well else min(MAX_PAUSE, 2 * next_pause)
 
-    def _look_and_reserve(self) -> bool:
-        is_well = self.look()
+    def _test_and_reserve(self) -> bool:
+        is_well = self.test()
         if is_well:
             with suppress(OSError):  # there is no room for it yet
                 _keep_reserve(self._store)

@@ -30,7 +30,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[OSError]:
 
 
 def test_a_try_leaves_nothing(tmp_path: Path) -> None:
-    assert StoreMonitor(tmp_path).look()
+    assert StoreMonitor(tmp_path).test()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -41,7 +41,7 @@ def test_each_change_is_said_once_in_words_without_paths(
     with caplog.at_level(logging.INFO):
         for error in (None, None, OSError(errno.ENOSPC, "x", str(tmp_path)), OSError(errno.EDQUOT, "x"), None, None):
             broken[:] = [error] if error else []
-            assert monitor.look() is (error is None)
+            assert monitor.test() is (error is None)
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     assert "No space left on device" in caplog.messages[0]
     assert str(tmp_path) not in caplog.text
@@ -54,7 +54,7 @@ def test_change_is_refused_until_a_try_succeeds_and_the_next_one_is_taken_at_onc
     monitor.check()
     broken.append(OSError(errno.EROFS, "x"))
     monitor.check()  # nobody has looked
-    monitor.look()
+    monitor.test()
     with pytest.raises(StoreUnwritableError, match="Read-only file system") as caught:
         monitor.check()
     assert caught.value.retry_after > 0
@@ -73,11 +73,11 @@ def test_what_is_owed_is_made_up_for_in_its_order_and_counts_until_then(tmp_path
 
     monitor.retry_when_writable("the first", lambda: done.append("first"))
     monitor.retry_when_writable("the second", second)
-    assert not monitor.look()
+    assert not monitor.test()
     assert monitor.problem == "the store cannot be written (the second): Permission denied"
     is_ready.set()
-    assert monitor.look()
-    assert monitor.look()
+    assert monitor.test()
+    assert monitor.test()
     assert done == ["first", "second"]
 
 
