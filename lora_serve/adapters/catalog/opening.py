@@ -32,8 +32,7 @@ from lora_serve.adapters.catalog.state import (
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import BLOB_NAME
-from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, StoreLock, flush, listed, lock_store
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, StoreLock, StoreMonitor, flush, listed, lock_store
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError, DamagedFileError, how_to_install
 
 Records = dict[str, str]

@@ -45,8 +45,7 @@ from lora_serve.adapters.registration.verification import (
 from lora_serve.adapters.sources.base import RegistrationProgress, Stage, Staged
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.files import listed, new_folder, private_or_later, remove_folder
-from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.adapters.stores.files import listed, new_folder, private_or_later, remove_folder, words_of
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig

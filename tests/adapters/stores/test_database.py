@@ -14,8 +14,7 @@ from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.stores import database
 from lora_serve.adapters.stores.database import Database, Schema, made_by
-from lora_serve.adapters.stores.files import lock_store
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor, lock_store
 from lora_serve.core.errors import ConfigError, StoreUnwritableError
 from tests.faults.small_disks import SmallDisk
 

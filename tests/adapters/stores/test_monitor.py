@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.stores import monitor as module
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores import files as module
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.core.errors import StoreUnwritableError
 
 

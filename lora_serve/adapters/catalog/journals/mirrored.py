@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.adapters.catalog.journals.sqlite import MAX_CHANGES, SqliteJournal
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.core.errors import AdapterUnavailableError, DamagedFileError
 
 MAX_HEADS = 20_000  # names of commits that are kept; a replica that was away for longer counts as behind
