@@ -37,6 +37,7 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError, Damaged
 
 Records = dict[str, str]
 _Contested = Mapping[str, tuple[str | None, str | None]]
+CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
 
 
 def merge_branches(records: Records, contested: _Contested) -> Records:
@@ -100,9 +101,6 @@ def _keep(records: Records, name: str) -> None:
     note = lease_of(records.get(name))
     if note.condemned:
         records[name] = BlobLease(note.holders).text
-
-
-CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
 
 
 class DamagedCatalogError(ConfigError):
