@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from lora_serve.adapters.catalog import edits, resolution
 from lora_serve.adapters.catalog.blob_leases import BlobLeases
 from lora_serve.adapters.catalog.blob_records import BlobRecordWriter
-from lora_serve.adapters.catalog.edits import Registration, TenantRemoval, without_tenant
-from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.edits import TenantRemoval, without_tenant
+from lora_serve.adapters.catalog.entry import Canary, CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.resolution import Resolution
@@ -23,7 +23,6 @@ from lora_serve.adapters.catalog.state import (
     CatalogState,
     Snapshot,
     check_pinned,
-    lease_change,
     saved,
 )
 from lora_serve.adapters.stores.base import RecordStore
@@ -92,26 +91,6 @@ class Catalog:
         return _entry_in(self.ledger.state, name)
 
     # -- adapters ----------------------------------------------------------------------------------------------
-
-    def add(
-        self, registration: Registration, version: VersionEntry, holder: str = ""
-    ) -> tuple[CatalogEntry, VersionEntry, bool]:
-        """Commit a version durably; `holder`'s lease ends. Returns (entry, version, whether it is new).
-
-        The version number is chosen here; the same content keeps its number. The owner's quota holds even if several
-        register at once. Raises what `Registration.entry_in` does, and AdapterUnavailableError if the lease has run out
-        and the blob may be gone.
-        """
-
-        def edit(state: CatalogState) -> tuple[Changes, tuple[CatalogEntry, VersionEntry, bool]]:
-            entry = registration.entry_in(state.snapshot, version)
-            old = state.snapshot.entries.get(entry.name)
-            added = next(v for v in entry.versions if v.digest == version.digest)
-            released = _released(state, version.digest, holder) if holder else {}
-            is_new = old is None or not old.has_version(added.version)
-            return {**saved(entry), **released}, (entry, added, is_new)
-
-        return self.ledger.change(edit)
 
     def edit(self, name: str, change: Callable[[CatalogEntry], CatalogEntry]) -> CatalogEntry:
         """Replace an entry by `change(entry)`, durably. Raises AdapterNotFoundError, and what `change` raises."""
@@ -248,14 +227,6 @@ def _entry_in(state: CatalogState, name: str) -> CatalogEntry:
     if entry is None:
         raise AdapterNotFoundError(name)
     return entry
-
-
-def _released(state: CatalogState, digest: str, holder: str) -> Changes:
-    """The change that ends a lease. Raises AdapterUnavailableError if nothing has kept the blob."""
-    lease = state.lease_on(digest)
-    if holder not in lease.holders and digest not in state.snapshot.digests:
-        raise AdapterUnavailableError("The adapter's bytes were deleted meanwhile; try again.", retry_after=1)
-    return lease_change(digest, lease.without(holder))
 
 
 def _dangling(snapshot: Snapshot, name: str, left: CatalogEntry | None) -> Changes:

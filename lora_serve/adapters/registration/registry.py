@@ -130,7 +130,7 @@ class Registry:
             else:  # it was deleted before the lease began
                 raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
             version = vouched(version) if registration.by_admin else version
-            entry, added, created = self._catalog.add(registration, version, holder)
+            entry, added, created = registration.commit(self._catalog.ledger, version, holder)
         return Registered(entry, entry.ref(added), created)
 
     def delete(self, name: str, version: int | None = None) -> tuple[str, ...]:
