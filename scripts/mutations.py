@@ -83,7 +83,7 @@ MUTATIONS = (
         'max(1, min(num_tokens, limit.limit)) if limit.unit == "tokens" else 1', "1", "tenancy/quotas",
     ),
     Mutation(
-        "another tenant's adapter is found", "7", "adapters/catalog/resolution.py",
+        "another tenant's adapter is found", "7", "adapters/catalog/catalog.py",
         "if not entry.is_visible_to(tenant) or entry is _NOBODYS:", "if entry is _NOBODYS:",
         "server/test_tenant_isolation.py adapters/catalog",
     ),

@@ -13,9 +13,9 @@ from typing import Any
 
 from aiohttp import web
 
+from lora_serve.adapters.catalog.catalog import own_name
 from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.entry import tenant_of
-from lora_serve.adapters.catalog.resolution import own_name
 from lora_serve.adapters.registration.registry import Registered, private_folder
 from lora_serve.adapters.sources.base import RegistrationProgress, Stage, Staged
 from lora_serve.adapters.stores.files import remove_folder
