@@ -18,7 +18,7 @@ from lora_serve.core.live import LiveAdapter, LiveMove, LiveRequest, LiveStep
 from lora_serve.core.messages import Event, FinishEvent, StepEvent, TokenEvent
 from lora_serve.engine.sequence import Sequence
 
-WATCHED_SECONDS = 3.0  # after a look
+WATCHED_SECONDS = 3.0  # after a view
 MAX_NOTES = 512  # of each kind
 _IDLE_SECONDS = 0.02  # without a step
 _MAX_NAMES = 4096

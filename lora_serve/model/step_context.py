@@ -58,7 +58,7 @@ TILE_TOKENS = 64  # of one matrix product of a long segment
 PIECE = 32  # the most tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
 _SHORT_PIECE = 12  # where longer ones would leave threads without any
 ChangeTable = Mapping[int, Any]  # an adapter's changes of one module by slot; kept up to date by `LoraSlots`
-Piece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scale
+TokenPiece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class LoraTokens:
         return replace(self, on_device=DeviceTokens.of(self.num_tokens, segments, device))
 
     @staticmethod
-    def of(pieces: Iterable[Piece]) -> LoraTokens:
+    def of(pieces: Iterable[TokenPiece]) -> LoraTokens:
         """Merges pieces in packed order; equal neighbours become one segment."""
         segments: list[LoraSegment] = []
         position = 0
@@ -205,7 +205,7 @@ def passes_of(
     return tuple(tokens.placed(device) if device.type == "cuda" else tokens for tokens in passes)
 
 
-def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[Piece, ...]:
+def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[TokenPiece, ...]:
     if adapter is None:
         return ((end - start, BASE_SLOT, 1.0),)
     first = min(max(adapter.start, start), end)

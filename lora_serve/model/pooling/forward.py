@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from lora_serve.core.batch import RowAdapter
 from lora_serve.core.request import Task
 from lora_serve.model.attention.sdpa import attend_masked
-from lora_serve.model.pooling.plan import Normalize, PoolingPlan
+from lora_serve.model.pooling.plan import PoolingPlan, normalize
 from lora_serve.model.step_context import LoraTokens, OutputWidths, StepContext, passes_of
 
 
@@ -191,7 +191,7 @@ class PooledForward:
         for after in plan.steps[:-1] if plan.is_normalized else plan.steps:
             pooled = after(pooled)
         are_unit = [[plan.is_normalized if is_unit is None else is_unit] for is_unit in step.are_unit]
-        return torch.where(torch.tensor(are_unit, device=pooled.device), Normalize()(pooled), pooled)
+        return torch.where(torch.tensor(are_unit, device=pooled.device), normalize(pooled), pooled)
 
     def _exchange(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         pooled = pool(output.last_hidden_state.flatten(0, 1), self._context.step, self._plan.pooling)

@@ -17,9 +17,9 @@ from lora_serve.core.messages import Resize
 from lora_serve.core.stats import AdapterCounters
 from lora_serve.core.tenant import TenantBudget
 from lora_serve.core.tier_stats import EvictionReason, TierStats
-from lora_serve.engine.adapters.counters import CacheCounters, LoadEstimate
-from lora_serve.engine.adapters.slots import SlotTable
+from lora_serve.engine.counters import CacheCounters, LoadEstimate
 from lora_serve.engine.recorder import Recorder
+from lora_serve.engine.slots import SlotTable
 
 V = TypeVar("V")
 
