@@ -41,8 +41,8 @@ class Scheduler:
     _memory: MemoryGuard
     swapping: Swapping
     drafting: Drafting
-    _constraints: Constraints | None = None
-    _recorder: Recorder = field(default_factory=Recorder)
+    _constraints: Constraints | None
+    _recorder: Recorder
     waiting: list[Sequence] = field(default_factory=list)  # in no order: that is the policy's
     running: list[Sequence] = field(default_factory=list)  # in order of admission: the last is the youngest
     num_preemptions: int = 0
@@ -281,8 +281,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence, end: Event | None = None) -> None:
         """The one release path: finish, abort (without `end`), error, timeout and disconnect all end here."""
-        if self._recorder.is_on:
-            self._recorder.ended(sequence, end)
+        self._recorder.ended(sequence, end)
         self._give_back(sequence)
         self.swapping.discard(sequence)
         if sequence in self.running:

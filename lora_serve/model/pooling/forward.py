@@ -22,7 +22,7 @@ from lora_serve.core.batch import RowAdapter
 from lora_serve.core.request import Task
 from lora_serve.model.attention.sdpa import attend_masked
 from lora_serve.model.pooling.plan import PoolingPlan, normalize
-from lora_serve.model.step_context import LoraTokens, OutputWidths, StepContext, passes_of
+from lora_serve.model.step_context import AdapterStep, OutputWidths, StepContext, passes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class RowGroup:
         return min(self.lengths) == self.length
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingStep:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingStep(AdapterStep):
     """Everything one forward pass reads besides weights.
 
     Rows lie end to end ([1, num_tokens], `groups` says which tokens attend to each other) or padded
@@ -70,10 +70,6 @@ class PoolingStep:
     firsts: Tensor  # [num_rows] flat positions
     lasts: Tensor  # [num_rows] flat positions
     are_unit: tuple[bool | None, ...]  # of each row, as in PoolingRow
-    lora: tuple[LoraTokens, ...]
-    lora_logits: tuple[LoraTokens, ...]  # of the pooled rows
-    vocabularies: OutputWidths | None = None
-    is_long: Tensor | None = None  # not 0 for the tokens of long rows; None: there are none
     masks: dict[tuple[int, bool, int | None], Tensor | None] = field(default_factory=dict)  # attention's own
 
 
