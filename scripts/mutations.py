@@ -54,9 +54,9 @@ MUTATIONS = (
         "engine/test_prefix_cache.py isolation/test_prefix_salt.py",
     ),
     Mutation(
-        "a pinned adapter is evicted", "1", "engine/adapters/slots.py",
+        "a pinned adapter is evicted", "1", "engine/slots.py",
         "return 0 if self._entries[digest].is_evictable and digest not in keep else None",
-        "return 0 if not self._entries[digest].num_rows else None", "engine/adapters",
+        "return 0 if not self._entries[digest].num_rows else None", "engine/test_residency.py",
     ),
     Mutation(
         "slots of a row that ended stay in use", "4", "engine/scheduling/scheduler.py",

@@ -25,8 +25,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import without_collections
 from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.core.tier_stats import LoadTimes
-from lora_serve.engine.build import build_engine
-from lora_serve.engine.engine import Engine
+from lora_serve.engine.engine import Engine, build_engine
 from lora_serve.engine.loop import Mail
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.lora import host_adapter
