@@ -14,9 +14,8 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.content import DUMMY_DIGEST
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, dummy_adapter
-from lora_serve.adapters.checkpoint.weights import Undo
-from lora_serve.adapters.loading.blobs import Blobs
-from lora_serve.adapters.loading.fetch import fetch_timed
+from lora_serve.adapters.checkpoint.weights import Undo, parse_checked
+from lora_serve.adapters.loading.blobs import Blobs, fetch_timed
 from lora_serve.adapters.loading.loader import Loaded, Loader, Pace
 from lora_serve.adapters.registration.validation import convert, validate
 from lora_serve.adapters.registration.verification import StagedAdapter
@@ -111,7 +110,8 @@ class AdapterSource:
         return Loaded(value, LoadTimes("disk", fetched - start, verified - fetched, time.perf_counter() - verified))
 
     def _ordinary(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
-        saved, times = fetch_timed(self._blobs, self._parts.spec, adapter)
+        spec = self._parts.spec
+        saved, times = fetch_timed(self._blobs, adapter.digest, lambda content: parse_checked(content, adapter, spec))
         start = time.perf_counter()
         value = self._parts.fold(saved)
         return Loaded(value, dataclasses.replace(times, fold=time.perf_counter() - start))
@@ -140,8 +140,7 @@ class LastFolded:
 
     def take(self, adapter: AdapterRef) -> HostAdapter | None:
         """Gives the folded adapter away, so that the caller alone holds its memory."""
-        found = self._adapters.pop(adapter.digest, None)
-        return None if found is None else dataclasses.replace(found, name=adapter.name)
+        return self._adapters.pop(adapter.digest, None)
 
     def forget(self, digest: str) -> None:
         self._adapters.pop(digest, None)
