@@ -122,7 +122,7 @@ def read_weights(
 
 
 def _saved(file: WeightsFile, artifact: Artifact, max_rank: int | None) -> SavedAdapter:
-    bound, reader = artifact.bound, _Reader(file)
+    bound, reader = artifact.bound, _TensorReader(file)
     linears = {path: reader.linear(linear) for path, linear in bound.linears.items()}
     if bound.conversions is not None:
         linears |= convert(bound.conversions, file.get_tensor, max_rank)
@@ -137,7 +137,7 @@ def _saved(file: WeightsFile, artifact: Artifact, max_rank: int | None) -> Saved
     )
 
 
-class _Reader:
+class _TensorReader:
     """Copies tensors out of an open file."""
 
     def __init__(self, file: WeightsFile) -> None:
