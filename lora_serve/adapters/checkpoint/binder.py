@@ -250,11 +250,9 @@ class _Binder:
         whole = saved_whole(config, spec.modules)
         found: dict[str, dict[str, str]] = {}
         for module, table in spec.modules.items():
+            trains_bias = config.bias == "all" or (config.bias != "none" and module in targets)
             for parameter, shape in table.items():
-                is_bias = parameter == "bias" and (
-                    config.bias == "all" or (config.bias != "none" and module in targets)
-                )
-                is_needed = module in whole or is_bias
+                is_needed = module in whole or (parameter == "bias" and trains_bias)
                 # PEFT's save_embedding_layers puts copies of the embeddings beside whatever else was trained.
                 if not is_needed and module not in (spec.input_embedding, spec.output_head):
                     continue

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from lora_serve.adapters.checkpoint.bound import (
     BoundAdapter,
@@ -28,11 +28,12 @@ def bind_method(
 ) -> BoundAdapter:
     """Binds every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit."""
     method = OTHER_METHODS[config.peft_type]
-    own = _bind_saved_modules(config, tensors, spec)
+    saved, misfits = _bind_saved_modules(config, tensors, spec)
+    taken = {name for table in saved.parameters.values() for name in table.values()}
     targets = {path: spec.linears[path] for path in sorted(targeted(config, tuple(spec.linears)))}
     plan = method.plan(config.method, targets)
-    names, reasons = _sort(method, own.rest, targets)
-    reasons += own.reasons
+    names, reasons = _sort(method, [name for name in tensors if name not in taken], targets)
+    reasons += misfits
     bound = {}
     for path, shape in targets.items():
         roles = {**names.get("", {}), **names.get(path, {})}
@@ -46,13 +47,10 @@ def bind_method(
             bound[path] = BoundConversion(roles, rank, shape)
     if reasons or not bound:
         raise InvalidAdapterError(reasons or ["it adapts no layer of the base model"])
-    conversions = Conversions(config.peft_type, plan, bound)
-    return BoundAdapter(parameters=own.parameters, conversions=conversions, num_labels=own.num_labels)
+    return replace(saved, conversions=Conversions(config.peft_type, plan, bound))
 
 
-def _sort(
-    method: Method, tensors: Mapping[str, TensorInfo], targets: Mapping[str, LinearShape]
-) -> tuple[_Names, list[str]]:
+def _sort(method: Method, tensors: Iterable[str], targets: Mapping[str, LinearShape]) -> tuple[_Names, list[str]]:
     names: _Names = {}
     reasons = []
     for name in tensors:
@@ -67,17 +65,9 @@ def _sort(
     return names, reasons
 
 
-@dataclass(frozen=True, slots=True)
-class _SavedModules:
-    """`parameters`: module -> parameter -> tensor. `rest`: the tensors that are something else."""
-
-    parameters: Mapping[str, Mapping[str, str]]
-    num_labels: int
-    rest: Mapping[str, TensorInfo]
-    reasons: tuple[str, ...]
-
-
-def _bind_saved_modules(config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> _SavedModules:
+def _bind_saved_modules(
+    config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec
+) -> tuple[BoundAdapter, list[str]]:
     """Every parameter of the modules that the config names; what is missing or has a wrong shape is a reason."""
     whole = saved_whole(config, spec.modules)
     places = {place: name for name in tensors if (place := place_of(name)) is not None and place.module in whole}
@@ -96,9 +86,7 @@ def _bind_saved_modules(config: PeftConfig, tensors: Mapping[str, TensorInfo], s
     parameters: dict[str, dict[str, str]] = {}
     for place, name in found.items():
         parameters.setdefault(place.module, {})[place.parameter] = name
-    taken = frozenset(found.values())
-    rest = {name: info for name, info in tensors.items() if name not in taken}
-    return _SavedModules(parameters, num_labels, rest, tuple(reasons))
+    return BoundAdapter(parameters=parameters, num_labels=num_labels), reasons
 
 
 def _wanted(whole: frozenset[str], num_labels: int, spec: ModelSpec) -> Iterator[tuple[TensorPlace, Shape]]:

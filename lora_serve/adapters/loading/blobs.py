@@ -8,7 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from lora_serve.adapters.checkpoint.content import AdapterContent, check_digest, check_sizes, read_content
+from lora_serve.adapters.checkpoint.content import (
+    AdapterContent,
+    adapter_digest,
+    check_digest,
+    check_sizes,
+    read_content,
+)
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore, VerifiedBlob
@@ -52,7 +58,7 @@ class StoredBlobs:
         with self._store.open(digest) as folder:
             opened = time.perf_counter()
             check_sizes(folder)
-            check_digest(folder, digest)
+            check_digest(adapter_digest(folder), digest)
             yield VerifiedBlob(folder, "disk", opened - start, time.perf_counter() - opened)
 
     def near(self, digest: str) -> AbstractContextManager[Path]:
