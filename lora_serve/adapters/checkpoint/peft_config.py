@@ -7,8 +7,8 @@ initialisations, and falls back to a download (see peft/config.py and peft/tuner
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,19 @@ def _check_undone(fields: ConfigFields, config: PeftConfig) -> None:
         fields.require(is_empty(value), f"init_lora_weights {show(config.init)} cannot go with {key}")
 
 
+def _shared_config(fields: ConfigFields, ranks: RankRules, known: Set[str], needs_modules: bool = True) -> PeftConfig:
+    """The settings that LoRA and all other methods have. `known`: all settings that the method has."""
+    return PeftConfig(
+        ranks=ranks,
+        target_modules=fields.modules("target_modules", required=needs_modules),
+        exclude_modules=fields.modules("exclude_modules", required=False),
+        layers_to_transform=fields.layers(),
+        layers_pattern=fields.layers_pattern(),
+        base_model=fields.text("base_model_name_or_path"),
+        ignored=tuple(sorted(fields.unknown(known))),
+    )
+
+
 def _method_config(fields: ConfigFields, peft_type: str) -> PeftConfig:
     """The config of a method other than LoRA: its target modules, and its own settings."""
     bias = fields.table.get("bias")
@@ -185,18 +198,9 @@ def _method_config(fields: ConfigFields, peft_type: str) -> PeftConfig:
         own = method.parse(fields.table)
     except InvalidAdapterError as error:
         fields.reasons += error.reasons
-    return PeftConfig(
-        ranks=RankRules(1, 1.0),  # not LoRA's: its modules' ranks follow from their tensors
-        target_modules=fields.modules("target_modules", required=True),
-        exclude_modules=fields.modules("exclude_modules", required=False),
-        layers_to_transform=fields.layers(),
-        layers_pattern=fields.layers_pattern(),
-        base_model=fields.text("base_model_name_or_path"),
-        ignored=tuple(sorted(fields.unknown(SHARED | method.HARMLESS | method.UNDERSTOOD))),
-        modules_to_save=fields.names("modules_to_save"),
-        peft_type=peft_type,
-        method=own,
-    )
+    ranks = RankRules(1, 1.0)  # not LoRA's: its modules' ranks follow from their tensors
+    config = _shared_config(fields, ranks, SHARED | method.HARMLESS | method.UNDERSTOOD)
+    return replace(config, modules_to_save=fields.names("modules_to_save"), peft_type=peft_type, method=own)
 
 
 def _lora_config(fields: ConfigFields) -> PeftConfig:
@@ -205,14 +209,8 @@ def _lora_config(fields: ConfigFields) -> PeftConfig:
     parameters = fields.names("target_parameters")
     bias = "none" if table.get("bias") is None else table["bias"]
     fields.require(bias in _BIASES, f"bias must be one of {', '.join(_BIASES)} (got {show(bias)})")
-    config = PeftConfig(
-        ranks=fields.rank_rules("lora_alpha"),
-        target_modules=fields.modules("target_modules", required=not parameters),
-        exclude_modules=fields.modules("exclude_modules", required=False),
-        layers_to_transform=fields.layers(),
-        layers_pattern=fields.layers_pattern(),
-        base_model=fields.text("base_model_name_or_path"),
-        ignored=tuple(sorted(fields.unknown(_KNOWN))),
+    config = replace(
+        _shared_config(fields, fields.rank_rules("lora_alpha"), _KNOWN, needs_modules=not parameters),
         use_dora=fields.flag("use_dora"),
         lora_bias=fields.flag("lora_bias"),
         bias=str(bias),
