@@ -24,7 +24,7 @@ class Mutation:
     """A break, and the tests that must see it."""
 
     name: str
-    invariant: str  # of docs/DESIGN.md, section 4
+    invariant: str  # of docs/DESIGN.md, section 3
     file: str  # below lora_serve/
     old: str
     new: str

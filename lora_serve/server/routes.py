@@ -9,14 +9,13 @@ from pydantic import BaseModel
 
 from lora_serve.console.live import frames
 from lora_serve.core.request import Task
-from lora_serve.server import models
+from lora_serve.server import console, models
 from lora_serve.server.admin import (
     adapters,
     audit,
     engine,
     fleet,
     keys,
-    listing,
     registration,
     tenants,
     upload,
@@ -25,7 +24,6 @@ from lora_serve.server.admin import (
 )
 from lora_serve.server.anthropic.body import anthropic_error
 from lora_serve.server.anthropic.request import count_tokens, create_message
-from lora_serve.server.console import page, stream
 from lora_serve.server.openai import tokens as tokenizer
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
@@ -91,10 +89,10 @@ TABLE = RouteTable(
     Route("GET", "/version", _PUBLIC, health.get_version, answer=health.Version),
     Route("GET", "/openapi.json", _PUBLIC, openapi.get_openapi, answer=openapi.OpenApiDocument),
     Route("GET", "/docs", _PUBLIC, openapi.get_docs, answers=_PAGE),
-    Route("GET", "/", _PUBLIC, page.get_root, answers=(JSON, *_PAGE), answer=page.Root),
-    Route("GET", "/ui", _PUBLIC, page.get_index, answers=_PAGE),
-    Route("GET", "/ui/about.json", _PUBLIC, page.get_about, is_probe=True, answer=page.ConsoleFacts),
-    Route("GET", "/ui/{file}", _PUBLIC, page.get_file, answers=_FILES),
+    Route("GET", "/", _PUBLIC, console.get_root, answers=(JSON, *_PAGE), answer=console.Root),
+    Route("GET", "/ui", _PUBLIC, console.get_index, answers=_PAGE),
+    Route("GET", "/ui/about.json", _PUBLIC, console.get_about, is_probe=True, answer=console.ConsoleFacts),
+    Route("GET", "/ui/{file}", _PUBLIC, console.get_file, answers=_FILES),
     _generation(
         "/v1/completions",
         _INFERENCE,
@@ -176,7 +174,7 @@ TABLE = RouteTable(
         "GET",
         "/admin/adapters",
         _OWN,
-        listing.list_adapters,
+        adapters.list_adapters,
         query=AdaptersQuery,
         answer=(adapter_cards.AdapterPage, adapter_cards.RowPage),
     ),
@@ -223,7 +221,7 @@ TABLE = RouteTable(
         "GET",
         "/admin/engine/stream",
         _OWN,
-        stream.stream_engine,
+        console.stream_engine,
         query=StreamQuery,
         answers=_EVENTS,
         event=(frames.Hello, frames.Frame, frames.Bye),

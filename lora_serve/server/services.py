@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from msgspec.structs import asdict
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registration.registry import Registry
+from lora_serve.adapters.registration.verification import AdapterVerifier
 from lora_serve.adapters.stores.base import StoreFigures
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient
@@ -19,17 +21,12 @@ from lora_serve.core.errors import LoraServeError, contained
 from lora_serve.core.messages import Resize
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.tier_stats import TierStats
-from lora_serve.server.background.adapter_templates import AdapterTemplates
-from lora_serve.server.background.fair_threads import FairThreads
-from lora_serve.server.background.grammar_checks import GrammarChecks
-from lora_serve.server.background.registering import Registering
-from lora_serve.server.background.staging import Staging
-from lora_serve.server.background.tasks import BackgroundTasks, Call
+from lora_serve.server.background.caller_texts import AdapterTemplates, GrammarChecks
+from lora_serve.server.background.tasks import BackgroundTasks, FairThreads, Registering, Staging
 from lora_serve.server.large_bodies import LargeBodies
 from lora_serve.server.lifecycle import EngineHistory, Lifecycle
 from lora_serve.server.overflow.decision import Overflow
-from lora_serve.server.telemetry.activity import Activity
-from lora_serve.server.telemetry.metrics import Metrics
+from lora_serve.server.telemetry.metrics import Activity, Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.audit.log import AuditLog
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
@@ -62,6 +59,7 @@ class Services:
     client: EngineClient
     catalog: Catalog
     registry: Registry
+    verifier: AdapterVerifier
     staging: Staging
     text: TextModel
     grammars: GrammarChecks
@@ -88,11 +86,11 @@ class Services:
     overflow: Overflow | None = None  # None: nothing leaves this server
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))  # the default: nothing is kept
 
-    async def edit(self, change: Call[T], name: str) -> T:
+    async def edit(self, change: Callable[[], T], name: str) -> T:
         """Run a short change of the catalog to its end, even if the caller leaves. Raises what `change` raises, and
         InternalError in place of errors that would end a thread.
         """
-        return await self.background.complete(asyncio.to_thread(contained, change), name)
+        return await self.background.complete(asyncio.to_thread(contained()(change)), name)
 
     @property
     def adapter_limits(self) -> AdapterConfig:

@@ -140,7 +140,7 @@ class _Binder:
                 self.reasons.append(
                     f"tensors {first!r} and {name[:200]!r} are one and the same to PEFT, but they differ"
                 )
-            self._copies.append((first, name))  # `registration/validation.py` compares their values
+            self._copies.append((first, name))  # `model/lora/validation.py` compares their values
         else:
             self.reasons.append(f"tensor {name[:200]!r} is there twice under two names")
 

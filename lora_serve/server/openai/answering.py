@@ -162,7 +162,7 @@ async def answer(request: web.Request, fields: SamplingFields, rows: Rows, body:
     if (overflow := request.app[SERVICES].overflow) is not None:
         # A neighbour's text holds no special tokens, so that it could find no stop string beside those shown here.
         stop = () if body.shown_tokens or not fields.skip_special_tokens else fields.stop
-        rows.way = overflow.way_of(
+        rows.upstream = overflow.upstream_for(
             request, rows.model.adapters, rows.model.spec, rows.requests, is_whole=not fields.stream, stop=stop
         )
     events = generate(rows, rules, body.is_complete)
