@@ -24,8 +24,6 @@ EXIT_CODES = """exit codes:
 
 @dataclass(frozen=True, slots=True)
 class RegistryVerb(Subcommand):
-    """A subcommand on the registry itself."""
-
     run: Callable[[argparse.Namespace, Output], bool]
     """Returns True if all is well. Raises ConfigError, AdapterUnavailableError."""
 
