@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lora_serve.adapters.maintenance.backup import BackupError, OtherDatabases, back_up, restore
-from lora_serve.adapters.maintenance.backup_folder import BackupList
-from lora_serve.adapters.maintenance.blob_copier import OnProgress
+from lora_serve.adapters.maintenance.copying import BackupList, OnProgress
 from lora_serve.adapters.maintenance.registries import RegistryAddress
 from lora_serve.adapters.maintenance.transfer import (
     MergeOutcome,
