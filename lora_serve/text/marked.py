@@ -138,8 +138,8 @@ class Marked(str):
         return [self._with(part, true_part) for part, true_part in zip(marked, true, strict=True)]
 
 
-_QUESTIONS = """__contains__ __eq__ __ge__ __gt__ __hash__ __le__ __lt__ __ne__ count endswith find index isalnum isalpha
-isascii isdecimal isdigit isidentifier islower isnumeric isprintable istitle isupper rfind rindex startswith"""
+_QUESTIONS = """__contains__ __eq__ __ge__ __gt__ __hash__ __le__ __lt__ __ne__ count endswith find index isalnum
+isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable istitle isupper rfind rindex startswith"""
 for _name in _QUESTIONS.split():
     setattr(Marked, _name, _asked(_name))
 for _name in ("upper", "lower", "casefold", "capitalize", "title", "swapcase"):
