@@ -43,7 +43,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments, each with its unit."""
     parser = argparse.ArgumentParser("lora-serve simulate", description=__doc__)
     add = parser.add_argument
     add("--trace", type=Path, required=True, help="Azure 2023 CSV, Mooncake JSONL, or a Vidur CSV of lengths")
