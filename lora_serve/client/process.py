@@ -10,9 +10,9 @@ import socket
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import Any
 
-from lora_serve.client.message_client import MessageClient
+from lora_serve.client.base import MessageClient
 from lora_serve.client.wire import Connection, body_of, from_engine
 from lora_serve.core.blob_messages import BlobMessage
 from lora_serve.core.errors import ConfigError, EngineLostError, LoraServeError, ModelError, NotReadyError
@@ -40,14 +40,7 @@ READ_SECONDS = 1.0  # for the messages that a child had sent before it ended
 
 
 class EngineProcess:
-    """A child made by `start`, alive until `lost` is done.
-
-    The two class attributes say what both ends share because they are on one machine. A transport to another machine
-    says otherwise here, and its users already ask.
-    """
-
-    shares_files: ClassVar[bool] = True  # a path means the same file on both ends
-    clock_offset: ClassVar[float] = 0.0  # seconds by which the engine's time.monotonic() is ahead of this process's
+    """A child made by `start`, alive until `lost` is done. Both ends see the same files, and have one clock."""
 
     def __init__(self, child: asyncio.subprocess.Process, connection: Connection) -> None:
         self._child = child
@@ -138,7 +131,7 @@ class EngineProcess:
         closed = asyncio.create_task(self._connection.closed.wait())
         try:
             await asyncio.wait({exited, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if not exited.done():  # it closed its end: nobody hears of whatever it is doing
+            if not exited.done():  # it closed its end: nothing can be heard of it any more
                 await asyncio.wait({exited}, timeout=READ_SECONDS)
             if not exited.done():
                 self.kill("it hung up")
@@ -160,7 +153,7 @@ def _words_of(code: int) -> str:
 
 
 def _retrieve(ready: asyncio.Future[ModelSpec]) -> None:
-    """Look at the error, so that asyncio logs none for a refusal that nobody waits for any more."""
+    """Look at the error, so that asyncio logs none for a refusal that is not awaited any more."""
     if not ready.cancelled():
         ready.exception()
 
@@ -183,7 +176,7 @@ class ProcessEngineClient(MessageClient):
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         """`serve_blobs`: called with what the engine's loaders need of the stores, and with where to send the answer.
-        `ended`: called when an engine has ended: nobody waits for its blobs any more.
+        `ended`: called when an engine has ended, to close its blobs.
         """
         super().__init__(gate)
         self._spawn = spawn
@@ -250,11 +243,11 @@ class ProcessEngineClient(MessageClient):
         return "it is not there" if process is None else await asyncio.shield(process.lost)
 
     def kill(self, reason: str) -> None:
-        """End the child at once, without a message. If that takes a while, whoever waits for it is told meanwhile."""
+        """End the child at once, without a message. If that takes a while, its requests fail meanwhile."""
         process = self._process or self._starting
         if process is not None:
             process.kill(reason)
-            asyncio.get_running_loop().call_later(KILL_SECONDS, self._tell_meanwhile, process)
+            asyncio.get_running_loop().call_later(KILL_SECONDS, self._fail_meanwhile, process)
 
     async def stop(self) -> None:
         """See `EngineClient.stop`."""
@@ -280,7 +273,7 @@ class ProcessEngineClient(MessageClient):
             self._starting = None
 
     async def _ready(self, process: EngineProcess) -> ModelSpec:
-        """The child's model; a child that nobody waits for any more is ended."""
+        """The child's model; a child that is not awaited any more is ended."""
         try:
             return await process.ready(lambda messages: self._take(process, messages))
         except BaseException:
@@ -301,7 +294,6 @@ class ProcessEngineClient(MessageClient):
             raise NotReadyError(words, RETRY_AFTER)
         if isinstance(message, Submit):
             self._desired.use(message.request.refs)
-            message = Submit(message.request.on_clock(process.clock_offset))
         process.send(message)
 
     def _take(self, process: EngineProcess, messages: Sequence[FromEngine]) -> None:
@@ -311,7 +303,7 @@ class ProcessEngineClient(MessageClient):
             self._serve_blobs(message, process.send)
 
     def _lose(self, process: EngineProcess) -> None:
-        """The child has ended: whoever waited for it is told now."""
+        """The child has ended: its requests and calls fail now."""
         if self._process is process:
             self._process = None
         num_lost = self._fail_all(self._lost_error)
@@ -321,8 +313,8 @@ class ProcessEngineClient(MessageClient):
                 "the engine's process %d is lost: %s; %d requests ended", process.pid, process.lost.result(), num_lost
             )
 
-    def _tell_meanwhile(self, process: EngineProcess) -> None:
-        """Whoever waits for a child that was killed is told, though it is not gone."""
+    def _fail_meanwhile(self, process: EngineProcess) -> None:
+        """The requests and calls of a child that was killed fail, though it is not gone."""
         if self._process is process:
             num_lost = self._fail_all(self._lost_error)
             _log.error(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import os
 import signal
 import socket
@@ -42,7 +43,9 @@ def main() -> int:
         return 1
     try:
         with without_collections():
-            from lora_serve.engine_host.child_engine import ChildEngine  # torch: after the parent can be heard
+            from lora_serve.engine_host.service import ChildEngine  # after the parent can be heard
+
+            importlib.import_module("lora_serve.model.loading.transformers_import")  # torch
 
         engine = ChildEngine(configure, channel)
     except Exception as error:

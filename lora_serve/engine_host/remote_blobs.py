@@ -135,7 +135,7 @@ class BlobServer:
         self._prefix = prefix
         self._threads = WatchdogPool("blobs", num_threads, timeout)
         self._open: dict[int, ExitStack] = {}  # by call id, of the engine that runs now, from when it asks
-        self._life = 0  # nobody waits for an earlier engine's calls
+        self._life = 0  # an earlier engine's calls are dropped
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, message: BlobMessage, send: Callable[[Reply], None]) -> None:
@@ -211,7 +211,7 @@ class BlobServer:
         return await asyncio.wrap_future(self._begin(opened, stack.close))
 
     def _begin(self, call: Callable[[], T], undo: Callable[[], None] = lambda: None) -> Future[T]:
-        """Start `call` on a thread. `undo`: called if its result comes when nobody waits for it any more."""
+        """Start `call` on a thread. `undo`: called if its result comes after it was given up."""
         future = Future[T]()
 
         def run() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.core.errors import EngineLostError, ModelError
-from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
+from lora_serve.engine_host.hosts import EngineHost, LoadedEngine
 from lora_serve.server.lifecycle import Lifecycle
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Supervisor:
             if not starting.done():
                 reason = f"it was not loaded within {self._load_timeout:g} s"
                 await self._kill(reason, starting)
-                starting.exception()  # no news
+                starting.exception()  # expected
                 raise EngineLostError(reason)
             starting.result()
         finally:

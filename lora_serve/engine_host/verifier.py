@@ -26,7 +26,7 @@ from lora_serve.core.messages import (
     Validate,
 )
 
-_TIMEOUT = 120.0  # seconds; a smoke test waits for one step, one load and room in host memory
+_TIMEOUT = 120.0  # seconds; a smoke test waits for one step, one load and free host memory
 
 
 class WeightsValidator(Protocol):

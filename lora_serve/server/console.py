@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from lora_serve import __version__
 from lora_serve.console.files import INDEX, PageFile, page_files
-from lora_serve.console.live.channel import Viewer
-from lora_serve.console.live.frames import KEEP_ALIVE, Bye, Hello, event
+from lora_serve.console.live.frames import KEEP_ALIVE, Bye, Hello, Viewer, event
 from lora_serve.console.live.hub import Hub, Watched
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import RequestError
@@ -83,7 +82,7 @@ async def get_index(request: web.Request) -> web.StreamResponse:
 
 
 async def get_about(request: web.Request) -> web.StreamResponse:
-    """The facts that the console's page needs before anybody has signed in."""
+    """The facts that the console's page needs before a key is given."""
     services = request.app[SERVICES]
     if not is_on(services.config):
         return _off()

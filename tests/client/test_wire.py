@@ -98,7 +98,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.core.stats import AdapterCounters, EngineStats
 from lora_serve.core.tenant import TenantBudget
 from lora_serve.core.tier_stats import EvictionReason
-from lora_serve.engine_host.configure import configure_of
+from lora_serve.engine_host.hosts import configure_of
 from tests.engine.world import World, adapter
 
 TRAITS = AdapterTraits(False, (4, 5), "sha256:b", 77, (AddedToken(76, "<x>", is_special=True),), 3)

@@ -19,7 +19,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_host.configure import configure_of
+from lora_serve.engine_host.hosts import configure_of
 from tests.engine.world import World
 from tests.engine_host import fake_engine
 

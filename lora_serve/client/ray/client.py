@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as changed
 
-from lora_serve.client.ray.attached import PREPARE_SECONDS, AttachedReplicas, LinkUsers
-from lora_serve.client.ray.figures import FleetFigures, FleetWatch
+from lora_serve.client.ray.attached import PREPARE_SECONDS, AttachedReplicas, FleetFigures, FleetWatch, LinkUsers
 from lora_serve.client.ray.link import ReplicaLink, Transport
 from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.core.live import EngineView
@@ -172,13 +171,13 @@ class RayEngineClient:
             self._desired.note(command)
         await self._first_of(_ANY)
         asked: set[ReplicaLink] = set()
-        while left := self._fleet.told - asked:  # others may come while these are at work
+        while left := self._fleet.prepared - asked:  # others may come while these are at work
             asked |= left
             done = await asyncio.gather(*(self._done_by(link, command) for link in left), return_exceptions=True)
             for error in done:  # a replica that was lost meanwhile need not know
                 if isinstance(error, BaseException) and not isinstance(error, EngineLostError | NotReadyError):
                     raise error
-        self._desired.note(command)  # in one turn with the last look: who comes now is told of it
+        self._desired.note(command)  # in one turn with the last look: replicas that come now get it
         return None
 
     async def stats(self) -> EngineStats:
@@ -189,7 +188,7 @@ class RayEngineClient:
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
     ) -> list[EngineView]:
         """See `EngineClient.watch`."""
-        return await self._watch.looks(seen, tenants, in_full=in_full)
+        return await self._watch.views(seen, tenants, in_full=in_full)
 
     async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
         """Send a call to the home of the adapter that it is about. Raises the error of a failed call."""

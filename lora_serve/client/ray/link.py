@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace as changed
 
-from lora_serve.client.message_client import MessageClient
+from lora_serve.client.base import MessageClient
 from lora_serve.client.wire import body_of, from_engine
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
 from lora_serve.core.messages import (
@@ -47,7 +47,7 @@ class Transport(Protocol):
         """
 
     async def take(self, replica: str, gateway: str, frame: bytes) -> None:
-        """Send a replica a frame of messages; returns when there is room for another. Frames come in the order of the
+        """Send a replica a frame of messages; returns when another may be sent. Frames come in the order of the
         calls, if each call is made after the last one's end.
         """
 
@@ -114,7 +114,7 @@ class ReplicaLink(MessageClient):
 
     @property
     def sees_files(self) -> bool:
-        """Whether the replica can be told paths of this process's files."""
+        """Whether paths mean the same files to the replica and to this process."""
         return self.greeting is not None and self.greeting.files == files_id()
 
     @property
@@ -175,7 +175,7 @@ class ReplicaLink(MessageClient):
     # ----------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> tuple[str, int]:
-        """Reads until the stream ends; then everybody who waits for this replica is told."""
+        """Reads until the stream ends; then its open requests and calls fail."""
         parts = {asyncio.create_task(part) for part in (self._read(), self._write(), self._listen())}
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -264,7 +264,7 @@ class ReplicaLink(MessageClient):
 
 
 def _why(error: Exception) -> str:
-    """Words about a call that failed; Ray's own of a process that is gone would tell nobody more."""
+    """Words about a call that failed; Ray's own of a process that is gone say no more."""
     if type(error).__name__ in _GONE:
         return "its process ended, or its machine cannot be reached"
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -42,7 +42,7 @@ class Progress:
     """One registration; written by the thread that works on it, read by any."""
 
     id: str
-    scope: str | None  # the tenant that registers; None: somebody who sees all
+    scope: str | None  # the tenant that registers; None: a caller that sees all
     stage: Stage
     num_bytes: int = 0  # that came so far
     total_bytes: int | None = None  # None: not known
@@ -105,9 +105,9 @@ class Staging:
         self._closing = threading.Event()
 
     async def stage(self, source: str, tenant: str = "", progress: Callable[[int], None] = no_progress) -> Staged:
-        """The files that `source` names, for `tenant`. `progress`: told the bytes that came, on another thread. Raises
-        what `SourceTable.fetch` does, RateLimitedError, NotReadyError after `close`.
+        """The files that `source` names, for `tenant`. `progress`: called with the bytes that came, on another thread.
 
+        Raises what `SourceTable.fetch` does, RateLimitedError, NotReadyError after `close`.
         After an error nothing stays behind, nor if the caller is cancelled meanwhile.
         """
         future = self._threads.submit(lambda: self._fetch(source, progress), tenant)

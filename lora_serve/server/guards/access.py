@@ -44,7 +44,7 @@ def authenticated(request: web.Request, authenticate: Authenticate) -> Caller:
     third, and a proxy may add one that is not ours: the first right key counts. Raises what `authenticate` raises, and
     WrongKeysError if the address has sent too many wrong keys.
 
-    The address is the connection's: a header that names another could be anybody's invention.
+    The address is the connection's: a header that names another could be made up.
     """
     keys = (request.headers.get(name) for name in ("X-Api-Key", "Api-Key"))
     refusals = list[AuthenticationError]()
@@ -114,7 +114,7 @@ async def audited(
     """The answer, once an admin act is in the audit log, durable; 503 in its place if the act could not be noted.
 
     An act is a changing request to an admin route by a caller whose key is known, even if it is refused. Attempts
-    without a known key are in the access log only, so that nobody can fill the disk from outside.
+    without a known key are in the access log only, so that the disk cannot be filled from outside.
     """
     services = request.app[SERVICES]
     before = services.catalog.snapshot
@@ -148,7 +148,7 @@ def _completed(note: AuditNote, request: web.Request, caller: Caller, before: Sn
     entry = before.entries.get(split_name(subject)[0]) or before.entries.get(split_name(own)[0])
     if entry is None or (caller.scope is not None and entry.tenant != caller.scope):
         owner = note.owner or request.match_info.get("tenant", "")
-        is_own = caller.scope in (None, owner)  # an attempt on another tenant's adapter is not told to that tenant
+        is_own = caller.scope in (None, owner)  # an attempt on another tenant's adapter is not shown to that tenant
         return AuditNote(subject, owner if is_own else "", note.digest)
     return AuditNote(entry.name, note.owner or entry.tenant, note.digest or entry.default.digest)
 
@@ -158,7 +158,7 @@ def act_of(route: Route, request: web.Request, caller: Caller, note: AuditNote, 
     subject = note.subject
     if version := request.query.get("version", ""):
         subject += f"@{version}"
-    subject = without_secrets(subject)  # somebody may have put a whole key where its id belongs
+    subject = without_secrets(subject)  # a caller may have put a whole key where its id belongs
     return Act(
         key=caller.key_id,
         tenant=caller.tenant,

@@ -75,7 +75,7 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
 
 
 def may_read_names(request: web.Request) -> bool:
-    """True if the answer may name tenants and adapters, by --metrics-names: to everybody, or to the admin key and
+    """True if the answer may name tenants and adapters, by --metrics-names: to all callers, or to the admin key and
     keys of the role metrics.
 
     A wrong key is no error, as probes send none, but too many of them are: WrongKeysError.
@@ -259,10 +259,10 @@ def fleet_families(replicas: Sequence[ReplicaStats], num_lost: int) -> Iterator[
     yield _by("replica", GaugeMetricFamily, name, text, ready)
     name, text = "lora_serve_replica_requests", "Sequences that this server has under way on the replica."
     yield _by("replica", GaugeMetricFamily, name, text, ((replica.replica, replica.num_requests) for replica in listed))
-    told = [(replica.replica, replica.stats) for replica in listed if replica.stats is not None]
+    with_stats = [(replica.replica, replica.stats) for replica in listed if replica.stats is not None]
     for family, name, text, figure in _OF_REPLICAS:
         end = "; 1 is all of them." if name == "kv_cache_usage" else "."
-        values = ((replica, figure(stats)) for replica, stats in told)
+        values = ((replica, figure(stats)) for replica, stats in with_stats)
         yield _by("replica", family, f"lora_serve_replica_{name}", f"{text}, per replica{end}", values)
 
 

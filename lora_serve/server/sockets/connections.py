@@ -1,8 +1,8 @@
-"""The clients' connections: their number is limited, idle ones make room, answers that nobody reads are broken off.
+"""The clients' connections: their number is limited, idle ones are closed for newcomers, unread answers are broken off.
 
 aiohttp itself closes a connection that sends no whole request head for --keep-alive-timeout. It does nothing against
-thousands of connections at once, nor against an answer that nobody takes, which would keep its row and its memory.
-asyncio tells nobody of a TLS handshake that comes to nothing; only the task in which it accepts the newcomer ends.
+thousands of connections at once, nor against an answer that is not read, which would keep its row and its memory.
+asyncio does not report a TLS handshake that comes to nothing; only the task in which it accepts the newcomer ends.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Connections:
         self._serving: set[asyncio.Protocol] = set()
         self._stalled: dict[Connection, tuple[int, float]] = {}  # unread bytes, and since when so many
         self.num_refused = 0
-        self.num_dropped = 0  # idle ones that made room
-        self.num_broken_off = 0  # because nobody read
+        self.num_dropped = 0  # idle ones that were closed for a newcomer
+        self.num_broken_off = 0  # unread answers
 
     def __len__(self) -> int:
         return len(self._open)
@@ -100,7 +100,7 @@ class Connections:
         return newcomer
 
     async def watching(self, _: web.Application) -> AsyncIterator[None]:
-        """Break off answers that nobody reads, for as long as the application runs."""
+        """Break off unread answers, for as long as the application runs."""
         async with running(self._watch, name="watching connections"):
             yield
 

@@ -21,7 +21,7 @@ class Outcome:
     """The end of a request as a trace tells it: never what was asked, nor what was answered."""
 
     status: int
-    model: str | None  # who answered; None: nobody
+    model: str | None  # that answered; None: none did
     fields: Mapping[str, object]  # as in the log: request_id, tenant, adapter, digest
     num_prompt_tokens: int
     num_output_tokens: int

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lora_serve.console.live.frames import Percentiles, TokenRate
-from lora_serve.console.live.scene import LastSecond, RecentTimes
+from lora_serve.console.live.scene import LastSecond, Percentiles, RecentTimes, TokenRate
 
 
 @pytest.mark.parametrize("scale", [0.05, 3.0, 40.0, 20_000.0])
