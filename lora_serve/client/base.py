@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
@@ -37,13 +38,13 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.queue_gate import QueueGate
 
+_log = logging.getLogger(__name__)
+
 
 class EngineClient(Protocol):
     """An engine as the doors and the web see it. All methods run on the event loop's thread."""
 
-    @property
-    def gate(self) -> QueueGate:
-        """The limits of the queue: `infer` asks the gate, and callers that submit several requests ask it first."""
+    gate: QueueGate  # the limits of the queue: `infer` asks it, and callers that submit several requests ask it first
 
     @property
     def is_there(self) -> bool:
@@ -90,8 +91,10 @@ class EngineClient(Protocol):
 class MessageClient(ABC):
     """See `EngineClient`. A transport implements `_send`, and hands each message of the engine to `_receive`."""
 
-    def __init__(self, gate: QueueGate) -> None:
+    def __init__(self, gate: QueueGate, name: str = "the engine") -> None:
+        """`name`: of the engine, in the log."""
         self.gate = gate
+        self._name = name
         self._streams: dict[str, asyncio.Queue[Event]] = {}  # by request id: submitted and not ended
         self._answered: set[str] = set()  # those of them whose callers have all they want
         self._calls: dict[int, asyncio.Future[ReplyValue]] = {}
@@ -144,6 +147,18 @@ class MessageClient(ABC):
         """See `EngineClient.adapters`."""
         value = await self.call(lambda call_id: Command(call_id, command))
         return value if isinstance(value, SmokeTestResult) else None
+
+    async def bring_to(self, commands: Iterable[AdapterCommand], timeout: float) -> None:
+        """Sends the commands in this order, without waiting for them one by one; `timeout` seconds for all."""
+        tasks = [asyncio.create_task(self._try(command)) for command in commands]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
+
+    async def _try(self, command: AdapterCommand) -> None:
+        try:
+            await self.adapters(command)
+        except LoraServeError as error:
+            _log.warning("%s refused a %s: %s", self._name, type(command).__name__, error)
 
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""

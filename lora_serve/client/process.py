@@ -178,7 +178,7 @@ class ProcessEngineClient(MessageClient):
         """`serve_blobs`: called with what the engine's loaders need of the stores, and with where to send the answer.
         `ended`: called when an engine has ended, to close its blobs.
         """
-        super().__init__(gate)
+        super().__init__(gate, "the new engine")
         self._spawn = spawn
         self._desired = desired
         self._serve_blobs = serve_blobs
@@ -219,10 +219,7 @@ class ProcessEngineClient(MessageClient):
         if self._process is not None:
             return
         await self.load()
-        # sent in this order, and not waited for one by one
-        commands = (*self._desired.limits(), *self._desired.residents())
-        if commands:
-            await asyncio.wait([asyncio.ensure_future(self._repeat(one)) for one in commands], timeout=RELOAD_SECONDS)
+        await self.bring_to((*self._desired.limits(), *self._desired.residents()), RELOAD_SECONDS)
 
     async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         """See `EngineClient.adapters`."""
@@ -280,12 +277,6 @@ class ProcessEngineClient(MessageClient):
             process.kill("it was not waited for")
             await asyncio.shield(process.lost)
             raise
-
-    async def _repeat(self, command: AdapterCommand) -> None:
-        try:
-            await self.adapters(command)
-        except LoraServeError as error:
-            _log.warning("the new engine refused a %s: %s", type(command).__name__, error)
 
     def _send(self, message: ToEngine) -> None:
         process = self._process

@@ -32,6 +32,7 @@ from lora_serve.core.tier_stats import LoadTimes
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import Mail
+from lora_serve.engine_host.verifier import WeightsValidator
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.lora import host_adapter
 from lora_serve.model.lora.host_adapter import HostAdapter
@@ -148,7 +149,7 @@ class LastFolded:
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalValidator:
+class LocalValidator(WeightsValidator):
     """See `WeightsValidator`; with the model of this process. `_last_folded` is where the loader looks first."""
 
     _fold: Callable[[SavedAdapter], HostAdapter]
@@ -156,12 +157,10 @@ class LocalValidator:
     _last_folded: LastFolded = dataclasses.field(default_factory=LastFolded)
 
     def convert(self, staged: StagedAdapter) -> None:
-        """See `AdapterVerifier.convert`."""
         with _errors_of_memory():
             convert(staged, self._undo)
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
-        """See `AdapterVerifier.validate`."""
         with _errors_of_memory():
             return validate(staged, self.num_bytes, allow_noop=allow_noop)
 
@@ -172,7 +171,6 @@ class LocalValidator:
         return folded.num_bytes
 
     def forget(self, digest: str) -> None:
-        """See `WeightsValidator.forget`."""
         self._last_folded.forget(digest)
 
 

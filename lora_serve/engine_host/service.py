@@ -70,7 +70,7 @@ class StagedFolders(Protocol):
         """Brings what was converted to where it is wanted; None if it is there. Raises AdapterUnavailableError."""
 
 
-class SharedFolders:
+class SharedFolders(StagedFolders):
     """See StagedFolders: both sides see the same files."""
 
     def opened(self, message: Convert | Validate) -> AbstractContextManager[Path]:

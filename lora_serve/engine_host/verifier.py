@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lora_serve.adapters.checkpoint.content import adapter_digest
-from lora_serve.adapters.registration.verification import StagedAdapter
+from lora_serve.adapters.registration.verification import AdapterVerifier, StagedAdapter
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
@@ -53,28 +53,25 @@ class RemoteEngine(Protocol):
 
 
 @dataclass(frozen=True)
-class RemoteValidator:
-    """See `WeightsValidator`: the engine's process reads the adapter's folder, or asks the client for its files."""
+class RemoteValidator(WeightsValidator):
+    """The engine's process reads the adapter's folder, or asks the client for its files."""
 
     _client: RemoteEngine
     _loop: asyncio.AbstractEventLoop
 
     def convert(self, staged: StagedAdapter) -> None:
-        """See `AdapterVerifier.convert`."""
         folder, digest, seconds = staged.folder.absolute(), staged.artifact.digest, staged.budget.left
         done = self._call(lambda call_id: Convert(call_id, folder, digest, staged.max_rank, seconds))
         if isinstance(done, Converted) and adapter_digest(folder) != done.digest:
             raise AdapterUnavailableError("The adapter was damaged on its way from the engine; try again.")
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
-        """See `AdapterVerifier.validate`."""
         folder, digest, seconds = staged.folder.absolute(), staged.artifact.digest, staged.budget.left
         size = self._call(lambda call_id: Validate(call_id, folder, digest, staged.max_rank, allow_noop, seconds))
         assert isinstance(size, AdapterSize)
         return size
 
     def forget(self, digest: str) -> None:
-        """See `WeightsValidator.forget`."""
         self._loop.call_soon_threadsafe(self._client.tell, ForgetStaged(digest))
 
     def _call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
@@ -86,7 +83,7 @@ class RemoteValidator:
 
 
 @dataclass(frozen=True)
-class EngineVerifier:
+class EngineVerifier(AdapterVerifier):
     """Called on the registry's threads; the smoke test is an ordinary command to the engine, put on the event loop."""
 
     _validator: WeightsValidator
@@ -94,15 +91,12 @@ class EngineVerifier:
     _loop: asyncio.AbstractEventLoop
 
     def convert(self, staged: StagedAdapter) -> None:
-        """See `AdapterVerifier.convert`."""
         self._validator.convert(staged)
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
-        """See `AdapterVerifier.validate`."""
         return self._validator.validate(staged, allow_noop=allow_noop)
 
     def smoke_test(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
-        """See `AdapterVerifier.smoke_test`."""
         future = asyncio.run_coroutine_threadsafe(self._client.adapters(SmokeTest(adapter, token_ids)), self._loop)
         try:
             result = future.result(_TIMEOUT)

@@ -286,9 +286,7 @@ class Scenario:
     def arrivals(self, rows: Sequence[TraceRow]) -> list[Arrival]:
         """The requests, drawn once for all runs."""
         profile = self.profile
-        return make_arrivals(
-            rows, self.workload, profile.adapter_bytes, profile.adapter_rank, profile.max_model_len
-        )  # fmt: skip
+        return make_arrivals(rows, self.workload, profile.adapter_bytes, profile.adapter_rank, profile.max_model_len)
 
     def run(self, arrivals: Sequence[Arrival], policy: str, router: str) -> Summary:
         num_warm = int(self.warm_share * len(arrivals))

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -14,9 +14,8 @@ from msgspec.structs import replace as changed
 
 from lora_serve.client.base import MessageClient
 from lora_serve.client.wire import body_of, from_engine
-from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
+from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.core.messages import (
-    AdapterCommand,
     Convert,
     EngineCall,
     FromEngine,
@@ -79,7 +78,7 @@ class ReplicaLink(MessageClient):
         """`gateway`: a name that no link before this one had. `others`: gets messages that are neither events, replies
         nor the link's own.
         """
-        super().__init__(gate)
+        super().__init__(gate, f"replica {replica}")
         self.replica = replica
         self.greeting: Greeting | None = None
         self.greeted_at = 0.0  # of this process's time.monotonic()
@@ -134,12 +133,6 @@ class ReplicaLink(MessageClient):
         if self.greeting is None or self.spec is None:
             raise EngineLostError(f"Replica {self.replica} cannot be reached ({self.lost.result()[0]}).", RETRY_AFTER)
         return self.greeting, self.spec
-
-    async def bring_to(self, commands: Iterable[AdapterCommand], timeout: float) -> None:
-        """Sends the commands in this order, without waiting for them one by one; `timeout` seconds for all."""
-        tasks = [asyncio.create_task(self._repeat(command)) for command in commands]
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout)
 
     async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
         """See `MessageClient.call`. A replica that does not see the folder of a registration asks for its files."""
@@ -255,12 +248,6 @@ class ReplicaLink(MessageClient):
             self.clock_offset = max(self.clock_offset, message.report.made_at - time.monotonic())
         self.report, self.num_servers = message.report, message.num_servers
         self._others(self, message)
-
-    async def _repeat(self, command: AdapterCommand) -> None:
-        try:
-            await self.adapters(command)
-        except LoraServeError as error:
-            _log.warning("replica %s refused a %s: %s", self.replica, type(command).__name__, error)
 
 
 def _why(error: Exception) -> str:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 import msgspec
 from ray import serve
 
+from lora_serve.client.ray.link import Transport
 from lora_serve.client.wire import FrameStream, ReplicaAddress
 
 Listener = Callable[[Collection[str]], None]
@@ -20,8 +21,8 @@ _listeners: dict[str, Listener] = {}
 _listed: dict[str, tuple[str, ...]] = {}
 
 
-class ServeTransport:
-    """See `Transport`. Made on the event loop, which Serve's router then runs on, too.
+class ServeTransport(Transport):
+    """Made on the event loop, which Serve's router then runs on, too.
 
     Frames go past Serve, over connections of their own (docs/DESIGN.md, "A fleet"). Serve tells once where a replica
     is: its own channel to a host that was cut off needs seconds to work again, a new connection none.
@@ -38,7 +39,6 @@ class ServeTransport:
         self._streams: dict[str, FrameStream] = {}  # by gateway
 
     def follow(self, listed: Callable[[Collection[str]], None]) -> None:
-        """See `Transport`."""
 
         def forget_others(replicas: Collection[str]) -> None:
             self._places = {replica: place for replica, place in self._places.items() if replica in replicas}
@@ -47,7 +47,6 @@ class ServeTransport:
         follow_application(self._application, forget_others)
 
     async def events(self, replica: str, gateway: str) -> AsyncIterator[bytes]:
-        """See `Transport`."""
         if (place := self._places.get(replica)) is None:
             data = await self._place.remote(replica=replica)
             place = self._places[replica] = msgspec.msgpack.decode(data, type=ReplicaAddress)
@@ -60,13 +59,12 @@ class ServeTransport:
             stream.close()
 
     async def take(self, replica: str, gateway: str, frame: bytes) -> None:
-        """See `Transport`. After the end of `events` the frame is lost."""
+        """After the end of `events` the frame is lost."""
         if (stream := self._streams.get(gateway)) is not None:
             stream.send(frame)
             await stream.drained()
 
     async def close(self) -> None:
-        """See `Transport`."""
         _listeners.pop(self._application, None)
         _listed.pop(self._application, None)
         await self._handle.shutdown_async()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lora_serve.adapters.checkpoint.content import CONTENT_NAMES, adapter_digest, content_names
-from lora_serve.adapters.loading.blobs import StoredBlobs
+from lora_serve.adapters.loading.blobs import Blobs, StoredBlobs
 from lora_serve.adapters.regular_file import open_regular, views_of
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import scratch_folder
@@ -35,9 +35,10 @@ from lora_serve.core.blob_messages import (
     WritePiece,
 )
 from lora_serve.core.errors import AdapterUnavailableError, StoreUnwritableError
-from lora_serve.core.messages import Convert, Converted, FromEngine, Reply, ReplyValue, Validate
+from lora_serve.core.messages import Convert, Converted, FromEngine, ReplyValue, Validate
 from lora_serve.engine_host.fleet.gateways import Gateways
 from lora_serve.engine_host.remote_blobs import BlobCalls, BlobServer
+from lora_serve.engine_host.service import StagedFolders
 
 _NOWHERE = AdapterUnavailableError("The adapter's files are elsewhere.")
 ANSWER_SECONDS = 30.0  # after which a gateway that does not answer is given up
@@ -152,9 +153,9 @@ class FleetBlobs:
             await self.left(link)
 
 
-class ReplicaBlobs:
-    """See `Blobs`, `StagedFolders`. `gateways` is set before the first call. Every gateway may leave at any time: then
-    another is asked.
+class ReplicaBlobs(Blobs, StagedFolders):
+    """The folders for a replica's loaders and registrations. `gateways` is set before the first call. Every gateway may
+    leave at any time: then another is asked.
     """
 
     gateways: Gateways
@@ -164,14 +165,10 @@ class ReplicaBlobs:
         self._cache = cache
         self._prefix = prefix
         self._calls = BlobCalls()
-
-    def answered(self, reply: Reply) -> None:
-        """See `BlobCalls.answered`."""
-        self._calls.answered(reply)
+        self.answered = self._calls.answered
 
     @contextmanager
     def verified(self, digest: str) -> Iterator[VerifiedBlob]:
-        """See Blobs."""
         started = time.perf_counter()
         with ExitStack() as stack:
             stack.enter_context(self._cache.holding(digest))
@@ -183,7 +180,6 @@ class ReplicaBlobs:
 
     @contextmanager
     def near(self, digest: str) -> Iterator[Path]:
-        """See Blobs."""
         with ExitStack() as stack:
             if self._cache.has(digest):
                 yield stack.enter_context(self._cache.open(digest))
@@ -191,7 +187,6 @@ class ReplicaBlobs:
                 yield self._of_any(lambda gateway: self._near_at(gateway, digest), stack)[1].folder
 
     def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
-        """See Blobs."""
         if self._cache.has(digest):
             self._cache.keep_beside(digest, name, content)
             return
@@ -203,7 +198,6 @@ class ReplicaBlobs:
 
     @contextmanager
     def opened(self, message: Convert | Validate) -> Iterator[Path]:
-        """See StagedFolders."""
         if message.folder is not None:
             yield message.folder
             return
@@ -215,7 +209,6 @@ class ReplicaBlobs:
             yield copy
 
     def changed(self, message: Convert, folder: Path) -> Converted | None:
-        """See StagedFolders."""
         if message.folder is not None:
             return None
         gateway, of = self.gateways.caller(message.call_id)

@@ -26,7 +26,7 @@ from lora_serve.core.figures import COUNTS, MetricName, marks_of
 from lora_serve.core.stats import STEP_TOKENS, EngineStats, ReplicaState, ReplicaStats, SpeculationStats
 from lora_serve.core.tier_stats import EvictionReason, TierStats
 from lora_serve.server.fleet import replicas_of
-from lora_serve.server.guards.access import authenticated
+from lora_serve.server.guards import authenticated
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.telemetry.metrics import OTHER_TENANTS, Metrics
 from lora_serve.tenancy.authentication.authenticator import Authenticator
