@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
 from lora_serve.app import warm_up
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import EngineConfig

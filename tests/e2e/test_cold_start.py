@@ -17,7 +17,7 @@ from aiohttp import web
 from openai import APIStatusError, AsyncOpenAI
 
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
+from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.loading.fetch import fetch_timed
 from lora_serve.adapters.loading.loader import Loaded, Loader

@@ -15,7 +15,7 @@ import torch
 
 import lora_serve.engine_host.local as validator_module
 import lora_serve.engine_host.verifier as module
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedLinear
+from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedLinear
 from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, NotReadyError

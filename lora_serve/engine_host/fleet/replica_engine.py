@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_serve import __version__
-from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import StoreLock, lock_store, remove_folder
 from lora_serve.client.base import MessageClient
