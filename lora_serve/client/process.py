@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from lora_serve.client.base import MessageClient
-from lora_serve.client.wire import Connection, body_of, from_engine
+from lora_serve.client.wire import FrameConnection, body_of, from_engine
 from lora_serve.core.blob_messages import BlobMessage
 from lora_serve.core.errors import ConfigError, EngineLostError, LoraServeError, ModelError, NotReadyError
 from lora_serve.core.messages import (
@@ -42,7 +42,7 @@ READ_SECONDS = 1.0  # for the messages that a child had sent before it ended
 class EngineProcess:
     """A child made by `start`, alive until `lost` is done. Both ends see the same files, and have one clock."""
 
-    def __init__(self, child: asyncio.subprocess.Process, connection: Connection) -> None:
+    def __init__(self, child: asyncio.subprocess.Process, connection: FrameConnection) -> None:
         self._child = child
         self._connection = connection
         self._reason = ""
@@ -71,7 +71,7 @@ class EngineProcess:
             )
             unless_started.pop_all()
         ours.setblocking(False)
-        _, connection = await asyncio.get_running_loop().create_unix_connection(Connection, sock=ours)
+        _, connection = await asyncio.get_running_loop().create_unix_connection(FrameConnection, sock=ours)
         process = cls(child, connection)
         process.send(configure)
         return process

@@ -144,7 +144,7 @@ class FrameSplitter:
         return end if end <= len(self._buffer) else None
 
 
-class Connection(asyncio.Protocol):
+class FrameConnection(asyncio.Protocol):
     """Hands on every frame that is complete. Bytes that are no frames end the connection."""
 
     def __init__(self, receive: Callable[[bytes], None] = lambda frame: None) -> None:
@@ -202,7 +202,7 @@ class ReplicaAddress(msgspec.Struct, frozen=True):
     ticket: bytes  # the first bytes that a gateway sends; a frame with its name follows
 
 
-class FrameStream(Connection):
+class FrameStream(FrameConnection):
     """The gateway's end of a connection to a replica, past Ray Serve; with TLS where Ray has it."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from lora_serve.model.loading.read_ahead import load_torch_library
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
 
-class Engine(Protocol):
+class RunningEngine(Protocol):
     """The engine of a process; both methods are called on the main thread."""
 
     def take(self, message: ToEngine) -> None:
@@ -66,7 +66,7 @@ def open_channel() -> tuple[Channel, Iterator[ToEngine]]:
     return channel, channel.messages()
 
 
-def run(engine: Engine, channel: Channel, messages: Iterator[ToEngine]) -> int:
+def run(engine: RunningEngine, channel: Channel, messages: Iterator[ToEngine]) -> int:
     """Hand each message to the engine, until the end."""
     with fatal("the thread that listens to the server"):
         for message in messages:

@@ -63,21 +63,21 @@ class ServedEngine(Protocol):
 class StagedFolders(Protocol):
     """The folders that registrations name. On the service's own threads."""
 
-    def opened(self, message: Convert | Validate) -> AbstractContextManager[Path]:
+    def open_folder(self, message: Convert | Validate) -> AbstractContextManager[Path]:
         """The folder, as this process sees it. Raises AdapterUnavailableError, OSError."""
 
-    def changed(self, message: Convert, folder: Path) -> Converted | None:
+    def bring_back(self, message: Convert, folder: Path) -> Converted | None:
         """Brings what was converted to where it is wanted; None if it is there. Raises AdapterUnavailableError."""
 
 
 class SharedFolders(StagedFolders):
     """See StagedFolders: both sides see the same files."""
 
-    def opened(self, message: Convert | Validate) -> AbstractContextManager[Path]:
+    def open_folder(self, message: Convert | Validate) -> AbstractContextManager[Path]:
         assert message.folder is not None
         return nullcontext(message.folder)
 
-    def changed(self, message: Convert, folder: Path) -> Converted | None:
+    def bring_back(self, message: Convert, folder: Path) -> Converted | None:
         return None
 
 
@@ -146,18 +146,18 @@ class EngineService:
 
     def _validated(self, message: Convert | Validate) -> Reply:
         spec, validator = self._served.spec, self._served.validator
-        with self._folders.opened(message) as folder:
+        with self._folders.open_folder(message) as folder:
             budget = ValidationBudget(message.seconds)
             artifact = read_artifact(folder, spec, message.max_rank, digest=message.digest)
             staged = StagedAdapter(folder, artifact, spec, message.max_rank, budget)
             if isinstance(message, Validate):
                 return Reply(message.call_id, validator.validate(staged, allow_noop=message.allow_noop))
             validator.convert(staged)
-            return Reply(message.call_id, self._folders.changed(message, folder))
+            return Reply(message.call_id, self._folders.bring_back(message, folder))
 
 
 class ChildEngine:
-    """See `child.Engine`: loads the model on a thread while the main thread listens, then serves."""
+    """See `child.RunningEngine`: loads the model on a thread while the main thread listens, then serves."""
 
     def __init__(self, configure: Configure, channel: Channel) -> None:
         self._configure = configure

@@ -9,7 +9,7 @@ import pytest
 
 from lora_serve.engine.policies import policy_names
 from lora_serve.routing.routers import router_names
-from lora_serve.simulate.fleet import Fleet, StalledError
+from lora_serve.simulate.fleet import SimulatedFleet, StalledError
 from lora_serve.simulate.replica import Replica
 from tests.simulate.small_fleet import outcomes, rows, run, scenario
 
@@ -119,7 +119,7 @@ def test_requests_that_never_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -
     config = scenario(2)
     monkeypatch.setattr(Replica, "post", lambda self, message: None)
     with pytest.raises(StalledError, match="2 of 2 requests never end, the first is 0"):
-        Fleet(config.profile, config.engine_config("fcfs"), "hash", 1).run(config.arrivals(rows((4, 1))))
+        SimulatedFleet(config.profile, config.engine_config("fcfs"), "hash", 1).run(config.arrivals(rows((4, 1))))
 
 
 def test_a_fleet_serves_more_than_one_replica() -> None:

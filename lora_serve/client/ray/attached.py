@@ -117,7 +117,7 @@ class AttachedReplicas:
         for replica in self._listed - self._keepers.keys():
             self._keepers[replica] = asyncio.create_task(self._keep(replica), name=f"keeping {replica}")
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Returns when another replica takes requests, or one takes no more."""
         await self._changed.wait()
 

@@ -110,7 +110,7 @@ class RayEngineClient(EngineClient):
             self._is_followed = True
             self._transport.follow(self._fleet.follow)
         while self._fleet.spec is None:
-            await self._fleet.changed()
+            await self._fleet.wait_for_change()
         return self._fleet.spec
 
     async def start(self) -> None:
@@ -238,7 +238,7 @@ class RayEngineClient(EngineClient):
                 return next((link for link in links if not link.is_quiet), links[0])
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    await self._fleet.changed()
+                    await self._fleet.wait_for_change()
             except TimeoutError:
                 raise NotReadyError("No engine is there at present; try again.", RETRY_AFTER) from None
         raise _shutting_down()

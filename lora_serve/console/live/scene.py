@@ -46,7 +46,7 @@ class Latency(Struct, frozen=True):
     inter_token_ms: Percentiles
 
 
-class RecentTimes:
+class FadingTimes:
     """Times in milliseconds, of which older ones weigh less."""
 
     def __init__(self, kept: float) -> None:
@@ -165,7 +165,7 @@ class Scene:
         self.slots: Sequence[LiveSlot] = ()
         self.loading: Sequence[str] = ()
         self._tokens = LastSecond()
-        self._first_tokens, self._gaps = RecentTimes(kept=0.97), RecentTimes(kept=0.9)  # many gaps to a first token
+        self._first_tokens, self._gaps = FadingTimes(kept=0.97), FadingTimes(kept=0.9)  # many gaps to a first token
         self._last_tokens: dict[str, float] = {}  # when each request got its last token
         self._begun: set[str] = set()  # requests whose first token was counted
 

@@ -142,7 +142,7 @@ class FleetBlobs:
             return BlobServer(*self._parts, prefix=prefix)
         return ContentServer(*self._parts, prefix=prefix, staged=link.staged)
 
-    async def left(self, link: ReplicaLink) -> None:
+    async def close_link(self, link: ReplicaLink) -> None:
         """The link has ended: close the folders that it held."""
         if (server := self._servers.pop(link, None)) is not None:
             await server.close()
@@ -150,7 +150,7 @@ class FleetBlobs:
     async def close(self) -> None:
         """End the threads, after all links have ended."""
         for link in list(self._servers):
-            await self.left(link)
+            await self.close_link(link)
 
 
 class ReplicaBlobs(Blobs, StagedFolders):
@@ -197,21 +197,21 @@ class ReplicaBlobs(Blobs, StagedFolders):
             self._ask(gateway, KeepBeside(self._calls.new_id(), digest, folder / name))
 
     @contextmanager
-    def opened(self, message: Convert | Validate) -> Iterator[Path]:
+    def open_folder(self, message: Convert | Validate) -> Iterator[Path]:
         if message.folder is not None:
             yield message.folder
             return
-        gateway, of = self.gateways.caller(message.call_id)
+        gateway, of = self.gateways.caller_of(message.call_id)
         with ExitStack() as stack:
             with self._open(gateway, OpenStaged(self._calls.new_id(), of)) as (opened, files):
                 assert isinstance(files, BlobFiles)
                 copy = self._fetched(gateway, opened, files, stack)
             yield copy
 
-    def changed(self, message: Convert, folder: Path) -> Converted | None:
+    def bring_back(self, message: Convert, folder: Path) -> Converted | None:
         if message.folder is not None:
             return None
-        gateway, of = self.gateways.caller(message.call_id)
+        gateway, of = self.gateways.caller_of(message.call_id)
         for name in content_names(folder):
             with open_regular(folder / name) as file:
                 offset = 0

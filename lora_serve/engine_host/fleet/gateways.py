@@ -16,7 +16,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from lora_serve.client.wire import TICKET_BYTES, Connection, ReplicaAddress, body_of, to_engine
+from lora_serve.client.wire import TICKET_BYTES, FrameConnection, ReplicaAddress, body_of, to_engine
 from lora_serve.core.blob_messages import BlobMessage
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.live import Call
@@ -143,7 +143,7 @@ class Gateways:
         """Give each gateway what is for it; called on any thread."""
         self._hand_over(partial(self._deliver, messages))
 
-    def caller(self, call_id: int) -> tuple[str, int]:
+    def caller_of(self, call_id: int) -> tuple[str, int]:
         """The gateway whose call the engine knows by this id, and its own id of it; asked on any thread. Raises
         AdapterUnavailableError if it left.
         """
@@ -234,7 +234,7 @@ class Entrance:
         self._address, self._gateways, self._greeting = address, gateways, greeting
         self._server: asyncio.Server | None = None
         self._ticket = secrets.token_bytes(TICKET_BYTES)
-        self._inside: dict[str, Connection] = {}  # by gateway
+        self._inside: dict[str, FrameConnection] = {}  # by gateway
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
@@ -265,7 +265,7 @@ class Entrance:
         """Returns when no gateway is there."""
         await self._is_empty.wait()
 
-    def _admit(self, gateway: str, connection: Connection) -> None:
+    def _admit(self, gateway: str, connection: FrameConnection) -> None:
         if gateway in self._inside:
             connection.close()
             return
@@ -275,7 +275,7 @@ class Entrance:
         connection.resumed = partial(self._gateways.flush, gateway)
         self._gateways.attach(gateway, connection, self._greeting())
 
-    def _leave(self, gateway: str, connection: Connection) -> None:
+    def _leave(self, gateway: str, connection: FrameConnection) -> None:
         if self._inside.get(gateway) is not connection:
             return
         del self._inside[gateway]
@@ -284,11 +284,14 @@ class Entrance:
         self._gateways.detach(gateway)
 
 
-class _Arrival(Connection):
+class _Arrival(FrameConnection):
     """A connection that shows the ticket before anything else, and then its name."""
 
     def __init__(
-        self, ticket: bytes, admit: Callable[[str, Connection], None], leave: Callable[[str, Connection], None]
+        self,
+        ticket: bytes,
+        admit: Callable[[str, FrameConnection], None],
+        leave: Callable[[str, FrameConnection], None],
     ) -> None:
         super().__init__(self._named)
         self._ticket, self._admit, self._leave = ticket, admit, leave

@@ -61,7 +61,7 @@ async def open_host(
             settings.store / "tmp",
             settings.adapter_load_timeout,
         )
-        users = LinkUsers(blobs.run, blobs.left)
+        users = LinkUsers(blobs.run, blobs.close_link)
         transport, queue = ServeTransport(fleet.name), settings.part(EngineConfig).queue
         client = RayEngineClient(transport, queue, fleet.wait, users, fleet.router)
         try:

@@ -46,10 +46,10 @@ class Connections:
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._max_open = limits.max_connections
-        self._open: dict[Connection, None] = {}  # the oldest first; also those in their TLS handshake
+        self._open: dict[ClientConnection, None] = {}  # the oldest first; also those in their TLS handshake
         self._refused: set[_Refusal] = set()  # that are not closed yet
         self._serving: set[asyncio.Protocol] = set()
-        self._stalled: dict[Connection, tuple[int, float]] = {}  # unread bytes, and since when so many
+        self._stalled: dict[ClientConnection, tuple[int, float]] = {}  # unread bytes, and since when so many
         self.num_refused = 0
         self.num_dropped = 0  # idle ones that were closed for a newcomer
         self.num_broken_off = 0  # unread answers
@@ -86,9 +86,9 @@ class Connections:
         """The protocol of a new connection to aiohttp's `server`. Called by the task in which asyncio accepts it."""
         task = asyncio.current_task()
         assert task is not None, "asyncio accepts in a task, which ends after the TLS handshake"
-        newcomer: Connection | _Refusal
+        newcomer: ClientConnection | _Refusal
         if len(self._open) < self._max_open or self._drop_one():
-            newcomer = Connection(server, self._limits, self._ended, task)
+            newcomer = ClientConnection(server, self._limits, self._ended, task)
             self._open[newcomer] = None
         else:
             self.num_refused += 1
@@ -135,11 +135,11 @@ class Connections:
                 return True
         return False
 
-    def _ended(self, connection: Connection) -> None:
+    def _ended(self, connection: ClientConnection) -> None:
         self._open.pop(connection, None)
 
 
-class Connection(HttpConnection):
+class ClientConnection(HttpConnection):
     """A connection that tells when it ends."""
 
     __slots__ = ("_accepting", "_on_end", "_wire")
@@ -148,7 +148,7 @@ class Connection(HttpConnection):
         self,
         server: web.Server,
         limits: ConnectionLimits,
-        on_end: Callable[[Connection], None],
+        on_end: Callable[[ClientConnection], None],
         accepting: asyncio.Task[object],
     ) -> None:
         """`accepting`: the task in which asyncio accepts it."""

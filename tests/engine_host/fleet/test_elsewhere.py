@@ -102,7 +102,7 @@ class World:
             asked.append(message)
             blobs.run(link, message)
 
-        client = RayEngineClient(self.fleet, LIMITS, 5.0, LinkUsers(run, blobs.left))
+        client = RayEngineClient(self.fleet, LIMITS, 5.0, LinkUsers(run, blobs.close_link))
         gateway = Gateway(store, client, blobs, asked)
         self.gateways.append(gateway)
         await client.start()

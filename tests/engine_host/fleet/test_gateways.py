@@ -165,10 +165,10 @@ async def test_engines_call_is_known_by_the_gateway_that_made_it() -> None:
     await replica.attach("g")
     replica.gateways.take("g", body_of([Ping(7)]))
     (asked,) = (message for message in replica.taken if isinstance(message, Ping))
-    assert replica.gateways.caller(asked.call_id) == ("g", 7)
+    assert replica.gateways.caller_of(asked.call_id) == ("g", 7)
     replica.gateways.detach("g")
     with pytest.raises(AdapterUnavailableError, match="left"):
-        replica.gateways.caller(asked.call_id)
+        replica.gateways.caller_of(asked.call_id)
 
 
 async def _turn() -> None:
