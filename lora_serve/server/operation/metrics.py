@@ -81,8 +81,7 @@ def may_read_names(request: web.Request) -> bool:
     A wrong key is no error, as probes send none, but too many of them are: WrongKeysError.
     """
     services = request.app[SERVICES]
-    wanted = services.config.metrics_names
-    if wanted == "open" or (wanted == "auto" and not services.authenticator.required):
+    if _names_are_open(services):
         return True
     try:
         authenticated(request, Authenticator.metrics)
@@ -91,10 +90,14 @@ def may_read_names(request: web.Request) -> bool:
     return True
 
 
+def _names_are_open(services: Services) -> bool:
+    wanted = services.config.metrics_names
+    return wanted == "open" or (wanted == "auto" and not services.authenticator.required)
+
+
 def names_note(services: Services) -> str | None:
     """A line for the log where scrapers without a key read no names: routers that know LoRA would quietly go blind."""
-    wanted = services.config.metrics_names
-    if wanted == "open" or (wanted == "auto" and not services.authenticator.required):
+    if _names_are_open(services):
         return None
     return (
         "/metrics names adapters only for a key: without one vllm:lora_requests_info shows none, and a router that "
