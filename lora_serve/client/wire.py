@@ -206,8 +206,8 @@ class FrameStream(FrameConnection):
     """The gateway's end of a connection to a replica, past Ray Serve; with TLS where Ray has it."""
 
     def __init__(self) -> None:
-        super().__init__(self._put)
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        super().__init__(self._waiting.put_nowait)
 
     @classmethod
     async def open(cls, place: ReplicaAddress, gateway: str) -> FrameStream:
@@ -231,9 +231,6 @@ class FrameStream(FrameConnection):
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self._waiting.put_nowait(None)
-
-    def _put(self, frame: bytes) -> None:
-        self._waiting.put_nowait(frame)
 
 
 def tls(purpose: ssl.Purpose, environment: Mapping[str, str] = os.environ) -> ssl.SSLContext | None:

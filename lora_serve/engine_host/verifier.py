@@ -42,7 +42,7 @@ class WeightsValidator(Protocol):
         """Drops the folded adapter: its smoke test is over."""
 
 
-class RemoteEngine(Protocol):
+class RemoteEngine(EngineClient, Protocol):
     """The client of an engine in another process."""
 
     async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
@@ -107,3 +107,9 @@ class EngineVerifier(AdapterVerifier):
             self._validator.forget(adapter.digest)
         assert result is not None, "the engine answers a smoke test with its result"
         return result
+
+
+def remote_verifier(client: RemoteEngine) -> EngineVerifier:
+    """The verifier for an engine in another process. Called on the event loop."""
+    loop = asyncio.get_running_loop()
+    return EngineVerifier(RemoteValidator(client, loop), client, loop)

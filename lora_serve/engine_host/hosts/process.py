@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -17,7 +16,7 @@ from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.hosts import EngineHost, LoadedEngine, configure_of
 from lora_serve.engine_host.remote_blobs import BlobServer
-from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
+from lora_serve.engine_host.verifier import remote_verifier
 from lora_serve.text.tokenizer import TextModel
 
 COMMAND = (sys.executable, "-m", "lora_serve.engine_host.child")
@@ -60,8 +59,7 @@ class ProcessHost(EngineHost):
         self._client = client
 
     async def load(self) -> LoadedEngine:
-        spec, loop = await self._client.load(), asyncio.get_running_loop()
-        return LoadedEngine(spec, self._client, EngineVerifier(RemoteValidator(self._client, loop), self._client, loop))
+        return LoadedEngine(await self._client.load(), self._client, remote_verifier(self._client))
 
     def warm_up_done(self) -> None:
         self._client.tell(WarmUpDone())

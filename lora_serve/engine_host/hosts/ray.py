@@ -24,7 +24,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.blobs import FleetBlobs
 from lora_serve.engine_host.fleet.cluster import Cluster, open_cluster
 from lora_serve.engine_host.hosts import EngineHost, LoadedEngine
-from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
+from lora_serve.engine_host.verifier import remote_verifier
 
 if TYPE_CHECKING:
     from lora_serve.text.tokenizer import TextModel
@@ -99,10 +99,10 @@ class RayHost(EngineHost):
                 await asyncio.wait({loaded}, timeout=_LOOK_SECONDS)
                 if not loaded.done():
                     await self._check()
-            spec, loop = loaded.result(), asyncio.get_running_loop()
+            spec = loaded.result()
         finally:
             loaded.cancel()
-        return LoadedEngine(spec, self._client, EngineVerifier(RemoteValidator(self._client, loop), self._client, loop))
+        return LoadedEngine(spec, self._client, remote_verifier(self._client))
 
     async def _check(self) -> None:
         from lora_serve.engine_host.fleet.app import failure

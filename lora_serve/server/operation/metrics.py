@@ -255,7 +255,8 @@ def fleet_families(replicas: Sequence[ReplicaStats], num_lost: int) -> Iterator[
     """Replicas by state, and the figures of each. `num_lost`: since the server's start."""
     states = ((state, sum(replica.state is state for replica in replicas)) for state in ReplicaState)
     yield _by("state", GaugeMetricFamily, "lora_serve_replicas", "Engine replicas, by state.", states)
-    yield _counter("lora_serve_replicas_lost", "Engine replicas of a fleet that were lost.", num_lost)
+    name, text = "lora_serve_replicas_lost", "Engine replicas of a fleet that were lost."
+    yield _one(CounterMetricFamily, name, text, num_lost, _UNLABELLED)
     listed = replicas[:MAX_REPLICAS_LISTED]
     name, text = "lora_serve_replica_ready", "1 while the replica takes new requests."
     ready = ((replica.replica, replica.state is ReplicaState.READY) for replica in listed)
@@ -311,7 +312,3 @@ def _one(family: _Family, name: str, text: str, value: float, labels: Mapping[st
 
 def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] = _UNLABELLED) -> Metric:
     return _one(GaugeMetricFamily, name, text, value, labels)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return _one(CounterMetricFamily, name, text, value, _UNLABELLED)
