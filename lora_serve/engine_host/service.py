@@ -15,6 +15,7 @@ from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
+from lora_serve.client.verifier import WeightsValidator
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, contained
 from lora_serve.core.messages import (
     Configure,
@@ -37,7 +38,6 @@ from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop, Mail
 from lora_serve.engine_host.channel import Channel, run_fatally
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
-from lora_serve.engine_host.verifier import WeightsValidator
 from lora_serve.logs import configure_logging, timed
 from lora_serve.logs.handler import LogHandler
 from lora_serve.logs.writer import divert_streams
@@ -137,7 +137,8 @@ class EngineService:
 
     def _validate(self, message: Convert | Validate) -> None:
         try:
-            reply = contained(lambda: self._validated(message))
+            with contained():
+                reply = self._validated(message)
         except Exception as error:
             if not isinstance(error, LoraServeError | OSError):
                 _log.exception("an adapter could not be validated")

@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.adapters.catalog.resolution import own_name
-from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import Snapshot
 from lora_serve.core.adapter import split_name
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import (

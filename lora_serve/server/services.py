@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registration.registry import Registry
+from lora_serve.adapters.registration.verification import AdapterVerifier
 from lora_serve.adapters.stores.base import StoreFigures
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient
@@ -21,8 +22,7 @@ from lora_serve.core.messages import Resize
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.tier_stats import TierStats
 from lora_serve.server.background.caller_texts import AdapterTemplates, GrammarChecks
-from lora_serve.server.background.registering import Registering, Staging
-from lora_serve.server.background.tasks import BackgroundTasks, FairThreads
+from lora_serve.server.background.tasks import BackgroundTasks, FairThreads, Registering, Staging
 from lora_serve.server.large_bodies import LargeBodies
 from lora_serve.server.lifecycle import EngineHistory, Lifecycle
 from lora_serve.server.overflow.decision import Overflow
@@ -59,6 +59,7 @@ class Services:
     client: EngineClient
     catalog: Catalog
     registry: Registry
+    verifier: AdapterVerifier
     staging: Staging
     text: TextModel
     grammars: GrammarChecks
@@ -89,7 +90,7 @@ class Services:
         """Run a short change of the catalog to its end, even if the caller leaves. Raises what `change` raises, and
         InternalError in place of errors that would end a thread.
         """
-        return await self.background.complete(asyncio.to_thread(contained, change), name)
+        return await self.background.complete(asyncio.to_thread(contained()(change)), name)
 
     @property
     def adapter_limits(self) -> AdapterConfig:

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from lora_serve.adapters.registration import registry
-from lora_serve.server.admin import listing
+from lora_serve.server.admin import adapters
 from lora_serve.text.tokenizer import TextModel
 from tests.canary.asking import Canaries
 from tests.canary.house import ADMIN, INSIDE, House
@@ -79,7 +79,7 @@ def test_bug_in_a_handler_is_that_requests_500_and_tells_nothing(
     def broken(*_: object) -> Any:
         raise RuntimeError("injected: /secret/path and a password")
 
-    monkeypatch.setattr(listing, "_matching", broken)
+    monkeypatch.setattr(adapters, "_matching", broken)
     with watching(house, canaries) as watch:
         watch.expected_in_log = ["injected"]
         reply = as_admin(house, "GET", "/admin/adapters")
@@ -173,14 +173,14 @@ def test_registry_thread_that_meets_a_bug_registers_the_next_one(
     house: House, canaries: Canaries, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [RuntimeError("injected"), MemoryError("injected")]
-    sound = house.services.registry.__class__._register
+    sound = house.services.registry.__class__.register
 
     def register(*arguments: Any) -> Any:
         if left:
             raise left.pop()
         return sound(*arguments)
 
-    monkeypatch.setattr(house.services.registry.__class__, "_register", register)
+    monkeypatch.setattr(house.services.registry.__class__, "register", register)
     body = {"id": "victim/x", "source": str(folder)}
     with watching(house, canaries) as watch:
         watch.expected_in_log = ["injected"]

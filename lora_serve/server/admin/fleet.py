@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import Snapshot
 from lora_serve.core.errors import AdapterNotFoundError, LoraServeError
 from lora_serve.core.stats import EMPTY, EngineStats, ReplicaStats
 from lora_serve.server.answers.json_answer import json_response

@@ -21,12 +21,11 @@ from lora_serve.server.schemas.generation import ChatFields
 from lora_serve.server.schemas.structured import StructuredFields, constraint_of
 from lora_serve.server.schemas.tools import NO_TOOLS, ToolUse, tool_use
 from lora_serve.server.services import Services
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
-from lora_serve.text.grammars.translation import Thinking, joined_grammars
+from lora_serve.text.grammars import Constraint, ConstraintKind
 from lora_serve.text.reasoning import reasoning_format
-from lora_serve.text.reasoning.base import BetweenMarkers, ReasoningFormat
+from lora_serve.text.reasoning.base import ReasoningFormat
 from lora_serve.text.tool_calls import tool_call_format
-from lora_serve.text.tool_calls.base import ToolCallFormat
+from lora_serve.text.tool_calls.base import ToolCallFormat, joined_grammars
 
 _NAMES = frozenset(StructuredFields.model_fields)
 
@@ -126,7 +125,9 @@ async def read_grammar(
         ids = {marker: number for marker in reading.markers if (number := model.text.token_id(marker)) is not None}
         if calls is not None:
             texts.append(calls.grammar(tools.callable_tools, parallel=tools.parallel, token_ids=ids))
-        return joined_grammars(texts, _thinking(reading), ids)
+        if reading.reasoning is None:
+            return joined_grammars(texts)
+        return reading.reasoning.grammar(texts, starts_inside=reading.starts_inside, token_ids=ids)
 
     try:
         text = await asyncio.to_thread(joined)
@@ -158,17 +159,6 @@ def amount_of(value: Any) -> int:
             if amount <= LONG:
                 waiting.extend(item.values() if isinstance(item, Mapping) else item)
     return amount
-
-
-def _thinking(reading: AnswerReading) -> Thinking | None:
-    """Raises InvalidRequestError if the format of the reasoning cannot be part of a grammar."""
-    match reading.reasoning:
-        case None:
-            return None
-        case BetweenMarkers(opening=opening, closing=closing):
-            return Thinking(opening, closing, reading.starts_inside)
-    message = "This model's reasoning cannot stand before an answer of a given form: ask for free text."
-    raise InvalidRequestError(message, param="response_format")
 
 
 def _call_format(services: Services, model: ResolvedModel) -> ToolCallFormat:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH, Fields, Ignored, ObjectOrNull
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
+from lora_serve.text.grammars import Constraint, ConstraintKind, JsonStyle
 
 MAX_DESCRIPTION = 4096  # characters
 _KINDS = tuple(ConstraintKind)

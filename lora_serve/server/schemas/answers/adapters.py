@@ -8,9 +8,9 @@ from typing import Any, Literal, TypedDict
 from msgspec import UNSET, Struct, UnsetType
 
 from lora_serve.adapters.catalog.entry import Canary
+from lora_serve.adapters.sources.base import Stage
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.tier_stats import EvictionReason
-from lora_serve.server.background.registering import Stage
 from lora_serve.server.schemas.answers.base import Item, Page
 
 

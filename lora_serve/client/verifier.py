@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lora_serve.adapters.checkpoint.content import adapter_digest
-from lora_serve.adapters.registration.verification import AdapterVerifier, StagedAdapter
+from lora_serve.adapters.registration.verification import AdapterVerifier, StagedAdapter, Steps
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
@@ -26,6 +26,7 @@ from lora_serve.core.messages import (
     Validate,
 )
 
+T = TypeVar("T")
 _TIMEOUT = 120.0  # seconds; a smoke test waits for one step, one load and free host memory
 
 
@@ -113,3 +114,19 @@ def remote_verifier(client: RemoteEngine) -> EngineVerifier:
     """The verifier for an engine in another process. Called on the event loop."""
     loop = asyncio.get_running_loop()
     return EngineVerifier(RemoteValidator(client, loop), client, loop)
+
+
+def carried_out(steps: Steps[T], verifier: AdapterVerifier) -> T:
+    """The result of a registration's steps: whatever they ask the verifier to do is done, on this thread."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                answer = call(verifier)
+            except BaseException as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
