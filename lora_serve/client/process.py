@@ -10,11 +10,13 @@ import socket
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import fields, replace
 from typing import Any
 
 from lora_serve.client.base import MessageClient
 from lora_serve.client.wire import FrameConnection, body_of, from_engine
 from lora_serve.core.blob_messages import BlobMessage
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError, EngineLostError, LoraServeError, ModelError, NotReadyError
 from lora_serve.core.messages import (
     AdapterCommand,
@@ -32,11 +34,20 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import without_settings
+from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
 
 _log = logging.getLogger(__name__)
 READ_SECONDS = 1.0  # for the messages that a child had sent before it ended
+# Settings of adapters that an engine's process is not told.
+_SERVERS_OWN = (
+    "redis_url", "adapter_root", "adapter_url", "lora_modules", "registration_threads", "tenant_registration_seconds",
+)  # fmt: skip
+RETRY_AFTER = 5.0  # seconds
+STOP_SECONDS = 10.0  # that the child may take to end
+KILL_SECONDS = 1.0  # within which a child that is killed is gone, as a rule
+RELOAD_SECONDS = 30.0  # that a new engine's readiness waits for the adapters of the last one
 
 
 class EngineProcess:
@@ -158,10 +169,13 @@ def _retrieve(ready: asyncio.Future[ModelSpec]) -> None:
         ready.exception()
 
 
-RETRY_AFTER = 5.0  # seconds
-STOP_SECONDS = 10.0  # that the child may take to end
-KILL_SECONDS = 1.0  # within which a child that is killed is gone, as a rule
-RELOAD_SECONDS = 30.0  # that a new engine's readiness waits for the adapters of the last one
+def configure_of(settings: Settings) -> Configure:
+    """The first message to the engine's process: neither keys nor the place of anything but adapters' files."""
+    defaults: dict[str, Any] = {
+        field.name: field.default for field in fields(AdapterConfig) if field.name in _SERVERS_OWN
+    }
+    adapters = replace(settings.part(AdapterConfig), **defaults)
+    return Configure(settings.part(ModelConfig), settings.part(EngineConfig), adapters, settings.log_format)
 
 
 class ProcessEngineClient(MessageClient):

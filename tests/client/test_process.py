@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from lora_serve.client.process import EngineProcess, ProcessEngineClient
+from lora_serve.client.process import EngineProcess, ProcessEngineClient, configure_of
 from lora_serve.core.errors import EngineLostError, ModelError, NotReadyError
 from lora_serve.core.messages import Evict, Pin, Resize, TokenEvent, Tune, Unpin
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.hosts import configure_of
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
 from tests.engine_host import fake_engine

@@ -27,6 +27,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import APIType, ApplicationStatus
 
 from lora_serve import __version__
+from lora_serve.client.process import configure_of
 from lora_serve.client.wire import body_of, tls, to_engine
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
@@ -37,7 +38,6 @@ from lora_serve.engine_host.fleet import ray_hooks
 from lora_serve.engine_host.fleet.gateways import Entrance
 from lora_serve.engine_host.fleet.node import SELDOM_METRICS
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine, load_engine
-from lora_serve.engine_host.hosts import configure_of
 
 _log = logging.getLogger(__name__)
 _MODULE, _OPENS = "ray.serve._private.replica", "add_port_to_grpc_server"

@@ -15,24 +15,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
 
 from lora_serve.adapters.registration.verification import AdapterVerifier
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.base import EngineClient
-from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
-from lora_serve.core.messages import Configure
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.settings import Settings
 
 if TYPE_CHECKING:
     from lora_serve.text.tokenizer import TextModel
-
-# Settings of adapters that are the server's alone.
-_KEPT = (
-    "redis_url", "adapter_root", "adapter_url", "lora_modules", "registration_threads", "tenant_registration_seconds",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +79,3 @@ class EngineHostModule(Protocol):
 def engine_host_module(name: str) -> EngineHostModule:
     """The file for a value of --engine."""
     return cast(EngineHostModule, importlib.import_module(f"{__name__}.{name}"))
-
-
-def configure_of(settings: Settings) -> Configure:
-    """The first message to the engine's process: neither keys nor the place of anything but adapters' files."""
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(AdapterConfig) if field.name in _KEPT}
-    adapters = replace(settings.part(AdapterConfig), **defaults)
-    return Configure(settings.part(ModelConfig), settings.part(EngineConfig), adapters, settings.log_format)

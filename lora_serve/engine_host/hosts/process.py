@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager, suppress
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
-from lora_serve.client.process import EngineProcess, ProcessEngineClient
+from lora_serve.client.process import EngineProcess, ProcessEngineClient, configure_of
 from lora_serve.client.verifier import remote_verifier
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.messages import WarmUpDone
 from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_host.hosts import EngineHost, LoadedEngine, configure_of
+from lora_serve.engine_host.hosts import EngineHost, LoadedEngine
 from lora_serve.engine_host.remote_blobs import BlobServer
 from lora_serve.text.tokenizer import TextModel
 
