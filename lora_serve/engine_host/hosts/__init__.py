@@ -51,15 +51,18 @@ class EngineHost(Protocol):
 
     def warm_up_done(self) -> None:
         """The warm-up is over: loads of adapters give way to steps from now on."""
+        return
 
     async def ping(self) -> None:
         """Returns between two steps; at once, where others watch the engine. Raises EngineLostError, NotReadyError."""
+        return
 
     async def lost(self) -> str:
         """The reason why the engine ended, once it has."""
 
     def kill(self, reason: str) -> None:
         """End an engine that hangs, where that can be done."""
+        return
 
 
 class EngineHostModule(Protocol):
