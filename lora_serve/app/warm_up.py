@@ -34,7 +34,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
 from lora_serve.logs import timed
 from lora_serve.model.system.process import return_freed_memory
-from lora_serve.server.openai.warm_up import answer_warm_up_text
+from lora_serve.server.openai.chat import answer_warm_up_text
 from lora_serve.server.services import Services
 from lora_serve.server.upkeep.periodic import budgets_of
 from lora_serve.server.upkeep.reconciler import pinned_refs

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from lora_serve.adapters.registration import registry
-from lora_serve.server.admin import listing
+from lora_serve.server.admin import adapters
 from lora_serve.text.tokenizer import TextModel
 from tests.canary.asking import Canaries
 from tests.canary.house import ADMIN, INSIDE, House
@@ -79,7 +79,7 @@ def test_bug_in_a_handler_is_that_requests_500_and_tells_nothing(
     def broken(*_: object) -> Any:
         raise RuntimeError("injected: /secret/path and a password")
 
-    monkeypatch.setattr(listing, "_matching", broken)
+    monkeypatch.setattr(adapters, "_matching", broken)
     with watching(house, canaries) as watch:
         watch.expected_in_log = ["injected"]
         reply = as_admin(house, "GET", "/admin/adapters")

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, BadRequestError
 from lora_serve.client.mock import MockReply
 from lora_serve.core.messages import TokenLogprobs
 from lora_serve.server.schemas.fields import Refused, marked
-from lora_serve.server.schemas.generation import ChatFields, CompletionFields
+from lora_serve.server.schemas.inference import ChatFields, CompletionFields
 
 Ids = Callable[[str], tuple[int, ...]]
 BASE = "tiny-base"

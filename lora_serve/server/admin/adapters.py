@@ -1,25 +1,44 @@
-"""/admin/adapters/{id}: show, share, delete, choose its version (.../route, .../rollback); and /admin/aliases"""
+"""/admin/adapters: list, show, share, pin, delete, choose a version (.../route, .../rollback); and /admin/aliases"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
 from aiohttp import web
+from msgspec import UNSET
 
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry
-from lora_serve.core.adapter import check_adapter_id
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import ConflictError, InvalidRequestError, LoraServeError
 from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.tenant import EVERYBODY, Caller, check_tenant_name
-from lora_serve.server.admin.card import Figures, adapter_card, figures_for, tenant_card
+from lora_serve.server.admin.answers import (
+    AdapterCard,
+    AdapterPage,
+    Alias,
+    AliasList,
+    DeletedAdapter,
+    DeletedAlias,
+    RowPage,
+)
+from lora_serve.server.admin.card import CardFigures, adapter_card, adapter_row, as_shown_to, figures_for
 from lora_serve.server.admin.permissions import entry_for, own_name_in, pinnable_bytes
-from lora_serve.server.answers.json_answer import json_answer, json_response
-from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
+from lora_serve.server.admin.protocol import AdaptersQuery, AliasFields, DeletionQuery, RouteFields, SharingFields
+from lora_serve.server.answers import json_answer, json_response
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.defaults import known_defaults
-from lora_serve.server.schemas.admin import AliasFields, RouteFields, SharingFields
-from lora_serve.server.schemas.answers.adapters import AdapterCard, Alias, AliasList, DeletedAdapter, DeletedAlias
-from lora_serve.server.schemas.queries import DeletionQuery
+from lora_serve.server.json_body import check_fields, check_query, read_json
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.upkeep.reconciler import pinned_refs
+
+_CARD_VALUES = 100  # the size of a card, as values of an answer
+_ENTRY_VALUES = 4  # the work of looking at one entry, in the same unit
+_SCHEME, _DIGITS = "sha256:", 6  # so many digits of a digest are no word by chance
+PAGE = 1000  # catalog entries that are looked at in one go
+Aliases = Mapping[str, list[str]]  # id -> the aliases that lead to it, as far as the caller may see them
 
 
 async def get_adapter(request: web.Request) -> web.StreamResponse:
@@ -80,14 +99,13 @@ async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> Ad
     return card_from(services, entry, await figures_for(services, caller), caller)
 
 
-def card_from(services: Services, entry: CatalogEntry, figures: Figures, caller: Caller) -> AdapterCard:
+def card_from(services: Services, entry: CatalogEntry, figures: CardFigures, caller: Caller) -> AdapterCard:
     """The adapter's card as the caller may see it."""
-    aliases = tuple(services.catalog.snapshot.aliases_of(entry.name))
+    every, scope = services.catalog.snapshot.aliases_of(entry.name), caller.scope
+    aliases = [alias for alias in every if scope is None or alias.startswith(f"{scope}/")]
     defaults = known_defaults(entry.metadata, services.config).card()
     rule = services.adapter_config.adapter_chat_templates
-    if caller.scope is not None:
-        return tenant_card(entry, caller.scope, figures, aliases, defaults, rule)
-    return adapter_card(entry, figures, aliases, defaults, rule)
+    return adapter_card(as_shown_to(entry, scope), figures, aliases, defaults, rule)
 
 
 async def set_route(request: web.Request) -> web.StreamResponse:
@@ -205,3 +223,101 @@ async def _unpin(services: Services, name: str) -> None:
     for version in entry.routed:
         if version.digest not in still_pinned:
             await services.client.adapters(Unpin(version.digest))
+
+
+async def list_adapters(request: web.Request) -> web.StreamResponse:
+    """List adapters.
+
+    By name, with `has_more` and `last_id` for the next page; in another order by `offset`. Every word of `search` is in
+    the id, the tenant or an alias, or begins a version's digest. `unreadable`, if there are any: names
+    whose records cannot be read.
+    """
+    services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(AdaptersQuery, request)
+    if query.after is not None and not query.is_by_name:
+        raise InvalidRequestError("`after` is for the order by name: use `offset` in another one.", param="after")
+    figures = await figures_for(services, caller)
+    num_names, is_light = len(services.catalog.snapshot.names), query.fields == "summary"
+    length = _ENTRY_VALUES * num_names + (_ENTRY_VALUES if is_light else _CARD_VALUES) * query.limit
+    return await json_answer(request, lambda: _page(services, caller, query, figures), length)
+
+
+def _page(services: Services, caller: Caller, query: AdaptersQuery, figures: CardFigures) -> AdapterPage | RowPage:
+    snapshot = services.catalog.snapshot
+    aliases = _aliases(snapshot, caller)
+    matching, start = _matching(snapshot, query, caller, figures, aliases), query.offset
+    is_light = query.fields == "summary"
+    if query.is_by_name and not is_light:  # no more is looked at than the page needs
+        found, total = list(islice(matching, start, start + query.limit + 1)), None
+    else:
+        ordered = _ordered(matching, query, figures)
+        found, total = ordered[start : start + query.limit + 1], len(ordered)
+    page = found[: query.limit]
+    more: Any = {
+        "has_more": len(found) > query.limit,
+        "last_id": page[-1].name if page else None,
+        "total": UNSET if total is None else total,
+        "unreadable": snapshot.held_for(caller.scope) or UNSET,
+    }
+    if is_light:
+        rows = [adapter_row(entry, figures, aliases.get(entry.name, []), caller.scope) for entry in page]
+        return RowPage(data=rows, **more)
+    return AdapterPage(data=[card_from(services, entry, figures, caller) for entry in page], **more)
+
+
+def _aliases(snapshot: Snapshot, caller: Caller) -> Aliases:
+    found: dict[str, list[str]] = {}
+    for alias in sorted(snapshot.aliases):
+        if caller.scope is None or alias.startswith(f"{caller.scope}/"):
+            found.setdefault(split_name(snapshot.aliases[alias])[0], []).append(alias)
+    return found
+
+
+def _matching(
+    snapshot: Snapshot, query: AdaptersQuery, caller: Caller, figures: CardFigures, aliases: Aliases
+) -> Iterator[CatalogEntry]:
+    """The entries that the query asks for and the caller may see, by name."""
+    words, state, after = query.search.casefold().split(), query.state, query.after
+    while True:
+        page = snapshot.page(query.tenant, after, PAGE, caller.scope)
+        for entry in page:
+            if state is not None and figures.state(entry.default.digest) is not state:
+                continue
+            if not words or _has(entry, words, aliases.get(entry.name, ())):
+                yield entry
+        if len(page) < PAGE:
+            return
+        after = page[-1].name
+
+
+def _has(entry: CatalogEntry, words: list[str], aliases: Sequence[str]) -> bool:
+    text = "\n".join((entry.name, entry.tenant, *aliases)).casefold()
+    return all(word in text or _begins_digest(entry, word) for word in words)
+
+
+def _begins_digest(entry: CatalogEntry, word: str) -> bool:
+    digits = word.removeprefix(_SCHEME)
+    return len(digits) >= _DIGITS and any(version.digest.startswith(_SCHEME + digits) for version in entry.versions)
+
+
+def _ordered(matching: Iterator[CatalogEntry], query: AdaptersQuery, figures: CardFigures) -> list[CatalogEntry]:
+    """In the order of the query; where that says nothing, by name."""
+    found = list(matching)
+    if query.sort != "name":
+        found.sort(key=_orders(figures)[query.sort], reverse=query.is_descending)
+    elif query.is_descending:
+        found.reverse()
+    return found
+
+
+def _orders(figures: CardFigures) -> dict[str, Callable[[CatalogEntry], Any]]:
+    def requests(entry: CatalogEntry) -> tuple[int, int]:
+        answers = figures.answers(entry)
+        return answers.per_minute, answers.in_window
+
+    return {
+        "bytes": lambda entry: entry.default.num_bytes,
+        "rank": lambda entry: entry.default.rank,
+        "created": lambda entry: entry.created,
+        "last_used": lambda entry: figures.answers(entry).last_used or 0,
+        "requests": requests,
+    }

@@ -1,23 +1,103 @@
-"""GET and PUT /admin/engine: the engine's inside, and its limits, changed without a restart; GET /admin/engine/health:
-its lives, its queue's limits, and what the server leans on.
-"""
+"""GET and PUT /admin/engine: the engine's inside, and its limits, changed without a restart; /admin/engine/health."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from aiohttp import web
+from msgspec import Struct, defstruct
 
 from lora_serve.adapters.catalog.ledger import Ledger
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Resize, Tune
 from lora_serve.core.stats import BatcherStats, EngineStats
-from lora_serve.server.answers.json_answer import json_response
-from lora_serve.server.bodies.json_body import check_fields, read_json
-from lora_serve.server.schemas.admin import LimitFields
-from lora_serve.server.schemas.answers.admin import AdapterLimits, EngineHealth, JournalCard, QueueCard, RedisCard
+from lora_serve.server.admin.protocol import LimitFields
+from lora_serve.server.answers import json_response
+from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.lifecycle import EngineRestart, ServerState, WarmUpStage
 from lora_serve.server.services import SERVICES, Services
+
+Ms = TypeVar("Ms", float, float | None)
+
+
+class BatcherLimits(Struct):
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    batch_wait_ms: float
+
+
+class BatcherCard(BatcherLimits):
+    preferred_batch_size: int | None
+    latency_target_ms: float | None
+    inter_token_target_ms: float | None
+    in_force: BatcherLimits
+    measured: dict[str, float | None]
+    step_cost_us: dict[str, float]
+    step_cost_error: float | None
+    reason: str
+
+
+EngineCard = defstruct(
+    "EngineCard",
+    [
+        (name, BatcherCard | None if name == "batcher" else kind)
+        for name, kind in get_type_hints(EngineStats).items()
+        if name != "replicas"  # GET /admin/fleet
+    ],
+    module=__name__,
+    namespace={"__doc__": "`core/stats.py: EngineStats`, with the batcher under the names that PUT takes."},
+)
+
+
+class QueueCard(Struct):
+    """The requests and prompt tokens that wait now, and the fields of `core/config.py: QueueLimits`."""
+
+    num_requests: int
+    num_tokens: int
+    max_requests: int
+    max_tokens: int | None
+    max_tenant_requests: int | None
+    max_tenant_tokens: int | None
+
+
+class AdapterLimits(Struct):
+    """In force now, under the names that PUT /admin/engine takes; null: no limit."""
+
+    max_loras: int
+    adapter_memory: int | None
+    adapter_host_memory: int
+    max_cpu_loras: int | None
+
+
+class JournalCard(Struct):
+    is_away: bool
+    seconds_away: float
+    num_losses: int
+
+
+class RedisCard(Struct):
+    """The shared journals as this server last met them."""
+
+    registry: JournalCard
+    tenants: JournalCard
+
+
+class EngineHealth(Struct, kw_only=True):
+    """GET /admin/engine/health; times are Unix seconds."""
+
+    object: Literal["engine_health"] = "engine_health"
+    state: ServerState
+    reason: str
+    started: float
+    ready_since: float | None
+    warm_up: Sequence[WarmUpStage]
+    num_restarts: int
+    restarts: list[EngineRestart]
+    queue: QueueCard
+    adapter_limits: AdapterLimits
+    store_problem: str | None
+    redis: RedisCard | None
 
 
 async def get_engine(request: web.Request) -> web.StreamResponse:
@@ -29,9 +109,8 @@ async def get_engine(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     stats = await services.client.stats()
     tiers = {**stats.tiers, **await services.store_tiers()}
-    shown = asdict(replace(stats, tiers=tiers, max_loras=_max_loras(stats), replicas=None))
-    del shown["replicas"]  # GET /admin/fleet
-    return web.json_response(shown | {"batcher": batcher_card(stats.batcher)})
+    own = {"tiers": tiers, "max_loras": _max_loras(stats), "batcher": batcher_card(stats.batcher)}
+    return json_response(EngineCard(**_named(EngineCard, stats) | own))
 
 
 async def put_engine(request: web.Request) -> web.StreamResponse:
@@ -70,33 +149,30 @@ def _max_loras(stats: EngineStats) -> int:
     return max(each, default=stats.max_loras)
 
 
-def batcher_card(stats: BatcherStats | None) -> dict[str, Any] | None:
+def batcher_card(stats: BatcherStats | None) -> BatcherCard | None:
     """The batcher's part of the answer, under the names that PUT takes; None: the engine does not tell. Times in ms,
     coefficients in microseconds.
     """
     if stats is None:
         return None
     limits = stats.limits
-    return {
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "batch_wait_ms": _ms(limits.batch_wait),
-        "preferred_batch_size": limits.preferred_batch_size,
-        "latency_target_ms": _ms(limits.ttft_target),
-        "inter_token_target_ms": _ms(limits.itl_target),
-        "in_force": {
-            "max_num_seqs": stats.max_rows,
-            "max_num_batched_tokens": stats.max_tokens,
-            "batch_wait_ms": _ms(stats.window),
-        },
-        "measured": {"ttft_p95_ms": _ms(stats.ttft_p95), "inter_token_p95_ms": _ms(stats.itl_p95)},
-        "step_cost_us": {name: round(1e6 * seconds, 4) for name, seconds in stats.cost.items()},
-        "step_cost_error": None if stats.cost_error is None else round(stats.cost_error, 3),
-        "reason": stats.reason,
-    }
+    return BatcherCard(
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        _ms(limits.batch_wait),
+        preferred_batch_size=limits.preferred_batch_size,
+        latency_target_ms=_ms(limits.ttft_target),
+        inter_token_target_ms=_ms(limits.itl_target),
+        in_force=BatcherLimits(stats.max_rows, stats.max_tokens, _ms(stats.window)),
+        measured={"ttft_p95_ms": _ms(stats.ttft_p95), "inter_token_p95_ms": _ms(stats.itl_p95)},
+        step_cost_us={name: round(1e6 * seconds, 4) for name, seconds in stats.cost.items()},
+        step_cost_error=None if stats.cost_error is None else round(stats.cost_error, 3),
+        reason=stats.reason,
+    )
 
 
-def _ms(seconds: float | None) -> float | None:
+def _ms(seconds: Ms) -> Ms:
+    """Milliseconds, where there are seconds."""
     return None if seconds is None else round(1000 * seconds, 3)
 
 
@@ -132,9 +208,9 @@ async def get_engine_health(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _named(command: type[Resize | Tune], limits: object) -> dict[str, Any]:
-    """The values of a command's fields, which are settings."""
-    return {name: getattr(limits, name) for name in command.__struct_fields__}
+def _named(kind: type[Struct], values: object) -> dict[str, Any]:
+    """The values of the fields of a card, or of a command."""
+    return {name: getattr(values, name) for name in kind.__struct_fields__}
 
 
 def redis_card(services: Services) -> RedisCard | None:

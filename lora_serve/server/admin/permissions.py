@@ -12,8 +12,8 @@ from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import AdapterNotFoundError, ConflictError, ForbiddenError, InvalidRequestError
 from lora_serve.core.tenant import Caller
+from lora_serve.server.admin.protocol import RegisterFields
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

@@ -11,8 +11,7 @@ from msgspec import Struct
 from lora_serve import __version__
 from lora_serve.console.files import INDEX, PageFile, page_files
 from lora_serve.core.config import ServerConfig
-from lora_serve.server.answers.errors import WireError
-from lora_serve.server.answers.json_answer import json_response
+from lora_serve.server.answers import WireError, json_response
 from lora_serve.server.route import ROUTES, Access
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authentication.authenticator import is_loopback

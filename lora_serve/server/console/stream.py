@@ -14,11 +14,11 @@ from lora_serve.console.live.frames import KEEP_ALIVE, Bye, Hello, event
 from lora_serve.console.live.hub import Hub, Watched
 from lora_serve.core.errors import RequestError
 from lora_serve.core.live import LiveTier
-from lora_serve.server.bodies.json_body import check_query
+from lora_serve.server.admin.protocol import StreamQuery
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import check_query
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.openai.answering import HEADERS
-from lora_serve.server.schemas.queries import StreamQuery
 from lora_serve.server.services import SERVICES, Services
 
 LIVE = web.AppKey("live", Hub)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from lora_serve.core.messages import TokenLogprobs
-from lora_serve.server.schemas.answers import generation as wire
+from lora_serve.server.schemas import generated as wire
 from lora_serve.text.tokenizer import TextModel
 
 _MANY = 100

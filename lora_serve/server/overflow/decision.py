@@ -20,9 +20,8 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.engine.queue_gate import WaitForecast
-from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.background.tasks import running
-from lora_serve.server.context import CONTEXT
+from lora_serve.server.context import CONTEXT, AdapterSet
 from lora_serve.server.overflow.neighbour import HEADER, Neighbour, State
 from lora_serve.server.overflow.outcome import OverflowMetrics
 from lora_serve.server.overflow.reading import can_leave

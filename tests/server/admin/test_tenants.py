@@ -12,9 +12,9 @@ import openai
 import pytest
 
 from lora_serve.core.tenant import TENANT_LIMITS
+from lora_serve.server.admin.protocol import KeyQuotaFields, QuotaFields
 from lora_serve.server.route import Access
 from lora_serve.server.routes import TABLE
-from lora_serve.server.schemas.admin import KeyQuotaFields, QuotaFields
 from lora_serve.server.schemas.fields import marked
 from lora_serve.server.upkeep import periodic
 from tests.server.admin.test_upload import form_of

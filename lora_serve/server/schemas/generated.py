@@ -1,11 +1,8 @@
-"""Answers of POST /v1/completions and POST /v1/chat/completions, in OpenAI's shape; of POST /inference/v1/generate, in
-vLLM's; of models and tokenizers. A field that may be UNSET is left out then.
-"""
+"""Answers of POST /v1/completions and POST /v1/chat/completions. A field that may be UNSET is left out then."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -163,81 +160,3 @@ class ChatChunk(AnswerHead, kw_only=True):
     choices: list[ChatPart]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-class TokensPart(Struct):
-    index: int
-    token_ids: list[int]
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-
-
-class GeneratedTokens(Struct, kw_only=True):
-    """POST /inference/v1/generate"""
-
-    request_id: str
-    id: str
-    object: Literal["generate.tokens"] = "generate.tokens"
-    created: int
-    model: str
-    choices: list[TokensPart]
-    usage: Usage
-    prompt_logprobs: PromptLogprobs | None
-    kv_transfer_params: None = None
-
-
-class TokensChunk(Struct, kw_only=True):
-    """One event of a stream; the last one with `usage` has no choices."""
-
-    request_id: str
-    id: str
-    object: Literal["generate.tokens.chunk"] = "generate.tokens.chunk"
-    created: int
-    model: str
-    choices: list[TokensPart]
-    usage: Usage | UnsetType | None = UNSET
-
-
-class ModelCard(Struct, kw_only=True):
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    digest: str | None
-    max_model_len: int
-    permission: list[Any] = []
-
-
-class ModelList(Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class DeletedModel(Struct):
-    id: str
-    object: Literal["model"] = "model"
-    deleted: Literal[True] = True
-
-
-class Tokens(Struct):
-    """POST /tokenize"""
-
-    count: int
-    max_model_len: int
-    tokens: Sequence[int]
-    token_strs: list[str | None] | None
-
-
-class Text(Struct):
-    """POST /detokenize"""
-
-    prompt: str
-
-
-class TokenizerInfo(Struct):
-    tokenizer_class: str
-    vocab_size: int
-    chat_template: str | None
