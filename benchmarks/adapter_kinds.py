@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.checkpoints import SHAPES, make_checkpoints
 from benchmarks.report import machine
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedEmbedding, SavedLinear, SavedTokens
+from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedEmbedding, SavedLinear, SavedTokens
 from lora_serve.core.batch import Batch, Row, RowAdapter, SampleInput, SlotRef
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.model_spec import ModelSpec

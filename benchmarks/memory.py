@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.report import machine
-from lora_serve.adapters.checkpoint.weights.saved import dummy_adapter
+from lora_serve.adapters.checkpoint.saved import dummy_adapter
 from lora_serve.commands.demo import DATA
 from lora_serve.core.batch import Batch, Row, RowAdapter, SampleInput, SlotRef
 from lora_serve.core.config import EngineConfig, ModelConfig

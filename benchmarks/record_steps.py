@@ -25,7 +25,7 @@ import torch
 from benchmarks.checkpoints import make_checkpoints
 from benchmarks.report import machine
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.checkpoint.weights.reading import read_weights
+from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.adapters.stores.disk import DiskStore

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedLinear
+from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedLinear
 from lora_serve.core.batch import Batch, Row, RowAdapter, SampleInput, SlotRef
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.model_spec import ModelSpec

@@ -24,7 +24,7 @@ class Mutation:
     """A break, and the tests that must see it."""
 
     name: str
-    invariant: str  # of docs/DESIGN.md, section 4
+    invariant: str  # of docs/DESIGN.md, section 3
     file: str  # below lora_serve/
     old: str
     new: str
@@ -71,7 +71,7 @@ MUTATIONS = (
         "if result.is_noop and not allow_noop:", "if False:", "adapters/registration/test_smoke_test.py",
     ),
     Mutation(
-        "tensors that nothing asks for are dropped silently", "2", "adapters/checkpoint/binding/binder.py",
+        "tensors that nothing asks for are dropped silently", "2", "adapters/checkpoint/binder.py",
         "            if place.module not in untargeted:\n", "            if False:\n", "adapters/checkpoint",
     ),
     Mutation(

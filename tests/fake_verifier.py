@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.registration.validation import convert, validate
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.core.adapter import AdapterRef

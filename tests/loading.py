@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.checkpoint.content import read_content
-from lora_serve.adapters.checkpoint.weights.reading import parse_checked
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights import parse_checked
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.loading.fetch import fetch_timed
 from lora_serve.core.adapter import AdapterRef

@@ -82,6 +82,7 @@ def test_version_is_the_packages_own_and_has_a_changelog_entry() -> None:
     assert "version" in project()["dynamic"]
     assert dynamic["version"] == {"attr": "lora_serve.__version__"}
     assert f"## {lora_serve.__version__}" in read("CHANGELOG.md")
+    assert set(re.findall(r"/lora-serve:([\d.]+)", read("docs/deploy.md"))) == {lora_serve.__version__}
 
 
 def test_every_import_of_the_package_is_a_declared_requirement() -> None:
@@ -141,6 +142,23 @@ def test_links_and_paths_named_in_documents_exist(document: str) -> None:
     paths = set(re.findall(r"(?:\./)?((?:scripts|docs|docker|benchmarks|tests|lora_serve)/[\w./-]*\w)", text))
     for path in paths:
         assert (ROOT / path).exists(), f"{document} names {path}"
+
+
+def test_folders_of_the_architectures_tree_exist() -> None:
+    """An indented folder is below the one before; one that stands beside another may be below that one, too."""
+    (tree,) = re.findall(r"^    lora_serve/\n((?:      .*\n)+)", read("docs/DESIGN.md"), re.M)
+    above, gone, num_folders = "", [], 0
+    for line in re.findall(r"^      ( *(?:\w+/ ?)+)", tree, re.M):
+        folders = line.split()
+        if not line.startswith(" "):
+            above = folders[0]
+        places = [{above + folder} if line.startswith(" ") else {folder, above + folder} for folder in folders]
+        gone += [
+            places_of for places_of in places if not any((ROOT / "lora_serve" / one).is_dir() for one in places_of)
+        ]
+        num_folders += len(folders)
+    assert num_folders > 50
+    assert gone == []
 
 
 def test_every_flag_in_the_readme_is_a_setting() -> None:

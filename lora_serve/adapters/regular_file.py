@@ -20,7 +20,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class UnsoundFileError(OSError):
-    """A file can be none of its kind, whoever reads it and whenever; other errors of reading may pass."""
+    """A file that can be none of its kind; other errors of reading may pass."""
 
 
 class NotRegularError(UnsoundFileError):

@@ -38,8 +38,7 @@ from lora_serve.logs import configure_logging
 from lora_serve.logs.handler import LogHandler
 from lora_serve.logs.pipeline import redaction_for
 from lora_serve.logs.writer import divert_streams
-from lora_serve.server.sockets.listener import bound_socket, check_exposure, on_loop_error, warn_of_exposure
-from lora_serve.server.sockets.tls import ServerTls
+from lora_serve.server.sockets.listener import ServerTls, bound_socket, check_exposure, on_loop_error, warn_of_exposure
 from lora_serve.tenancy.accounting import open_accounting, warn_if_lost
 from lora_serve.tenancy.authentication.authenticator import KeyTable, auth_required
 from lora_serve.tenancy.directory.directory import open_directory

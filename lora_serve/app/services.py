@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, ChatTemplates
+from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.storage import AdapterStorage
@@ -16,10 +16,9 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts.base import LoadedEngine
-from lora_serve.server.background.adapter_templates import NUM_PROCESSES, AdapterTemplates
-from lora_serve.server.background.fair_threads import FairThreads
-from lora_serve.server.background.grammar_checks import GrammarChecks
-from lora_serve.server.background.staging import Staging
+from lora_serve.server.background.caller_texts import NUM_PROCESSES, AdapterTemplates, GrammarChecks
+from lora_serve.server.background.registering import Staging
+from lora_serve.server.background.tasks import FairThreads
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.services import Services

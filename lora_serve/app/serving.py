@@ -19,12 +19,12 @@ from lora_serve.engine_host.hosts.base import EngineHost
 from lora_serve.engine_host.supervisor import Restarts, Supervisor, load_timeout
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.app import build_app
-from lora_serve.server.console.page import is_on
+from lora_serve.server.console import is_on
 from lora_serve.server.operation.metrics import names_note
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.connections import CONNECTIONS, GuardedSite
 from lora_serve.server.sockets.http_runner import HttpRunner
-from lora_serve.server.sockets.tls import ServerTls
+from lora_serve.server.sockets.listener import ServerTls
 from lora_serve.server.telemetry.metrics import LogFigures, LogMetrics
 
 __all__ = ["build_services", "run"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from lora_serve.logs.handler import flush_log
 from lora_serve.server.lifecycle import Lifecycle
-from lora_serve.server.sockets.tls import ServerTls
+from lora_serve.server.sockets.listener import ServerTls
 
 ENDING_SECONDS = 60.0  # from the end of the drain until everything is closed
 EXIT_SECONDS = 5.0  # from there on; threads that still hang are left behind

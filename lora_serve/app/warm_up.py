@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
 from lora_serve.app.warm_set import WarmSetKeeper
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
@@ -36,8 +36,7 @@ from lora_serve.logs import timed
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.openai.chat import answer_warm_up_text
 from lora_serve.server.services import Services
-from lora_serve.server.upkeep.periodic import budgets_of
-from lora_serve.server.upkeep.reconciler import pinned_refs
+from lora_serve.server.upkeep import budgets_of, pinned_refs
 
 LOOK_SECONDS = 1.0  # between two checks whether the store can be written
 MODULE_SECONDS = 60.0  # at most between two tries when the store has not enough room

@@ -13,13 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
-from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
+from lora_serve.adapters.checkpoint.bound import BoundAdapter
 from lora_serve.adapters.checkpoint.chat_template import FoundTemplate
 from lora_serve.adapters.checkpoint.content import SIDE_NAMES
-from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
-from lora_serve.adapters.checkpoint.weights.reading import read_weights
+from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
+from lora_serve.adapters.checkpoint.weights import convert_to_plain_lora, read_weights
 from lora_serve.adapters.registration.summary import base_warnings, kinds_of, token_warnings, traits_of
 from lora_serve.adapters.registration.validation import check_values
 from lora_serve.adapters.registration.verification import check_smoke_test, refusal_of_errors, smoke_test_prompt

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, dummy_adapter
-from lora_serve.adapters.dummy import DUMMY_DIGEST
+from lora_serve.adapters.checkpoint.content import DUMMY_DIGEST
+from lora_serve.adapters.checkpoint.saved import SavedAdapter, dummy_adapter
+from lora_serve.adapters.checkpoint.weights import Undo
 from lora_serve.adapters.loading.blobs import Blobs
 from lora_serve.adapters.loading.fetch import fetch_timed
 from lora_serve.adapters.loading.loader import Loaded, Loader, Pace

@@ -23,7 +23,7 @@ from transformers.modeling_utils import AttentionInterface
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.attention import Attention, AttentionSettings, create_attention
-from lora_serve.model.fusion.fuse import fuse
+from lora_serve.model.fusion import fuse
 from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import (

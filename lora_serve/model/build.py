@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights import Undo
 from lora_serve.adapters.registration.verification import MAX_SMOKE_TEST_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
@@ -45,7 +45,7 @@ class ModelParts:
     runner: ModelRunner | PoolingRunner
     num_blocks: int  # KV blocks, block 0 not counted; 0 of a model that pools
     fold: Callable[[SavedAdapter], HostAdapter]  # for the loaders' threads
-    undo: Undo  # for the registry's threads; see `initialisation.undo`
+    undo: Undo  # for the registry's threads; see `folding.undo`
     memory: MemoryPlan = field(default_factory=MemoryPlan)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lora_serve.adapters.checkpoint.weights.saved import dummy_adapter
+from lora_serve.adapters.checkpoint.saved import dummy_adapter
 from lora_serve.core.batch import Batch, BlockCopy, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError

@@ -9,13 +9,12 @@ from pydantic import BaseModel
 
 from lora_serve.console.live import frames
 from lora_serve.core.request import Task
-from lora_serve.server import models
+from lora_serve.server import console, models
 from lora_serve.server.admin import adapters, engine, fleet, records, registration, tenants, upload, vllm_lora
 from lora_serve.server.admin import answers as cards
 from lora_serve.server.admin import protocol as asked
 from lora_serve.server.anthropic import protocol as anthropic
 from lora_serve.server.anthropic.serving import count_tokens, create_message
-from lora_serve.server.console import page, stream
 from lora_serve.server.openai import tokens
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
@@ -54,10 +53,10 @@ TABLE = RouteTable(
     Route("GET", "/version", _PUBLIC, health.get_version, answer=health.Version),
     Route("GET", "/openapi.json", _PUBLIC, openapi.get_openapi, answer=openapi.OpenApiDocument),
     Route("GET", "/docs", _PUBLIC, openapi.get_docs, answers=_PAGE),
-    Route("GET", "/", _PUBLIC, page.get_root, answers=(JSON, *_PAGE), answer=page.Root),
-    Route("GET", "/ui", _PUBLIC, page.get_index, answers=_PAGE),
-    Route("GET", "/ui/about.json", _PUBLIC, page.get_about, is_probe=True, answer=page.ConsoleFacts),
-    Route("GET", "/ui/{file}", _PUBLIC, page.get_file, answers=_FILES),
+    Route("GET", "/", _PUBLIC, console.get_root, answers=(JSON, *_PAGE), answer=console.Root),
+    Route("GET", "/ui", _PUBLIC, console.get_index, answers=_PAGE),
+    Route("GET", "/ui/about.json", _PUBLIC, console.get_about, is_probe=True, answer=console.ConsoleFacts),
+    Route("GET", "/ui/{file}", _PUBLIC, console.get_file, answers=_FILES),
     _generation(
         "/v1/completions",
         create_completion,
@@ -183,7 +182,7 @@ TABLE = RouteTable(
         "GET",
         "/admin/engine/stream",
         _OWN,
-        stream.stream_engine,
+        console.stream_engine,
         query=asked.StreamQuery,
         answers=(EVENTS,),
         event=(frames.Hello, frames.Frame, frames.Bye),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -22,17 +23,13 @@ from lora_serve.core.messages import Resize
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
 from lora_serve.core.tier_stats import TierStats
-from lora_serve.server.background.adapter_templates import AdapterTemplates
-from lora_serve.server.background.fair_threads import FairThreads
-from lora_serve.server.background.grammar_checks import GrammarChecks
-from lora_serve.server.background.registering import Registering
-from lora_serve.server.background.staging import Staging
-from lora_serve.server.background.tasks import BackgroundTasks, Call
+from lora_serve.server.background.caller_texts import AdapterTemplates, GrammarChecks
+from lora_serve.server.background.registering import Registering, Staging
+from lora_serve.server.background.tasks import BackgroundTasks, FairThreads
 from lora_serve.server.large_bodies import LargeBodies
 from lora_serve.server.lifecycle import EngineHistory, Lifecycle, ServerState
 from lora_serve.server.overflow.decision import Overflow
-from lora_serve.server.telemetry.activity import Activity
-from lora_serve.server.telemetry.metrics import Metrics
+from lora_serve.server.telemetry.metrics import Activity, Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.audit.log import AuditLog
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
@@ -91,7 +88,7 @@ class Services:
     overflow: Overflow | None = None  # None: nothing leaves this server
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))  # the default: nothing is kept
 
-    async def edit(self, change: Call[T], name: str) -> T:
+    async def edit(self, change: Callable[[], T], name: str) -> T:
         """Run a short change of the catalog to its end, even if the caller leaves. Raises what `change` raises, and
         InternalError in place of errors that would end a thread.
         """

@@ -16,12 +16,12 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.app.warm_set import FILE_NAME, WarmSet, WarmSetKeeper, read_warm_set, write_warm_set
-from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import Prefetch
 from lora_serve.core.stats import AdapterCounters, EngineStats, SlotInfo
 from lora_serve.server.lifecycle import EngineHistory
+from tests.mock_engine import MockEngineClient
 
 BYTES = 10
 

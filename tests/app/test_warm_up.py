@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
 from lora_serve.app import warm_up
-from lora_serve.client.mock import MockEngineClient, MockReply
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError, InternalError
@@ -25,6 +24,7 @@ from lora_serve.engine.warmup import warmup_stages
 from lora_serve.server.lifecycle import EngineHistory
 from lora_serve.server.openai.chat import TEXT_ID
 from lora_serve.text.tokenizer import TextModel
+from tests.mock_engine import MockEngineClient, MockReply
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
 

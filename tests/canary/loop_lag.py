@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_serve.server.upkeep.periodic import samples
+from lora_serve.server.upkeep import samples
 
 INTERVAL = 0.01  # seconds
 LIMIT = 0.05  # seconds: what the server promises

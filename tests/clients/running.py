@@ -143,7 +143,7 @@ def results_of(client: Client, server: dict[str, str]) -> list[dict[str, Any]]:
 def page(results: Sequence[dict[str, Any]]) -> str:
     """The table of what passed."""
     lines = [
-        "# Clients",
+        "# Tested clients",
         "",
         "`scripts/clients` runs these libraries, unchanged and each in an environment of its own, against a server on",
         "the demo model; the nightly tests do the same. This table is what it wrote.",

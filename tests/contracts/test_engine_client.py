@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from lora_serve.client.base import EngineClient
-from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidRequestError,
@@ -41,6 +40,7 @@ from tests.engine.fake_runner import EXPLOSION, POISON, next_token
 from tests.engine.world import adapter
 from tests.engine_host.engine_clients import process_client, request, thread_client
 from tests.engine_host.fake_engine import SLOW
+from tests.mock_engine import MockEngineClient
 
 PATIENCE = 60.0  # seconds for what must happen some time
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lora_serve.adapters.eviction as package
-from lora_serve.adapters.eviction import create_policy
-from lora_serve.adapters.eviction.base import EvictionPolicy
+from lora_serve.adapters.eviction import EvictionPolicy, create_policy
 
 OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "use", "remove", "evict"]), st.sampled_from("abcdefgh")))
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from openai import APIStatusError, AsyncOpenAI
 
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
+from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.loading.fetch import fetch_timed
 from lora_serve.adapters.loading.loader import Loaded, Loader
@@ -37,8 +37,8 @@ from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.model.build import build_model
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
-from lora_serve.server.background.grammar_checks import GrammarChecks
-from lora_serve.server.background.staging import Staging
+from lora_serve.server.background.caller_texts import GrammarChecks
+from lora_serve.server.background.registering import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.authentication.admin_key import AdminKey

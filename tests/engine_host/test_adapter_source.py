@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -102,8 +102,8 @@ def test_prepared_columns_are_those_of_its_tensors(house: House, engine: LocalEn
     for index, path in enumerate(engine.parts.spec.linears):
         delta = value.deltas.get(path)
         assert value.columns.deltas[index] is delta
-        assert value.columns.a[index] == (0 if delta is None else delta.a.data_ptr())  # type: ignore[union-attr]
-        assert value.columns.rank[index] == (0 if delta is None else 4)
+        assert value.columns.tables.a[index] == (0 if delta is None else delta.a.data_ptr())  # type: ignore[union-attr]
+        assert value.columns.tables.rank[index] == (0 if delta is None else 4)
 
 
 @pytest.mark.parametrize("damage", ["bit", "half", "empty", "magic", "other", "header"])

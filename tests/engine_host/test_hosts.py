@@ -18,7 +18,7 @@ from tests.engine_host.engine_clients import request
 TOY = """
 from contextlib import asynccontextmanager
 
-from lora_serve.client.mock import MockEngineClient
+from tests.mock_engine import MockEngineClient
 from lora_serve.engine_host.hosts.base import LoadedEngine
 
 

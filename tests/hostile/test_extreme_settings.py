@@ -17,8 +17,7 @@ from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import flag_name
 from lora_serve.core.settings import Settings, resolve_settings
 from lora_serve.logs.pipeline import redaction_for
-from lora_serve.server.sockets.listener import bound_socket
-from lora_serve.server.sockets.tls import ServerTls
+from lora_serve.server.sockets.listener import ServerTls, bound_socket
 from tests.tiers import by_tier
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from lora_serve.client.mock import MockReply
+from tests.mock_engine import MockReply
 
 THEIRS = "the-same-id-for-everybody"
 HEADERS = {"X-Request-Id": THEIRS, "X-Correlation-Id": THEIRS, "Idempotency-Key": THEIRS}

@@ -13,7 +13,7 @@ import peft
 import pytest
 import torch
 
-from lora_serve.model.fusion import fuse
+from lora_serve.model import fusion
 from lora_serve.model.fusion.kinds import decoder_layer
 from lora_serve.model.native.layers import LayerKernels
 from tests.local_engine import Answer, LocalEngine
@@ -114,7 +114,7 @@ def test_the_measure_sees_a_layer_that_is_a_little_wrong(tmp_path: Path, monkeyp
 
     model = save_rounded("llama", tmp_path, **SHAPE)
     monkeypatch.setattr(LayerKernels, "rotate_store", coarsely)
-    monkeypatch.setattr(fuse, "_is_close", lambda *_: True)
+    monkeypatch.setattr(fusion, "_is_close", lambda *_: True)
     monkeypatch.setattr(decoder_layer, "could_be", lambda _: False)  # which has kernels of its own
     engine = LocalEngine(model, dtype="bfloat16", **LIMITS)
     answers = run(engine, None)

@@ -19,19 +19,17 @@ from safetensors.numpy import save_file
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
+from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable, build_sources
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.app.services import base_templates
-from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import KernelDescription, LinearShape, ModelSpec
 from lora_serve.server.app import build_app
-from lora_serve.server.background.adapter_templates import AdapterTemplates
-from lora_serve.server.background.grammar_checks import GrammarChecks
-from lora_serve.server.background.staging import Staging
+from lora_serve.server.background.caller_texts import AdapterTemplates, GrammarChecks
+from lora_serve.server.background.registering import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.http_runner import HttpRunner
 from lora_serve.server.telemetry.metrics import Metrics
@@ -41,6 +39,7 @@ from lora_serve.tenancy.directory.directory import Directory, open_directory
 from lora_serve.text.rendering.processes import TemplateProcesses
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier
+from tests.mock_engine import MockEngineClient
 from tests.server.answer_schemas import AnswerWatch
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from lora_serve.adapters.catalog.entry import Canary, VersionEntry
-from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
+from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from lora_serve.client.mock import MockReply
 from lora_serve.text.tokenizer import TextModel
+from tests.mock_engine import MockReply
 
 Ids = Callable[[str], tuple[int, ...]]
 BASE = "tiny-base"

@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.request import FinishReason
 from lora_serve.text.tokenizer import TextModel
+from tests.mock_engine import MockReply
 
 Ids = Callable[[str], tuple[int, ...]]
 BASE = "tiny-base"

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import InternalError
 from lora_serve.core.request import FinishReason
+from tests.mock_engine import MockReply
 from tests.server.answer_schemas import EVENTS, faults_of
 
 Ids = Callable[[str], tuple[int, ...]]

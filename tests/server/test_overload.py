@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.queue_gate import QueueGate
+from tests.mock_engine import MockReply
 from tests.server.conftest import BASE, House
 
 Post = Callable[[dict[str, Any]], Any]

@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.messages import TokenLogprobs
 from lora_serve.server.schemas.fields import Refused, marked
 from lora_serve.server.schemas.inference import ChatFields, CompletionFields
+from tests.mock_engine import MockReply
 
 Ids = Callable[[str], tuple[int, ...]]
 BASE = "tiny-base"

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from openai import APIError, AsyncOpenAI, InternalServerError
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import AdapterUnavailableError, NumericalError, QueueFullError
+from tests.mock_engine import MockReply
 
 Ids = Callable[[str], tuple[int, ...]]
 BASE = "tiny-base"

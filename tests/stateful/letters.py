@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import LinearShape, ModelSpec

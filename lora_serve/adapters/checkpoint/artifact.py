@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
-from lora_serve.adapters.checkpoint.added_tokens import (
+from lora_serve.adapters.checkpoint.binder import bind
+from lora_serve.adapters.checkpoint.bound import PREFIX, BoundAdapter, check_head
+from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, FoundTemplate, examine_template, read_kept
+from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, AdapterContent, adapter_digest
+from lora_serve.adapters.checkpoint.expert_binder import num_old_layers
+from lora_serve.adapters.checkpoint.method_binder import bind_method
+from lora_serve.adapters.checkpoint.own_tokens import (
     BaseTokens,
+    EndTokens,
     find_added_tokens,
+    find_end_tokens,
     parse_added_tokens,
     read_added_tokens,
+    read_end_tokens,
     write_added_tokens,
-)
-from lora_serve.adapters.checkpoint.binding.binder import bind
-from lora_serve.adapters.checkpoint.binding.bound import PREFIX, BoundAdapter
-from lora_serve.adapters.checkpoint.binding.experts import num_old_layers
-from lora_serve.adapters.checkpoint.binding.method_binder import bind_method
-from lora_serve.adapters.checkpoint.binding.model_views import bind_to_view, check_head
-from lora_serve.adapters.checkpoint.chat_template import (
-    BaseTemplates,
-    FoundTemplate,
-    examine_template,
-    read_kept,
-    side_table,
-    tokens_of,
-)
-from lora_serve.adapters.checkpoint.content import (
-    CONFIG_NAME,
-    END_TOKENS_NAME,
-    GENERATION_CONFIG_NAME,
-    TOKENIZER_CONFIG_NAME,
-    WEIGHTS_NAME,
-    AdapterContent,
-    adapter_digest,
+    write_end_tokens,
 )
 from lora_serve.adapters.checkpoint.peft_config import (
     GENERATION_TASKS,
-    OTHER_METHODS,
     POOLING_TASKS,
     PeftConfig,
     parse_config,
@@ -50,58 +37,14 @@ from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
-MAX_END_TOKENS, MAX_END_WARNINGS = 64, 4
-
-
-@dataclass(frozen=True, slots=True)
-class EndTokens:
-    """The ids of the tokens, and a sentence for each one that cannot end anything here."""
-
-    ids: tuple[int, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def find_end_tokens(
-    folder: Path, added: Collection[AddedToken], base: BaseTokens, vocab_size: int, ends: Collection[int]
-) -> EndTokens:
-    """The tokens of a trainer's folder. `vocab_size`: the adapter's; `ends`: the model's own. Raises OSError."""
-    table, where = side_table(folder, GENERATION_CONFIG_NAME), f"of its {GENERATION_CONFIG_NAME}"
-    value = table.get("eos_token_id")
-    listed = value if isinstance(value, list) else [] if value is None else [value]
-    own = [number for number in listed if type(number) is int and 0 <= number < vocab_size][:MAX_END_TOKENS]
-    strange = [f"The eos_token_id {str(one)[:100]} {where}" for one in listed if one not in own]
-    text = tokens_of(side_table(folder, TOKENIZER_CONFIG_NAME)).get("eos_token")
-    if text is not None:
-        known = {token.content: token.id for token in added}
-        own.append(known.get(text, base.ids.get(text, vocab_size)))
-        strange += [f"The eos_token {text[:100]!r} of its {TOKENIZER_CONFIG_NAME}"] if own[-1] >= vocab_size else []
-    why = "is no single token of the served vocabulary: it ends no answer."
-    warnings = [f"{what} {why}" for what in strange[:MAX_END_WARNINGS]]
-    if not table and (folder / GENERATION_CONFIG_NAME).is_file():
-        warnings.append(f"Its {GENERATION_CONFIG_NAME} cannot be read: an eos_token_id in it ends no answer.")
-    ids = {number for number in own if number < vocab_size} - {*ends, *base.ends}
-    return EndTokens(tuple(sorted(ids)), tuple(warnings))
-
-
-def write_end_tokens(folder: Path, found: EndTokens) -> None:
-    """Writes the tokens, in one spelling, as a part of the adapter's content; no file for none. Raises OSError."""
-    if found.ids:
-        (folder / END_TOKENS_NAME).write_text(json.dumps({"token_ids": list(found.ids)}))
-
-
-def read_end_tokens(folder: Path) -> EndTokens:
-    """The tokens that a registration kept. Raises InvalidAdapterError, OSError."""
-    numbers = side_table(folder, END_TOKENS_NAME).get("token_ids", [])
-    if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
-        raise InvalidAdapterError([f"{END_TOKENS_NAME} must hold token ids"])
-    return EndTokens(tuple(numbers))
-
+T = TypeVar("T")
 
 _TENSORS_PER_MODULE = 12  # of any method; LoKr has six at most
 _TENSORS_PER_PARAMETER = 6  # its copy, the original, and a low-rank delta, each also under a second name
 _OTHER_TENSORS = 64  # that belong to no module, as VeRA's
 _ENTRY_BYTES = 512  # of a tensor in the header, beside its module's path
 _METADATA_BYTES = 2**18
+_ALONE, _WRAPPED, _WRAPPED_ONCE = "model.", "model.language_model.", "language_model.model."
 _OF_TRAINING = (".lora_velora_embed", ".lora_monteclora_sampler.")  # what VeLoRA and MonteCLoRA train with
 
 
@@ -186,18 +129,14 @@ def _bound_to(
         for name, info in tensors.items()
         if not _unmet_part(name, spec) and not any(mark in name for mark in _OF_TRAINING)
     }
-    bound = bind_to_view(spec, met, functools.partial(_bound, config, met, max_rank))
+
+    def bind_to(view: ModelSpec) -> BoundAdapter:
+        return bind(config, met, view) if config.peft_type == "LORA" else bind_method(config, met, view, max_rank)
+
+    bound = _bind_to_view(spec, met, bind_to)
     if reasons := list(check_head(bound, spec)):
         raise InvalidAdapterError(reasons)
     return bound
-
-
-def _bound(
-    config: PeftConfig, tensors: Mapping[str, TensorInfo], max_rank: int | None, spec: ModelSpec
-) -> BoundAdapter:
-    if config.peft_type in OTHER_METHODS:
-        return bind_method(config, tensors, spec, max_rank)
-    return bind(config, tensors, spec)
 
 
 def _read(folder: Path, max_rank: int | None, spec: ModelSpec) -> tuple[PeftConfig, Mapping[str, TensorInfo]]:
@@ -238,3 +177,79 @@ def check_files(folder: Path) -> None:
 
 def _is_regular(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
+
+
+def _bind_to_view(spec: ModelSpec, tensors: Iterable[str], bind: Callable[[ModelSpec], BoundAdapter]) -> BoundAdapter:
+    """Binds to the model as it is served or, if that fails, to a view of it: the model as a trainer may have seen it,
+    with modules of the tensors' names.
+
+    Raises InvalidAdapterError: the refusal with the fewest reasons.
+    """
+    try:
+        return bind(spec)
+    except InvalidAdapterError as error:
+        refusal = error
+    inner = [name.removeprefix(PREFIX) for name in tensors]
+    named = {name[: dot.start()] for name in inner for dot in re.finditer(r"\.", name)}  # paths of modules, and more
+    for names in _views(spec):
+        if named.isdisjoint(names.values()):
+            continue
+        try:
+            return _undo_view(bind(_view(spec, names)), names)
+        except InvalidAdapterError as error:
+            refusal = min(refusal, error, key=lambda one: len(one.reasons))
+    raise refusal
+
+
+def _views(spec: ModelSpec) -> Iterator[dict[str, str]]:
+    """For each view, of the modules that it has, the served model's path -> the view's."""
+    if spec.pooling is None:
+        yield from (names for names in _text_names(spec) if len(set(names.values())) == len(names))
+        return
+    prefix = spec.pooling.backbone + "."
+    inside = {path: path.removeprefix(prefix) for path in _paths(spec) if path.startswith(prefix)}
+    yield inside or {path: prefix + path for path in _paths(spec)}
+
+
+def _text_names(spec: ModelSpec) -> Iterator[dict[str, str]]:
+    """Path -> another name of each module of a language model: as checkpoints have it, alone, and in a wrapper."""
+    paths = _paths(spec)
+    if spec.saved_paths:
+        yield {path: spec.saved_paths.get(path, path) for path in paths}
+    served = _WRAPPED if any(path.startswith(_WRAPPED) for path in paths) else _ALONE
+    for other, outside in ((_ALONE, ""), (_WRAPPED, ""), (_WRAPPED_ONCE, "language_model.")):
+        if other != served:
+            yield {p: other + p.removeprefix(served) if p.startswith(served) else outside + p for p in paths}
+
+
+def _paths(spec: ModelSpec) -> frozenset[str]:
+    return frozenset().union(spec.linears, spec.embeddings, spec.modules)
+
+
+def _view(spec: ModelSpec, names: Mapping[str, str]) -> ModelSpec:
+    return replace(
+        spec,
+        linears=_renamed(spec.linears, names),
+        embeddings=_renamed(spec.embeddings, names),
+        modules=_renamed(spec.modules, names),
+        input_embedding=names.get(spec.input_embedding, ""),
+        output_head=names.get(spec.output_head, ""),
+    )
+
+
+def _undo_view(bound: BoundAdapter, names: Mapping[str, str]) -> BoundAdapter:
+    """An adapter bound to a view, by the served model's paths."""
+    path_of = {name: path for path, name in names.items()}
+    return replace(
+        bound,
+        linears=_renamed(bound.linears, path_of),
+        embeddings=_renamed(bound.embeddings, path_of),
+        deltas=_renamed(bound.deltas, path_of),
+        tokens=_renamed(bound.tokens, path_of),
+        parameters=_renamed(bound.parameters, path_of),
+        conversions=None if bound.conversions is None else replace(bound.conversions, path_of=path_of),
+    )
+
+
+def _renamed(table: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:
+    return {names[path]: value for path, value in table.items() if path in names}

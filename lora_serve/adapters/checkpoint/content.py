@@ -18,7 +18,9 @@ from lora_serve.adapters.regular_file import (
     size_of,
     views_of,
 )
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.model_spec import ModelSpec
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -31,8 +33,6 @@ TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
 OPTIONAL_NAMES = (ADDED_TOKENS_NAME, CHAT_TEMPLATE_NAME, END_TOKENS_NAME)  # of an adapter's content
 CONTENT_NAMES = frozenset((CONFIG_NAME, WEIGHTS_NAME, *OPTIONAL_NAMES))
-# Looked at where they are there.
-SIDE_NAMES = (TOKENIZER_NAME, TEMPLATE_NAME, TOKENIZER_CONFIG_NAME, GENERATION_CONFIG_NAME)
 MAX_CONFIG_BYTES = 2**20
 MAX_TOKENIZER_BYTES = 48 * 2**20
 MAX_ADDED_TOKENS_BYTES = 4 * 2**20
@@ -44,6 +44,7 @@ MAX_SIDE_BYTES = {
     TOKENIZER_CONFIG_NAME: MAX_TOKENIZER_CONFIG_BYTES,
     GENERATION_CONFIG_NAME: MAX_CONFIG_BYTES,
 }
+SIDE_NAMES = tuple(MAX_SIDE_BYTES)  # looked at where they are there
 _MARKED = (CHAT_TEMPLATE_NAME, END_TOKENS_NAME)
 
 
@@ -163,3 +164,12 @@ def _check_header(weights: Path) -> None:
         read_header(weights)
     except InvalidAdapterError as error:
         raise UnsoundFileError(errno.EINVAL, "; ".join(error.reasons)) from None
+
+
+DUMMY_RANK, DUMMY_DIGEST = 8, "warm-up"  # the digest is no SHA-256, so no registered adapter can have it
+
+
+def dummy_adapter_ref(spec: ModelSpec) -> AdapterRef:
+    """The reference of the dummy adapter."""
+    num_bytes = sum(4 * DUMMY_RANK * (shape.in_features + shape.out_features) for shape in spec.linears.values())
+    return AdapterRef("", "warm-up", 1, DUMMY_DIGEST, DUMMY_RANK, num_bytes)

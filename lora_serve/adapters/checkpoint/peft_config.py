@@ -6,14 +6,15 @@ initialisations, and falls back to a download (see peft/config.py and peft/tuner
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, MAX_CONFIG_BYTES
 from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS, Method
-from lora_serve.adapters.checkpoint.module_patterns import RankRules
+from lora_serve.adapters.checkpoint.module_patterns import Pattern, RankRules, match_names, tails
 from lora_serve.adapters.checkpoint.peft_fields import SHARED, Fields, is_empty, show, words, wrong_kinds
 from lora_serve.adapters.regular_file import open_regular, pieces_of, size_of
 from lora_serve.core.errors import InvalidAdapterError
@@ -47,6 +48,8 @@ INIT_RANKS = 2  # times the rank is needed for an adapter of such a start: its o
 GENERATION_TASKS = ("CAUSAL_LM",)
 POOLING_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_CLS")  # an adapter of a language model may embed as well
 _BIASES = ("none", "all", "lora_only")
+ALL_LINEAR = "all-linear"
+_FIRST_INDEX = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")  # lazy: the layer's number, not an expert's inside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class PeftConfig:
     trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()  # end of an embedding's path ("": the input's) -> ids
     invocation_tokens: tuple[int, ...] = ()  # activated LoRA: the weights act from these on
     ensure_weight_tying: bool = False
-    init: str = ""  # "pissa" or "olora": relative to a base whose weights that start has changed (plain_lora.py)
+    init: str = ""  # "pissa" or "olora": relative to a base whose weights that start has changed (weights.py)
     peft_type: str = "LORA"
     method: Any = None  # what a method other than LoRA read of the settings of its own
 
@@ -98,6 +101,33 @@ def parse_config(text: bytes, max_rank: int | None = None, tasks: tuple[str, ...
     if fields.reasons:
         raise InvalidAdapterError(list(dict.fromkeys(fields.reasons)))
     return config
+
+
+def targeted(config: PeftConfig, modules: Sequence[str]) -> frozenset[str]:
+    """The layers among `modules` that `config` adapts, by PEFT's own rules.
+
+    Source: peft/tuners/tuners_utils.py `check_target_module_exists`.
+    """
+    excluded = _excluded(config, modules)
+    saved = frozenset(config.modules_to_save)
+    candidates = [module for module in modules if module not in excluded and saved.isdisjoint(_runs(module))]
+    if isinstance(config.target_modules, str):
+        if config.target_modules.lower() == ALL_LINEAR:
+            return frozenset(module for module in candidates if _FIRST_INDEX.match(module + "."))
+        return match_names([Pattern(config.target_modules, whole=True)], candidates)[0]
+    return frozenset(module for module in _named(candidates, config.target_modules) if _layer_counts(config, module))
+
+
+def targeted_parameters(config: PeftConfig, parameters: Iterable[str]) -> frozenset[str]:
+    """The parameters, by whole path, that `target_parameters` names."""
+    return _named(parameters, config.target_parameters)
+
+
+def saved_whole(config: PeftConfig, modules: Iterable[str]) -> frozenset[str]:
+    """The modules that `modules_to_save` names by an end of their paths, and those inside of them."""
+    names = frozenset(config.modules_to_save)
+    lengths = frozenset(map(len, names))
+    return frozenset(module for module in modules if _ends(module, names, lengths))
 
 
 def _check_rank(fields: Fields, config: PeftConfig, max_rank: int | None) -> None:
@@ -176,13 +206,7 @@ def _lora_config(fields: Fields) -> PeftConfig:
     bias = "none" if table.get("bias") is None else table["bias"]
     fields.require(bias in _BIASES, f"bias must be one of {', '.join(_BIASES)} (got {show(bias)})")
     config = PeftConfig(
-        ranks=RankRules(
-            fields.rank("r"),
-            fields.number("lora_alpha"),
-            fields.rank_pattern(),
-            fields.alpha_pattern(),
-            fields.flag("use_rslora"),
-        ),
+        ranks=fields.rank_rules("lora_alpha"),
         target_modules=fields.modules("target_modules", required=not parameters),
         exclude_modules=fields.modules("exclude_modules", required=False),
         layers_to_transform=fields.layers(),
@@ -221,3 +245,41 @@ def _invocation_tokens(fields: Fields) -> tuple[int, ...]:
         fields.reasons.append(f"alora_invocation_tokens lists {len(value)} tokens; {MAX_INVOCATION} are allowed")
         return ()
     return () if value in (None, []) else fields.token_ids("alora_invocation_tokens", value)
+
+
+def _excluded(config: PeftConfig, modules: Sequence[str]) -> frozenset[str]:
+    exclude = config.exclude_modules
+    if isinstance(exclude, str):
+        return match_names([Pattern(exclude, whole=True)], modules)[0]
+    return _named(modules, exclude)
+
+
+def _runs(module: str) -> Iterator[str]:
+    """PEFT gives no low-rank delta to what it trains in full: a run of whole path segments names it."""
+    segments = module.split(".")
+    for begin in range(len(segments)):
+        for end in range(begin, len(segments)):
+            yield ".".join(segments[begin : end + 1])
+
+
+def _ends(module: str, names: frozenset[str], lengths: frozenset[int]) -> bool:
+    """PEFT's own test for modules_to_save: the path or that of a parent ends with a name, a dot before it or not.
+
+    `lengths`: of the names.
+    """
+    parents = [module[: match.end()] for match in re.finditer(r"[^.]+", module)]
+    return any(parent[-length:] in names for parent in parents for length in lengths if length <= len(parent))
+
+
+def _named(modules: Iterable[str], names: Iterable[str]) -> frozenset[str]:
+    """Those that are a name, or end with one after a dot; looked up, as there may be thousands of both."""
+    known = frozenset(names)
+    return frozenset(module for module in modules if not known.isdisjoint(tails(module)))
+
+
+def _layer_counts(config: PeftConfig, module: str) -> bool:
+    if config.layers_to_transform is None:
+        return True
+    patterns = [re.compile(rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\.") for name in config.layers_pattern] or [_FIRST_INDEX]
+    match = next(filter(None, (pattern.match(module) for pattern in patterns)), None)
+    return match is not None and int(match["idx"]) in config.layers_to_transform

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Set
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 from lora_serve.adapters.checkpoint.module_patterns import RankRules, ranks_and_scales
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import LinearShape
 
+T = TypeVar("T")
 MAX_PATTERNS = 4096
 MAX_LAYER_NAMES = 64  # of layers_pattern; each is a regex, looked for in every module's path
 _LAYER_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}\Z")
@@ -73,13 +73,17 @@ class Fields:
         self.require(type(value) is int, f"{key} must be an integer (got {show(value)})")
         return value if type(value) is int else 0
 
-    def rank_pattern(self) -> tuple[tuple[str, int], ...]:
-        items = self.mapping("rank_pattern")
-        return tuple((key, self._rank(f"rank_pattern[{key[:100]!r}]", value)) for key, value in items)
+    def rank_rules(self, alpha_key: str) -> RankRules:
+        return RankRules(
+            self.rank("r"),
+            self.number(alpha_key),
+            self._pattern("rank_pattern", self._rank),
+            self._pattern("alpha_pattern", self._number),
+            self.flag("use_rslora"),
+        )
 
-    def alpha_pattern(self) -> tuple[tuple[str, float], ...]:
-        items = self.mapping("alpha_pattern")
-        return tuple((key, self._number(f"alpha_pattern[{key[:100]!r}]", value)) for key, value in items)
+    def _pattern(self, key: str, read: Callable[[str, Any], T]) -> tuple[tuple[str, T], ...]:
+        return tuple((name, read(f"{key}[{name[:100]!r}]", value)) for name, value in self.mapping(key))
 
     def _rank(self, key: str, value: Any) -> int:
         if type(value) is int and 1 <= value < 2**31:
@@ -229,22 +233,16 @@ class Settings(Fields):
 
 # The rank and alpha settings that LoHa and LoKr share (peft/tuners/lycoris_utils.py), which are LoRA's by meaning.
 PATTERN_KEYS = words("alpha alpha_pattern r rank_pattern")
-
-
-@dataclass(frozen=True, slots=True)
-class PatternedPlan:
-    """module -> (rank, alpha / rank)."""
-
-    modules: Mapping[str, tuple[int, float]]
+RankTable: TypeAlias = Mapping[str, tuple[int, float]]  # module -> (rank, alpha / rank)
 
 
 def read(settings: Settings) -> RankRules:
     """The rules, with `alpha` in place of `lora_alpha`. Raises InvalidAdapterError with every reason found."""
-    rules = RankRules(settings.rank("r"), settings.number("alpha"), settings.rank_pattern(), settings.alpha_pattern())
+    rules = settings.rank_rules("alpha")
     settings.finish()
     return rules
 
 
-def plan(config: RankRules, targets: Mapping[str, LinearShape]) -> PatternedPlan:
+def plan(config: RankRules, targets: Mapping[str, LinearShape]) -> RankTable:
     """Match the patterns once for all modules. Raises InvalidAdapterError (see checkpoint/module_patterns.py)."""
-    return PatternedPlan(ranks_and_scales(config, tuple(targets)))
+    return ranks_and_scales(config, tuple(targets))

@@ -12,10 +12,10 @@ a tenant at its maximum makes room for its newcomer among its own entries.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lora_serve.adapters.eviction.base import EvictionPolicy
+from lora_serve.adapters.eviction import EvictionPolicy
 from lora_serve.core.tenant import TenantBudget
 
 
@@ -44,7 +44,7 @@ class Spared(enum.Enum):
 
     BELOW_FLOOR = enum.auto()  # those whose tenant would fall below its floor
     AT_FLOOR = enum.auto()  # those whose tenant has no more than its floor already
-    NOBODY = enum.auto()
+    NONE = enum.auto()
 
 
 # (reluctance, who is spared), in turn until there is room: a floor gives way only if nothing else makes room
@@ -53,9 +53,9 @@ STAGES = (
     (0, Spared.AT_FLOOR),
     (1, Spared.BELOW_FLOOR),
     (1, Spared.AT_FLOOR),
-    (0, Spared.NOBODY),
-    (1, Spared.NOBODY),
-    (2, Spared.NOBODY),
+    (0, Spared.NONE),
+    (1, Spared.NONE),
+    (2, Spared.NONE),
 )
 
 
@@ -135,7 +135,7 @@ class VictimChoice:
         left = self._left[resident.tenant]
         if left.num_bytes - resident.num_bytes < self._guaranteed.get(resident.tenant, 0):
             return True
-        if spared is Spared.NOBODY:
+        if spared is Spared.NONE:
             return False
         if self._lacks_bytes:  # floors are in the unit that is short
             floor, now, part = self._part * (self._max_bytes or 0), left.num_bytes, resident.num_bytes
@@ -232,33 +232,28 @@ class Residents:
         own, is_enough = self._leaving_for_own(tenant, num_bytes, reluctance)
         if not is_enough:
             return None
-        choice = self._choice((tenant, num_bytes))
-        choice.leave(own)
-        leaving = {resident.key for resident in own}
-        choice.choose(one for one in self._candidates(reluctance) if one[1].key not in leaving)
+        choice = self._choice((tenant, num_bytes), own, reluctance)
         return choice.keys if choice.fits else None
 
     def surplus(self, reluctance: Reluctance = no_reluctance) -> tuple[str, ...]:
         """The entries that must leave after the budget, or a tenant's maximum, shrank; at most all that may."""
-        choice = self._choice(None)
         beyond = [one for tenant in self._at_most for one in self._leaving_for_own(tenant, 0, reluctance)[0]]
-        choice.leave(beyond)
-        leaving = {resident.key for resident in beyond}
-        choice.choose(one for one in self._candidates(reluctance) if one[1].key not in leaving)
-        return choice.keys
+        return self._choice(None, beyond, reluctance).keys
 
     def protected(self, tenant: str, besides: Collection[str]) -> Amount:
         """The amount that the floors of other tenants protect, entries of `besides` not counted."""
         if not self._tenant_floor:
             return Amount()
-        total, counted = Amount(), self._held_by_others(tenant, besides)
+        counted_elsewhere: dict[str, Amount] = {}
+        for resident in filter(None, map(self._residents.get, besides)):
+            amount = counted_elsewhere.get(resident.tenant, Amount())
+            counted_elsewhere[resident.tenant] = amount.plus(resident.num_bytes, 1)
         part = self._tenant_floor / len({*self._held, tenant})
-        for other, own in counted.items():
-            besides_bytes = self._held[other].num_bytes - own.num_bytes
-            besides_items = self._held[other].num_items - own.num_items
-            num_bytes = min(self._held[other].num_bytes, int(part * (self.max_bytes or 0))) - besides_bytes
-            num_items = min(self._held[other].num_items, int(part * (self.max_items or 0))) - besides_items
-            total = total.plus(max(num_bytes, 0), max(num_items, 0))
+        floor_bytes, floor_items, total = int(part * (self.max_bytes or 0)), int(part * (self.max_items or 0)), Amount()
+        for other in self._held.keys() - {tenant}:
+            held, less = self._held[other], counted_elsewhere.get(other, Amount())
+            num_bytes = min(held.num_bytes, floor_bytes) - less.num_bytes
+            total = total.plus(max(num_bytes, 0), max(min(held.num_items, floor_items) - less.num_items, 0))
         return total
 
     def bytes_of(self, key: str) -> int:
@@ -296,17 +291,16 @@ class Residents:
             excess -= resident.num_bytes
         return leaving, excess <= 0
 
-    def _choice(self, newcomer: tuple[str, int] | None) -> VictimChoice:
+    def _choice(
+        self, newcomer: tuple[str, int] | None, leaving: Sequence[Resident], reluctance: Reluctance
+    ) -> VictimChoice:
+        """`leaving`: entries that go whatever room there is."""
         held, floor = self._held, self._tenant_floor
-        return VictimChoice(held, self.max_bytes, self.max_items, floor, newcomer, self._guaranteed)
-
-    def _held_by_others(self, tenant: str, besides: Collection[str]) -> dict[str, Amount]:
-        held = {other: amount for other, amount in self._held.items() if other != tenant}
-        for key in besides:
-            resident = self._residents.get(key)
-            if resident is not None and resident.tenant in held:
-                held[resident.tenant] = held[resident.tenant].plus(-resident.num_bytes, -1)
-        return held
+        choice = VictimChoice(held, self.max_bytes, self.max_items, floor, newcomer, self._guaranteed)
+        choice.leave(leaving)
+        chosen = {resident.key for resident in leaving}
+        choice.choose(one for one in self._candidates(reluctance) if one[1].key not in chosen)
+        return choice
 
     def _count(self, tenant: str, num_bytes: int, num_items: int) -> None:
         self.num_bytes += num_bytes

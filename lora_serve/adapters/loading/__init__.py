@@ -1,1 +1,1 @@
-"""The way of an adapter from a store into host memory."""
+"""Loading adapters from a store into host memory."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from lora_serve.adapters.checkpoint.content import read_content
-from lora_serve.adapters.checkpoint.weights.reading import parse_checked
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights import parse_checked
 from lora_serve.adapters.loading.blobs import Blobs
 from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.core.adapter import AdapterRef

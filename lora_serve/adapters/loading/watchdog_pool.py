@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Call:
-    """One call, and the callback that is told if it hangs."""
+    """One call, and the callback for the case that it hangs."""
 
     def __init__(self, run: Callable[[], None], on_hang: Callable[[], None]) -> None:
         self.run = run

@@ -26,9 +26,9 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import check_same_content
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, vouched
 from lora_serve.adapters.catalog.snapshot import check_allowance, owner_of
-from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates
+from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.registration.blob_collector import BlobCollector, sweep_store
 from lora_serve.adapters.registration.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.registration.verification import (

@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 from lora_serve.adapters.checkpoint.artifact import Artifact
-from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
-from lora_serve.adapters.checkpoint.weights.plain_lora import Undo, convert_to_plain_lora
-from lora_serve.adapters.checkpoint.weights.reading import WeightsFile, bits_of, open_weights, read_weights
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.bound import BoundAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights import (
+    Undo,
+    WeightsFile,
+    bits_of,
+    convert_to_plain_lora,
+    open_weights,
+    read_weights,
+)
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.messages import AdapterSize

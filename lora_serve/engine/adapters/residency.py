@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from lora_serve.adapters.dummy import DUMMY_DIGEST
+from lora_serve.adapters.checkpoint.content import DUMMY_DIGEST
 from lora_serve.adapters.loading.host_cache import HostCache
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lora_serve import __version__
-from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
 from lora_serve.client.message_client import MessageClient
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import InternalError, InvalidRequestError

@@ -33,9 +33,9 @@ class JoinedLinears:
     def of(parts: Sequence[LoraLinear]) -> JoinedLinears | None:
         """The joined layers; None if their weights cannot lie in one piece of panels."""
         bases = [part.base for part in parts]
-        packed = [base.packed for base in bases]
-        found = join([one for one in packed if one is not None])
-        if found is None or len(packed) != len([one for one in packed if one is not None]):
+        packed = [base.packed for base in bases if base.packed is not None]
+        found = join(packed) if len(packed) == len(bases) else None
+        if found is None:
             return None
         for base, (_, own) in zip(bases, found[1], strict=True):
             base.packed = own
@@ -77,7 +77,7 @@ _ROUNDED_LARGEST = 2e-2  # of the largest number
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModuleCall:
     """One call of a module."""
 
     arguments: tuple[Any, ...]
@@ -105,12 +105,12 @@ def probe_step(cache: KVCache, vocab_size: int, max_model_len: int) -> StepInput
 
 
 @contextmanager
-def calls_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Call]]]:
+def calls_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[ModuleCall]]]:
     """Records every call of these modules inside the block, by module."""
-    found: dict[nn.Module, list[Call]] = {}
+    found: dict[nn.Module, list[ModuleCall]] = {}
 
     def note(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        found.setdefault(module, []).append(Call(_copied(arguments), _copied(keywords), _copied(output)))
+        found.setdefault(module, []).append(ModuleCall(_copied(arguments), _copied(keywords), _copied(output)))
 
     with ExitStack() as hooks:
         for module in modules:
@@ -131,7 +131,7 @@ def in_float32(module: nn.Module) -> Iterator[None]:
             parameter.data = data
 
 
-def repeated(call: Call, forward: Callable[..., Any], *, is_wide: bool = False) -> Tensor | None:
+def repeated(call: ModuleCall, forward: Callable[..., Any], *, is_wide: bool = False) -> Tensor | None:
     """The first output of `forward` for the arguments of a call, widened to float32 if `is_wide`; None if it cannot run
     on such a layer at all, or returns another number of things than the module did.
     """

@@ -6,6 +6,7 @@ Called by the loaders' threads; reads the base and changes nothing of it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
+from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.lora.adapted_model import AdaptedModel
@@ -36,29 +37,23 @@ _FEW_ROWS, _FEW_SHARE = 4096, 0.25  # changed rows of a table, up to which they 
 @torch.inference_mode()
 def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
     """The host adapter of `saved` for this base, in pinned memory if the base is on a GPU."""
-    changes: dict[str, list[Change]] = {}
+    changes: defaultdict[str, list[Change]] = defaultdict(list)
     for path, parameters in saved.parameters.items():
         if (own := _own(base, path, parameters)) is not None:
-            changes.setdefault(path, []).append(own)
+            changes[path].append(own)
     for path, table in saved.deltas.items():
         module = base.module.get_submodule(path)
-        changes.setdefault(path, []).append(
-            Twin(module, {name: _weight(module, name, delta) for name, delta in table.items()})
-        )
+        changes[path].append(Twin(module, {name: _weight(module, name, delta) for name, delta in table.items()}))
     for path, tokens in saved.tokens.items():
         ids, order = torch.tensor(tokens.token_ids).sort()
-        rows = tokens.rows[order]
-        if path == base.spec.output_head:
-            changes.setdefault(path, []).append(HeadRows(ids, rows, is_shared=False))
-            continue
-        changes.setdefault(path, []).append(TokenRows(ids, rows * base.embedding_scale(path)))
-        if path == base.spec.input_embedding and base.spec.ties_embeddings:
-            changes.setdefault(base.spec.output_head, []).append(HeadRows(ids, rows))
+        changes[path].append(_rows(base, path, ids, tokens.rows[order]))
+        if path == base.spec.input_embedding and base.spec.ties_embeddings and path != base.spec.output_head:
+            changes[base.spec.output_head].append(HeadRows(ids, tokens.rows[order]))
     for path, embedding in saved.embeddings.items():
-        changes.setdefault(path, []).append(_embedding(base, path, embedding))
+        changes[path].append(_embedding(base, path, embedding))
     for path, linear in saved.linears.items():
         if linear.input_gain is not None:
-            changes.setdefault(path, []).append(InputGain(base.linear(path), linear.input_gain))
+            changes[path].append(InputGain(base.linear(path), linear.input_gain))
     deltas = {
         path: _linear(linear, base.linear(path), base.device)
         for path, linear in saved.linears.items()
@@ -134,8 +129,8 @@ def _own(base: AdaptedModel[Any], path: str, parameters: Mapping[str, Tensor]) -
     if path in (base.spec.input_embedding, base.spec.output_head) and originals.keys() == {"weight"}:
         table = parameters["weight"]
         ids = _changed_rows(table, originals["weight"])
-        if len(ids) <= min(_FEW_ROWS, _FEW_SHARE * len(table)):
-            return _rows(base, path, ids, table)
+        if len(ids) <= min(_FEW_ROWS, _FEW_SHARE * len(table)):  # PEFT saves a resized model's tables whole
+            return _rows(base, path, ids, table[ids]) if len(ids) else None  # None: a shorter table of the base's rows
     module = base.module.get_submodule(path)
     if path in base.spec.linears:
         own = ReplacedWeights(base.linear(path), parameters)
@@ -151,13 +146,11 @@ def _changed_rows(table: Tensor, original: Tensor) -> Tensor:
     return differs.nonzero()[:, 0]
 
 
-def _rows(base: AdaptedModel[Any], path: str, ids: Tensor, table: Tensor) -> Change | None:
-    """The few changed rows of a table: PEFT saves a resized model's tables whole, however few rows were trained."""
-    if len(ids) == 0:
-        return None  # a shorter table of the base's own rows
+def _rows(base: AdaptedModel[Any], path: str, ids: Tensor, rows: Tensor) -> Change:
+    """Rows of the output head, or of an embedding, in place of its own."""
     if path == base.spec.output_head:
-        return HeadRows(ids, table[ids], is_shared=False)
-    return TokenRows(ids, table[ids] * base.embedding_scale(path))
+        return HeadRows(ids, rows, is_shared=False)
+    return TokenRows(ids, rows * base.embedding_scale(path))
 
 
 def _is_same(tensor: Tensor, original: Tensor | None) -> bool:

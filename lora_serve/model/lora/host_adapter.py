@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,12 +22,7 @@ from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.model.lora.changes import Change, TensorFields
 from lora_serve.model.system.process import advise_huge_pages
 
-COLUMN_TYPES = {
-    **dict.fromkeys(("a", "b", "gain", "shift"), torch.int64),  # addresses
-    "rank": torch.int32,
-    "scale": torch.float32,
-    "is_bfloat16": torch.int32,
-}
+_TABLE_TYPES = (*[torch.int64] * 4, torch.int32, torch.float32, torch.int32)  # of SlotTables
 _NOTHING = (0, 0, 0, 0, 0, 0.0, 0)
 ALIGNMENT = 64  # bytes: a cache line
 
@@ -50,31 +45,59 @@ class LinearDelta(TensorFields):
         return 0 if self.a is None else self.a.shape[0]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotColumns:
-    """An adapter in the slot tables' form: one number per linear layer and table, [num_modules] each.
-
-    Made on a loader's thread, so that loading a slot is a copy of seven columns.
+class SlotTables(NamedTuple):
+    """The addresses of adapters' weights, for kernels that follow them; every table is [num_modules, num_slots] or, of
+    one adapter, [num_modules].
     """
 
-    deltas: tuple[LinearDelta | None, ...]  # whose memory the addresses below are
-    a: Tensor  # int64 addresses, 0: nothing there
-    b: Tensor
-    gain: Tensor
-    shift: Tensor
+    a: Tensor  # int64 addresses of A [rank, in]; 0: nothing of low rank
+    b: Tensor  # int64 addresses of B [rank, out]
+    gain: Tensor  # int64 addresses of gain [out], 0: one
+    shift: Tensor  # int64 addresses of shift [out], 0: zero
     rank: Tensor  # int32
     scale: Tensor  # float32
     is_bfloat16: Tensor  # int32, of A and B
 
     @staticmethod
+    def empty(num_modules: int, num_slots: int) -> SlotTables:
+        return SlotTables(*(torch.zeros(num_modules, num_slots, dtype=dtype) for dtype in _TABLE_TYPES))
+
+    @property
+    def num_slots(self) -> int:
+        return self.a.shape[1]
+
+    def widened(self, num_slots: int) -> SlotTables:
+        wide = SlotTables.empty(len(self.a), num_slots)
+        for new, old in zip(wide, self, strict=True):
+            new[:, : self.num_slots] = old
+        return wide
+
+    def set(self, slot: int, columns: SlotTables) -> None:
+        for table, column in zip(self, columns, strict=True):
+            table[:, slot] = column
+
+    def clear(self, slot: int) -> None:
+        for addresses in (self.a, self.b, self.gain, self.shift):
+            addresses[:, slot] = 0
+
+    def addresses(self, module: int) -> list[int]:
+        """Those of the module's row of every table, as kernels in C take them."""
+        return [table[module].data_ptr() for table in self]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotColumns:
+    """An adapter in the slot tables' form, made on a loader's thread: loading a slot is a copy of seven columns."""
+
+    deltas: tuple[LinearDelta | None, ...]  # whose memory the addresses are
+    tables: SlotTables
+
+    @staticmethod
     def of(deltas: Sequence[LinearDelta | None]) -> SlotColumns:
         """`deltas`: one per linear layer, in the order of `ModelSpec.linears`; None: the layer is not adapted."""
-        rows = [_NOTHING if delta is None else _row(delta) for delta in deltas]
-        columns = zip(*rows, strict=True)
-        types = COLUMN_TYPES.values()
-        return SlotColumns(
-            tuple(deltas), *(torch.tensor(column, dtype=dtype) for column, dtype in zip(columns, types, strict=True))
-        )
+        columns = zip(*(_NOTHING if delta is None else _row(delta) for delta in deltas), strict=True)
+        tables = (torch.tensor(column, dtype=dtype) for column, dtype in zip(columns, _TABLE_TYPES, strict=True))
+        return SlotColumns(tuple(deltas), SlotTables(*tables))
 
 
 @dataclass(frozen=True, slots=True)

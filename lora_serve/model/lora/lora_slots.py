@@ -5,18 +5,17 @@ which adapter owns which slot; this file stores bytes and refuses a row whose sl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import InternalError
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.changes import Change
-from lora_serve.model.lora.host_adapter import COLUMN_TYPES, HostAdapter, LinearDelta, SlotColumns, moved_deltas
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns, SlotTables, moved_deltas
 
 RECORD_WORDS = 8  # a, b, gain, shift: addresses; rank; scale: float32's bits; 1 if a and b are bfloat16; 0
 
@@ -63,9 +62,11 @@ class SlotRecords:
     def __init__(self, num_slots: int, num_modules: int, device: torch.device) -> None:
         self.tensor = torch.zeros(num_slots, num_modules, RECORD_WORDS, dtype=torch.int64, device=device)
 
-    def write(self, slot: int, columns: SlotColumns) -> None:
+    def write(self, slot: int, columns: SlotTables) -> None:
         """`columns`: of tensors on this device."""
-        words = packed(columns)
+        words = torch.zeros(len(columns.a), RECORD_WORDS, dtype=torch.int64)
+        for word, column in enumerate(columns):
+            words[:, word] = column.view(torch.int32) if column is columns.scale else column
         self.tensor[slot].copy_(words.pin_memory() if self.tensor.is_cuda else words, non_blocking=True)
 
     def clear(self, slot: int) -> None:
@@ -77,49 +78,13 @@ class SlotRecords:
         self.tensor = wide
 
 
-def packed(columns: SlotColumns) -> Tensor:
-    """[num_modules, RECORD_WORDS] int64."""
-    words = torch.zeros(len(columns.a), RECORD_WORDS, dtype=torch.int64)
-    for word, column in enumerate((columns.a, columns.b, columns.gain, columns.shift, columns.rank)):
-        words[:, word] = column
-    words[:, 5] = columns.scale.view(torch.int32)
-    words[:, 6] = columns.is_bfloat16
-    return words
-
-
-@dataclass(frozen=True, slots=True)
-class SlotTables:
-    """The addresses of each slot's weights, for kernels that follow them; every table is [num_modules, num_slots]."""
-
-    a: Tensor  # int64 addresses of A [rank, in]; 0: nothing of low rank
-    b: Tensor  # int64 addresses of B [rank, out]
-    gain: Tensor  # int64 addresses of gain [out], 0: one
-    shift: Tensor  # int64 addresses of shift [out], 0: zero
-    rank: Tensor  # int32
-    scale: Tensor  # float32
-    is_bfloat16: Tensor  # int32, of A and B
-
-    @staticmethod
-    def empty(num_modules: int, num_slots: int) -> SlotTables:
-        return SlotTables(*(torch.zeros(num_modules, num_slots, dtype=dtype) for dtype in COLUMN_TYPES.values()))
-
-    @property
-    def num_slots(self) -> int:
-        return self.a.shape[1]
-
-    def widened(self, num_slots: int) -> SlotTables:
-        wide = SlotTables.empty(len(self.a), num_slots)
-        for table in fields(self):
-            getattr(wide, table.name)[:, : self.num_slots] = getattr(self, table.name)
-        return wide
-
-    def set(self, slot: int, columns: SlotColumns) -> None:
-        for table in fields(self):
-            getattr(self, table.name)[:, slot] = getattr(columns, table.name)
-
-    def clear(self, slot: int) -> None:
-        for addresses in (self.a, self.b, self.gain, self.shift):
-            addresses[:, slot] = 0
+@dataclass(slots=True)
+class _SlotContent:
+    owner: SlotRef
+    deltas: tuple[LinearDelta | None, ...]  # by module
+    vocab_size: int
+    has_changes: bool
+    copied: Any = None  # the event of a copy that no row has waited for yet
 
 
 class LoraSlots:
@@ -132,19 +97,15 @@ class LoraSlots:
     def __init__(
         self, linears: Mapping[str, LinearShape], num_slots: int, device: torch.device, stream: CopyStream | None = None
     ) -> None:
-        """`num_slots`: room at the start; a slot beyond it makes more. `stream`: None where nothing is copied."""
+        """`num_slots`: the tables' width at first; a slot beyond it widens them. `stream` None: nothing is copied."""
         self.module_index = {name: index for index, name in enumerate(linears)}
         self.tables = SlotTables.empty(len(linears), num_slots)  # another object after growth: kernels look again
         self.device = device
         self.max_rank = 0  # of any adapter that was ever here, as a power of two
         self._records: SlotRecords | None = None
         self._stream = stream
-        self._owners: list[SlotRef | None] = [None] * num_slots
-        self._deltas: list[tuple[LinearDelta | None, ...]] = [()] * num_slots  # by module; empty: none
+        self._contents: dict[int, _SlotContent] = {}  # by slot
         self._changes: dict[str, dict[int, tuple[Change, ...]]] = {}  # module path -> slot
-        self._vocab_sizes = [0] * num_slots
-        self._with_changes: set[int] = set()
-        self._copies: dict[int, Any] = {}  # slot -> the event of a copy that no row has waited for yet
 
     @property
     def num_slots(self) -> int:
@@ -155,26 +116,16 @@ class LoraSlots:
         assert adapter.digest == slot.digest, "the table and the pool disagree about a digest"
         self._reach(slot.index)
         self.clear(slot.index)
-        if self._stream is None:
-            self._place(slot.index, adapter)
-        else:
-            with self._stream.copying() as event:
-                self._place(slot.index, adapter)
-            self._copies[slot.index] = event
-        self._vocab_sizes[slot.index] = adapter.vocab_size
-        if adapter.changes or adapter.vocab_size:
-            self._with_changes.add(slot.index)
-        self._owners[slot.index] = slot
+        with nullcontext() if self._stream is None else self._stream.copying() as event:
+            deltas = self._place(slot.index, adapter)
+        has_changes = bool(adapter.changes or adapter.vocab_size)
+        self._contents[slot.index] = _SlotContent(slot, deltas, adapter.vocab_size, has_changes, event)
 
     def clear(self, index: int) -> None:
         """Forgets the slot's weights; their bytes are free when nothing else refers to them."""
         if index >= self.tables.num_slots:
             return
-        self._owners[index] = None
-        self._deltas[index] = ()
-        self._vocab_sizes[index] = 0
-        self._with_changes.discard(index)
-        self._copies.pop(index, None)
+        self._contents.pop(index, None)
         self.tables.clear(index)
         if self._records is not None:
             self._records.clear(index)
@@ -186,70 +137,64 @@ class LoraSlots:
 
         Work enqueued after a check comes after the slot's copy.
         """
-        if slot.index >= len(self._owners) or self._owners[slot.index] != slot:
+        content = self._contents.get(slot.index)
+        if content is None or content.owner != slot:
             raise InternalError(
                 f"adapter slot {slot.index} no longer holds {slot.digest} of generation {slot.generation}"
             )
-        if self._copies and (event := self._copies.pop(slot.index, None)) is not None:
-            assert self._stream is not None
-            self._stream.wait(event)
+        self._wait(content)
 
     def delta(self, module: int, slot: int) -> LinearDelta | None:
         """The slot's delta of a linear layer, None if it does not adapt it."""
-        deltas = self._deltas[slot]
-        return deltas[module] if deltas else None
+        content = self._contents.get(slot)
+        return None if content is None else content.deltas[module]
 
     def device_records(self) -> SlotRecords:
         """The tables on the device, made at the first call and kept up to date from then on."""
         if self._records is None:
             self._records = SlotRecords(self.tables.num_slots, len(self.module_index), self.device)
-            for slot, deltas in enumerate(self._deltas):
-                if deltas:
-                    self._records.write(slot, SlotColumns.of(deltas))
+            for slot, content in self._contents.items():
+                self._records.write(slot, SlotColumns.of(content.deltas).tables)
         return self._records
 
     def has_changes(self, slot: int) -> bool:
         """True if the slot's adapter does more than `LinearDelta`s: changes of modules, or a vocabulary of its own."""
-        return slot in self._with_changes
+        return slot in self._contents and self._contents[slot].has_changes
 
     def vocab_size(self, slot: int) -> int:
         """The number of tokens that the slot's adapter knows; 0: those of the base model."""
-        return self._vocab_sizes[slot]
+        return self._contents[slot].vocab_size if slot in self._contents else 0
 
     def changes_of(self, path: str) -> Mapping[int, tuple[Change, ...]]:
         """The changes of a module by slot: a table that stays the same object and is kept up to date."""
         return self._changes.setdefault(path, {})
 
     def _reach(self, index: int) -> None:
-        """Room for a slot, twice as much as before if it must be made."""
-        num_slots = self.tables.num_slots
-        if index < num_slots:
+        """Makes the tables wide enough for a slot, at least twice as wide as before if they are not."""
+        if index < self.tables.num_slots:
             return
-        more = max(index + 1, 2 * num_slots) - num_slots
-        self.tables = self.tables.widened(num_slots + more)
+        num_slots = max(index + 1, 2 * self.tables.num_slots)
+        self.tables = self.tables.widened(num_slots)
         if self._records is not None:
-            self._widen_records(self._records, num_slots + more)
-        self._owners += [None] * more
-        self._deltas += [()] * more
-        self._vocab_sizes += [0] * more
+            for content in self._contents.values():  # copies under way write into the memory that is left behind
+                self._wait(content)
+            self._records.widen(num_slots)
 
-    def _widen_records(self, records: SlotRecords, num_slots: int) -> None:
-        """After the copies under way: they write into the memory that is left behind."""
-        for event in self._copies.values():
-            assert self._stream is not None
-            self._stream.wait(event)
-        records.widen(num_slots)
+    def _wait(self, content: _SlotContent) -> None:
+        if self._stream is not None and content.copied is not None:
+            self._stream.wait(content.copied)
+            content.copied = None
 
-    def _place(self, index: int, adapter: HostAdapter) -> None:
+    def _place(self, index: int, adapter: HostAdapter) -> tuple[LinearDelta | None, ...]:
         columns = self._columns(adapter)
-        self._deltas[index] = columns.deltas
-        rank = int(columns.rank.max()) if len(columns.rank) else 0
+        rank = int(columns.tables.rank.max())
         self.max_rank = max(self.max_rank, 1 << (rank - 1).bit_length() if rank else 0)
-        self.tables.set(index, columns)
+        self.tables.set(index, columns.tables)
         if self._records is not None:
-            self._records.write(index, columns)
+            self._records.write(index, columns.tables)
         for path, changes in adapter.changes.items():
             self._changes.setdefault(path, {})[index] = tuple(change.to(self.device) for change in changes)
+        return columns.deltas
 
     def _columns(self, adapter: HostAdapter) -> SlotColumns:
         """The adapter's columns on the CPU; those of its copy on a GPU."""

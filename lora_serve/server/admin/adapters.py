@@ -32,7 +32,7 @@ from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.defaults import known_defaults
 from lora_serve.server.json_body import check_fields, check_query, read_json
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.server.upkeep.reconciler import pinned_refs
+from lora_serve.server.upkeep import pinned_refs
 
 _CARD_VALUES = 100  # the size of a card, as values of an answer
 _ENTRY_VALUES = 4  # the work of looking at one entry, in the same unit

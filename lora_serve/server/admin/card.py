@@ -20,7 +20,7 @@ from lora_serve.server.admin.answers import ActivityCard, AdapterPlace
 from lora_serve.server.answers import as_given
 from lora_serve.server.inference.defaults import metadata_warnings
 from lora_serve.server.services import Services
-from lora_serve.server.telemetry.activity import NO_ANSWERS, WINDOW, Activity, Answers
+from lora_serve.server.telemetry.metrics import NO_ANSWERS, WINDOW, Activity, Answers
 
 
 def _nowhere(digest: str) -> tuple[str, ...]:

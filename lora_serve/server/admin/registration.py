@@ -33,8 +33,7 @@ from lora_serve.server.admin.answers import RegistrationCard, RegistrationList
 from lora_serve.server.admin.permissions import check_source, own_name_in, registration_for
 from lora_serve.server.admin.protocol import MetadataFields, RegisterFields
 from lora_serve.server.answers import json_response
-from lora_serve.server.background.registering import Progress, Stage
-from lora_serve.server.background.staging import Staged
+from lora_serve.server.background.registering import Progress, Stage, Staged
 from lora_serve.server.context import CONTEXT, AuditNote
 from lora_serve.server.inference.defaults import read_defaults
 from lora_serve.server.json_body import check_fields, read_json

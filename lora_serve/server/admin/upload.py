@@ -38,8 +38,7 @@ from lora_serve.core.errors import (
 from lora_serve.server.admin.permissions import registration_for
 from lora_serve.server.admin.protocol import RegisterFields, UploadFields
 from lora_serve.server.admin.registration import check_new_id, complete_registration
-from lora_serve.server.background.registering import Progress, Stage
-from lora_serve.server.background.staging import Staged
+from lora_serve.server.background.registering import Progress, Stage, Staged
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import CHUNK_BYTES, BodyStream, check_fields, parse_json, read_query
 from lora_serve.server.route import OtherBody

@@ -14,8 +14,7 @@ from lora_serve.server.admin.adapters import remove_adapter
 from lora_serve.server.admin.protocol import LoadLoraFields, UnloadLoraFields
 from lora_serve.server.admin.registration import check_new_id, register_and_pin
 from lora_serve.server.answers import WireError
-from lora_serve.server.background.registering import Progress, Stage
-from lora_serve.server.background.staging import Staged
+from lora_serve.server.background.registering import Progress, Stage, Staged
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.services import SERVICES, Services

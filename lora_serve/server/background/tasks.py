@@ -1,26 +1,35 @@
-"""Work beside the event loop's handlers: on threads, after the request that asked for it, or for ever."""
+"""Work beside the event loop's handlers: after the request that asked for it, for ever, or on threads that tenants
+share fairly.
+
+A tenant holds a limited number of threads, whatever it sends. The next call is of the tenant that holds the fewest,
+then of the one that had the fewest turns. A new tenant begins with as many turns as the one that was served last had. A
+tenant that has used up its seconds of a minute comes after all others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from lora_serve.core.errors import RequestError
+from lora_serve.core.errors import NotReadyError, RateLimitedError, RequestError, contained
+from lora_serve.core.process import PatientThreads
 
-logger = logging.getLogger(__name__)
 RESUME_SECONDS = 1.0
 LONG = 8_000  # characters, token ids, or values: work on more would hold up the event loop too long
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Call(Protocol[T_co]):
-    """Something to be called without arguments."""
-
-    def __call__(self) -> T_co: ...
+MAX_WAITING = 64  # calls of one tenant
+RETRY_AFTER = 10.0  # seconds
+_CLOSING = "The server is shutting down."
+_NO_THREAD = "The system gives the server no thread for this at present; try again later."
+_log = logging.getLogger(__name__)
 
 
 async def kept_going(work: Callable[[], Awaitable[None]], name: str) -> None:
@@ -32,7 +41,7 @@ async def kept_going(work: Callable[[], Awaitable[None]], name: str) -> None:
             await work()
             return
         except Exception:
-            logger.exception("%s failed; it is begun again", name)
+            _log.exception("%s failed; it is begun again", name)
         await asyncio.sleep(RESUME_SECONDS)
 
 
@@ -76,4 +85,170 @@ class BackgroundTasks:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, RequestError):  # callers hear of their own mistakes
-            logger.warning("%s failed: %r", task.get_name(), error)
+            _log.warning("%s failed: %r", task.get_name(), error)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    call: Callable[[], Any]
+    future: Future[Any]
+    is_refused: bool = False  # the pool may take it all the same, once it has a thread
+
+
+class FairThreads:
+    """The threads and the calls that wait for them. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        num_threads: int,
+        each: int = 1,
+        on_start: Callable[[], None] | None = None,
+        seconds_per_minute: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        max_waiting: int = MAX_WAITING,
+        calls: str = "registrations",
+    ) -> None:
+        """`each`: how many threads one tenant holds at most. `on_start`: called first on each thread.
+        `seconds_per_minute`: how long a tenant may hold threads before it comes after the others; None: no limit.
+        `max_waiting`: calls of one tenant at most. `calls`: the word for them.
+        """
+        self._num_threads = num_threads
+        self._each = each
+        self._spent = _Spent(seconds_per_minute)
+        self._clock = clock
+        self._max_waiting = max_waiting
+        self._calls = calls
+        self._lock = threading.Lock()
+        self._lines: dict[str, deque[_Waiting]] = {}  # by tenant
+        self._turns: dict[str, int] = {}  # of those that wait or hold a thread
+        self._last_turn = 0
+        self._running: Counter[str] = Counter()
+        self._is_closed = False
+        self._has_thread = False  # it stays
+        self._executor = PatientThreads(num_threads, name, initializer=on_start)
+
+    def check(self, tenant: str) -> None:
+        """Raises RateLimitedError if as many calls of the tenant wait as may."""
+        if len(self._lines.get(tenant, ())) >= self._max_waiting:
+            raise RateLimitedError(
+                f"{self._max_waiting} {self._calls} of the tenant `{tenant}` wait already; try again later.",
+                RETRY_AFTER,
+                f"tenant_{self._calls}",
+            )
+
+    def is_busy(self, tenant: str) -> bool:
+        """True if a call of the tenant runs."""
+        return self._running[tenant] > 0
+
+    async def run(self, call: Callable[[], T], tenant: str = "") -> T:
+        """Run `call` on a thread in its turn, unless the caller has left by then. Raises what `call` raises,
+        InternalError if that would end the thread, RateLimitedError, and NotReadyError after `close`, or if the system
+        gives not even one thread.
+        """
+        return await asyncio.wrap_future(self.submit(call, tenant))
+
+    def submit(self, call: Callable[[], T], tenant: str = "") -> Future[T]:
+        """Do as `run` does, without waiting. Raises RateLimitedError, NotReadyError."""
+        future = Future[T]()
+        with self._lock:
+            if self._is_closed:
+                raise NotReadyError(_CLOSING)
+            self.check(tenant)
+            if tenant not in self._lines:
+                self._turns[tenant] = max(self._turns.get(tenant, 0), self._last_turn)
+            self._lines.setdefault(tenant, deque()).append(_Waiting(call, future))
+            self._start_next()
+        return future
+
+    def close(self, *, wait: bool = True) -> None:
+        """Refuse the calls that wait. `wait`: return when those that run have ended."""
+        with self._lock:
+            self._is_closed = True
+            dropped = [waiting for line in self._lines.values() for waiting in line]
+            self._lines.clear()
+        for waiting in dropped:
+            if waiting.future.set_running_or_notify_cancel():
+                waiting.future.set_exception(NotReadyError(_CLOSING))
+        self._executor.shutdown(wait=wait)
+
+    def _start_next(self) -> None:
+        """Start calls while threads are free. Called under the lock.
+
+        Raises NotReadyError if there is not one thread; then nobody waits but the call that just came.
+        """
+        while self._running.total() < self._num_threads and (tenant := self._next()) is not None:
+            line = self._lines.pop(tenant)
+            waiting = line.popleft()
+            if line:
+                self._lines[tenant] = line  # behind those that had as many turns
+            self._last_turn = max(self._last_turn, self._turns[tenant])
+            self._turns[tenant] += 1
+            self._running[tenant] += 1
+            try:
+                self._executor.submit(self._work, tenant, waiting)
+                self._has_thread = True
+            except RuntimeError as error:  # the system gives no more threads; the pool keeps the call for those it has
+                _log.warning("no thread for %s: %r", self._calls, error)
+                if not self._has_thread:
+                    waiting.is_refused = True
+                    self._running[tenant] -= 1
+                    self._forget(tenant)
+                    raise NotReadyError(_NO_THREAD, RETRY_AFTER) from None
+
+    def _next(self) -> str | None:
+        waiting = [tenant for tenant in self._lines if self._running[tenant] < self._each]
+        return min(waiting, key=self._rank, default=None)
+
+    def _rank(self, tenant: str) -> tuple[bool, int, int]:
+        return self._spent.is_over(tenant, self._clock()), self._running[tenant], self._turns[tenant]
+
+    def _forget(self, tenant: str) -> None:
+        """Forget a tenant whose calls have all ended."""
+        if not self._running[tenant]:
+            del self._running[tenant]
+            if tenant not in self._lines:
+                del self._turns[tenant]
+
+    def _work(self, tenant: str, waiting: _Waiting) -> None:
+        if waiting.is_refused:
+            return
+        begun, future = self._clock(), waiting.future
+        result, error = None, None
+        is_wanted = future.set_running_or_notify_cancel()
+        if is_wanted:
+            try:
+                result = contained(waiting.call)
+            except Exception as raised:
+                error = raised
+        with self._lock:
+            now = self._clock()
+            self._spent.add(tenant, now - begun, now)
+            self._running[tenant] -= 1
+            self._forget(tenant)
+            if not self._is_closed:
+                self._start_next()
+        if error is not None:
+            future.set_exception(error)
+        elif is_wanted:
+            future.set_result(result)
+
+
+class _Spent:
+    """How long each tenant held threads: a level that falls to zero within a minute without calls."""
+
+    def __init__(self, seconds_per_minute: float | None) -> None:
+        self._limit = seconds_per_minute
+        self._levels: dict[str, tuple[float, float]] = {}  # seconds, and the time at which they were noted
+
+    def is_over(self, tenant: str, now: float) -> bool:
+        return self._limit is not None and self._level(tenant, now) > self._limit
+
+    def add(self, tenant: str, seconds: float, now: float) -> None:
+        if self._limit is not None:
+            self._levels[tenant] = (self._level(tenant, now) + seconds, now)
+            self._levels = {name: level for name, level in self._levels.items() if self._level(name, now) > 0}
+
+    def _level(self, tenant: str, now: float) -> float:
+        level, noted = self._levels.get(tenant, (0.0, now))
+        return max(0.0, level - (now - noted) * (self._limit or 0.0) / 60)

@@ -14,7 +14,7 @@ from lora_serve.core.request import InferenceRequest, OnCold
 from lora_serve.core.tenant import LOCAL_CALLER
 from lora_serve.server.context import RequestContext
 from lora_serve.server.inference.resolve import ResolvedModel
-from lora_serve.server.overflow.way import Way
+from lora_serve.server.overflow.decision import Upstream
 from lora_serve.server.services import Services
 from lora_serve.tenancy.quotas.quotas import concurrency_limits, waiting_limits
 from lora_serve.tenancy.usage.figures import AnswerUse, UsageKey
@@ -46,7 +46,7 @@ class Rows:
         self.model = model
         self.requests = requests
         self.use = use or AnswerUse(requests)
-        self.way: Way | None = None  # over a neighbour; set before `admitted`
+        self.upstream: Upstream | None = None  # over a neighbour; set before `admitted`
         self.is_shown = False  # set as soon as the caller has some of the answer: nothing begins again then
         self._services = services
         self._shows_tokens = shows_tokens
@@ -83,7 +83,7 @@ class Rows:
         if reservation is not None:
             self.context.rate_limits = reservation.standings
         try:
-            with nullcontext() if self.way is not None else self._queued(self.requests):
+            with nullcontext() if self.upstream is not None else self._queued(self.requests):
                 async with self._submitted():
                     yield
         except Exception as error:
@@ -158,10 +158,10 @@ class Rows:
         limits, deadline = concurrency_limits(self._caller), self.requests[number].deadline
         async with self._in_flight, self._services.quotas.concurrency.held(limits, deadline):
             request = self._as_decided(number)
-            if self.way is None:
+            if self.upstream is None:
                 events = self._services.client.infer(request)
             else:
-                events = self.way.events(request, self._here, self.use.started)
+                events = self.upstream.events(request, self._here, self.use.started)
             async with aclosing(cast(AsyncGenerator[Event, None], events)):
                 yield events
 

@@ -172,7 +172,7 @@ async def answer(request: web.Request, body: AnswerBody) -> web.StreamResponse:
     if services.overflow is not None:
         # A neighbour's text holds no special tokens, so that it could find no stop string beside those shown here.
         stop = () if body.shown_tokens or not fields.skip_special_tokens else fields.stop
-        rows.way = services.overflow.way_of(
+        rows.upstream = services.overflow.upstream_for(
             request, model.adapters, model.spec, body.requests, is_whole=not fields.stream, stop=stop
         )
     events = generate(rows, rules, body.is_complete)

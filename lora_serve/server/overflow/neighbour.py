@@ -15,80 +15,11 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from lora_serve.server.overflow.outcome import NeighbourError, Outcome
-from lora_serve.server.overflow.reading import NOT_JSON
+from lora_serve.server.overflow.reading import NOT_JSON, NeighbourError, NeighbourOutcome
 
 _FAILURES = 3  # in a row
 _FIRST_REST = 1.0
 _LONGEST_REST = 60.0
-
-
-class State(enum.StrEnum):
-    CLOSED = "closed"  # requests pass
-    OPEN = "open"  # none does
-    HALF_OPEN = "half-open"  # the probe was answered: one request at a time
-
-
-class Breaker:
-    """Open after failures in a row, or after one that leaves no doubt; each time twice as long as before."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.state = State.CLOSED
-        self._clock = clock
-        self._num_failures = 0
-        self._rest = _FIRST_REST
-        self._until = 0.0
-        self._has_trial = False
-
-    @property
-    def lets_pass(self) -> bool:
-        """True if a request may be sent now."""
-        return self.state is State.CLOSED or (self.state is State.HALF_OPEN and not self._has_trial)
-
-    @property
-    def wants_probe(self) -> bool:
-        """True once an open breaker has rested long enough."""
-        return self.state is State.OPEN and self._clock() >= self._until
-
-    def begin(self) -> None:
-        """A request is sent."""
-        self._has_trial = self._has_trial or self.state is State.HALF_OPEN
-
-    def probed(self, *, is_well: bool) -> None:
-        """The probe has ended."""
-        if is_well:
-            self.state, self._has_trial = State.HALF_OPEN, False
-        else:
-            self._open(0.0)
-
-    def began(self) -> None:
-        """An answer has begun. If it breaks off, its failure counts with those before."""
-        if self.state is State.HALF_OPEN:
-            self.state, self._has_trial = State.CLOSED, False
-
-    def succeeded(self) -> None:
-        """A request was answered to its end."""
-        if self.state is not State.OPEN:
-            self._num_failures, self._rest = 0, _FIRST_REST
-
-    def abandoned(self) -> None:
-        """A request ended without saying anything of whoever was asked."""
-        self._has_trial = False
-
-    def failed(self, *, is_certain: bool = False, rest: float = 0.0) -> None:
-        """A request failed. `is_certain`: the next one would too. `rest`: the least time to leave it alone."""
-        self._num_failures += 1
-        if self.state is State.OPEN:
-            return  # it was under way when it was opened
-        if is_certain or self.state is State.HALF_OPEN or self._num_failures >= _FAILURES:
-            self._open(rest)
-
-    def _open(self, rest: float) -> None:
-        self.state, self._has_trial = State.OPEN, False
-        self._until = self._clock() + min(_LONGEST_REST, max(self._rest, rest))
-        self._rest = min(_LONGEST_REST, 2 * self._rest)
-
-
 HEADER = "X-Lora-Serve-Overflow"  # of a request that comes from another server: it is computed where it arrives
 CONNECT = 1.0  # seconds
 PROBE = 5.0  # seconds
@@ -98,8 +29,81 @@ FORGET_MODEL = 60.0  # seconds after which an unknown model is asked for again
 FORGET_PACE = 10.0  # seconds in which the last times to a first token lose their weight
 MAX_UNKNOWN = 10_000
 _MAX_PROBE_BYTES = 2**25
-_CERTAIN = (Outcome.UNREACHABLE, Outcome.BUSY, Outcome.FORBIDDEN)
+_CERTAIN = (NeighbourOutcome.UNREACHABLE, NeighbourOutcome.BUSY, NeighbourOutcome.FORBIDDEN)
+_BY_STATUS = {
+    401: NeighbourOutcome.FORBIDDEN,
+    403: NeighbourOutcome.FORBIDDEN,
+    404: NeighbourOutcome.UNKNOWN_MODEL,
+    429: NeighbourOutcome.BUSY,
+    503: NeighbourOutcome.BUSY,
+}
 _log = logging.getLogger(__name__)
+
+
+class BreakerState(enum.StrEnum):
+    CLOSED = "closed"  # requests pass
+    OPEN = "open"  # none does
+    HALF_OPEN = "half-open"  # the probe was answered: one request at a time
+
+
+class Breaker:
+    """Open after failures in a row, or after one that leaves no doubt; each time twice as long as before."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.state = BreakerState.CLOSED
+        self._clock = clock
+        self._num_failures = 0
+        self._rest = _FIRST_REST
+        self._until = 0.0
+        self._has_trial = False
+
+    @property
+    def lets_pass(self) -> bool:
+        """True if a request may be sent now."""
+        return self.state is BreakerState.CLOSED or (self.state is BreakerState.HALF_OPEN and not self._has_trial)
+
+    @property
+    def wants_probe(self) -> bool:
+        """True once an open breaker has rested long enough."""
+        return self.state is BreakerState.OPEN and self._clock() >= self._until
+
+    def begin(self) -> None:
+        """A request is sent."""
+        self._has_trial = self._has_trial or self.state is BreakerState.HALF_OPEN
+
+    def probed(self, *, is_well: bool) -> None:
+        """The probe has ended."""
+        if is_well:
+            self.state, self._has_trial = BreakerState.HALF_OPEN, False
+        else:
+            self._open(0.0)
+
+    def began(self) -> None:
+        """An answer has begun. If it breaks off, its failure counts with those before."""
+        if self.state is BreakerState.HALF_OPEN:
+            self.state, self._has_trial = BreakerState.CLOSED, False
+
+    def succeeded(self) -> None:
+        """A request was answered to its end."""
+        if self.state is not BreakerState.OPEN:
+            self._num_failures, self._rest = 0, _FIRST_REST
+
+    def abandoned(self) -> None:
+        """A request ended without saying anything of whoever was asked."""
+        self._has_trial = False
+
+    def failed(self, *, is_certain: bool = False, rest: float = 0.0) -> None:
+        """A request failed. `is_certain`: the next one would too. `rest`: the least time to leave it alone."""
+        self._num_failures += 1
+        if self.state is BreakerState.OPEN:
+            return  # it was under way when it was opened
+        if is_certain or self.state is BreakerState.HALF_OPEN or self._num_failures >= _FAILURES:
+            self._open(rest)
+
+    def _open(self, rest: float) -> None:
+        self.state, self._has_trial = BreakerState.OPEN, False
+        self._until = self._clock() + min(_LONGEST_REST, max(self._rest, rest))
+        self._rest = min(_LONGEST_REST, 2 * self._rest)
 
 
 class _Model(msgspec.Struct):
@@ -184,16 +188,16 @@ class Neighbour:
                 _check_version(response, digests)
                 yield response
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
-            raise NeighbourError(Outcome.UNREACHABLE, f"no connection ({type(error).__name__})") from None
+            raise NeighbourError(NeighbourOutcome.UNREACHABLE, f"no connection ({type(error).__name__})") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise NeighbourError(Outcome.BROKEN, f"the connection broke ({type(error).__name__})") from None
+            raise NeighbourError(NeighbourOutcome.BROKEN, f"the connection broke ({type(error).__name__})") from None
 
     def began(self, first_token: float) -> None:
         """A first token came after so many seconds."""
         weight = max(0.2, 1 - math.exp((self._seen_at - self._clock()) / FORGET_PACE))
         self._first_token += weight * (first_token - self._first_token)
         self._seen_at = self._clock()
-        if self.breaker.state is not State.CLOSED:
+        if self.breaker.state is not BreakerState.CLOSED:
             _log.info("overflow: the neighbour %s answers again", self.name)
         self.breaker.began()
 
@@ -203,19 +207,19 @@ class Neighbour:
 
     def failed(self, error: NeighbourError, model: str, digests: str) -> None:
         """A request was not answered."""
-        if error.outcome is Outcome.REFUSED:
+        if error.outcome is NeighbourOutcome.REFUSED:
             self.breaker.abandoned()  # it says something of this request alone
             return
-        if error.outcome is Outcome.UNKNOWN_MODEL:
+        if error.outcome is NeighbourOutcome.UNKNOWN_MODEL:
             self.breaker.abandoned()
             if len(self._unknown) >= MAX_UNKNOWN:
                 self._unknown.clear()
             self._unknown[model, digests] = self._clock() + FORGET_MODEL
             _log.warning("overflow: the neighbour %s is not asked for the model %r: %s", self.name, model, error)
             return
-        was_open = self.breaker.state is State.OPEN
+        was_open = self.breaker.state is BreakerState.OPEN
         self.breaker.failed(is_certain=error.outcome in _CERTAIN, rest=error.retry_after)
-        if self.breaker.state is State.OPEN and not was_open:
+        if self.breaker.state is BreakerState.OPEN and not was_open:
             _log.warning("overflow: the neighbour %s is left alone for a while: %s", self.name, error)
 
     async def probe(self) -> frozenset[str] | None:
@@ -241,17 +245,8 @@ def _check_status(response: aiohttp.ClientResponse) -> None:
     status = response.status
     if status == 200:
         return
-    outcome = (
-        Outcome.UNKNOWN_MODEL
-        if status == 404
-        else Outcome.BUSY
-        if status in (429, 503)
-        else Outcome.FORBIDDEN
-        if status in (401, 403)
-        else Outcome.FAILED
-        if status >= 500
-        else Outcome.REFUSED
-    )
+    others = NeighbourOutcome.FAILED if status >= 500 else NeighbourOutcome.REFUSED
+    outcome = _BY_STATUS.get(status, others)
     after = response.headers.get("Retry-After", "")
     raise NeighbourError(outcome, f"status {status}", float(after) if after.isdecimal() and len(after) < 6 else 0.0)
 
@@ -260,4 +255,4 @@ def _check_version(response: aiohttp.ClientResponse, digests: str) -> None:
     """Another lora-serve says which version answers: it must be the one that would have answered here."""
     found = response.headers.get("X-Adapter-Digest")
     if found is not None and found != digests:
-        raise NeighbourError(Outcome.UNKNOWN_MODEL, "it serves another version of the adapter under this name")
+        raise NeighbourError(NeighbourOutcome.UNKNOWN_MODEL, "it serves another version of the adapter under this name")

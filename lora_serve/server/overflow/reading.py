@@ -1,11 +1,12 @@
-"""A neighbour's answer -> events. Nothing of it is believed before it was looked at, and no more of it is read than an
-answer can hold.
+"""A row as a request to a neighbour, and the neighbour's answer as events. Nothing of the answer is believed before it
+was looked at, and no more of it is read than an answer can hold.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import enum
 import hashlib
 import hmac
 import math
@@ -18,13 +19,37 @@ from aiohttp import ClientResponse
 
 from lora_serve.core.messages import FinishEvent, PooledEvent, TokenEvent
 from lora_serve.core.request import FinishReason, InferenceRequest, OnCold
-from lora_serve.server.overflow.outcome import NeighbourError, Outcome
 
 MAX_LINE = 2**18  # bytes; with a prompt's ids, which some send back
 MAX_ID_BYTES = 16  # of a token id in JSON
 BYTES_PER_TOKEN = 4096  # an event with one token has some 400
 _DONE = b"[DONE]"
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # from msgspec's decoder
+
+
+class NeighbourOutcome(enum.StrEnum):
+    """The end of a request to a neighbour. All but the first two and `BROKEN` streams are computed here then."""
+
+    ANSWERED = "answered"
+    LEFT = "left"  # the caller went away
+    UNREACHABLE = "unreachable"  # no connection
+    SLOW = "slow"  # no token in time
+    BUSY = "busy"  # 429 or 503
+    UNKNOWN_MODEL = "unknown_model"  # 404, or another version of the adapter
+    FORBIDDEN = "forbidden"  # 401 or 403
+    REFUSED = "refused"  # another status below 500
+    FAILED = "failed"  # another status from 500 on, or an error in its stream
+    GARBLED = "garbled"  # an answer that makes no sense
+    BROKEN = "broken"  # it ended in the middle
+
+
+class NeighbourError(Exception):
+    """A neighbour has not answered; `str(error)` holds nothing of what was asked, nor of what came back."""
+
+    def __init__(self, outcome: NeighbourOutcome, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.retry_after = retry_after  # seconds; 0: it said nothing of them
 
 
 class _Choice(msgspec.Struct):
@@ -55,18 +80,18 @@ async def tokens_of(
     num_bytes = 2 * MAX_LINE + MAX_ID_BYTES * len(request.prompt_token_ids) + BYTES_PER_TOKEN * sampling.max_tokens
     async for choice in _choices(response, num_bytes):
         if choice.token_ids is None and (choice.text or (choice.finish_reason is not None and not count)):
-            raise NeighbourError(Outcome.GARBLED, "its answers have no token ids (`return_token_ids`)")
+            raise NeighbourError(NeighbourOutcome.GARBLED, "its answers have no token ids (`return_token_ids`)")
         for last in choice.token_ids or ():
             count += 1
             if not 0 <= last < vocab_size or count > sampling.max_tokens or finish is not None:
-                raise NeighbourError(Outcome.GARBLED, "it sent tokens that were not asked for")
+                raise NeighbourError(NeighbourOutcome.GARBLED, "it sent tokens that were not asked for")
             yield TokenEvent(request.request_id, last, None)
         if choice.finish_reason is not None:
             if choice.finish_reason not in ("stop", "length"):
-                raise NeighbourError(Outcome.BROKEN, "it ended its answer for a reason of its own")
+                raise NeighbourError(NeighbourOutcome.BROKEN, "it ended its answer for a reason of its own")
             finish = FinishReason(choice.finish_reason)
     if finish is None:
-        raise NeighbourError(Outcome.BROKEN, "its stream ended in the middle")
+        raise NeighbourError(NeighbourOutcome.BROKEN, "its stream ended in the middle")
     is_end = finish is FinishReason.STOP and last in ends
     yield FinishEvent(request.request_id, finish, last if is_end else None)
 
@@ -80,15 +105,15 @@ async def vector_of(
     async for part in response.content.iter_any():
         text += part
         if len(text) > most:
-            raise NeighbourError(Outcome.GARBLED, "its answer is too long")
+            raise NeighbourError(NeighbourOutcome.GARBLED, "its answer is too long")
     try:
         (vector,) = msgspec.json.decode(bytes(text), type=_Vectors).data
         values = base64.b64decode(vector.embedding, validate=True)
         numbers = struct.unpack(f"<{dimension}f", values)
     except (*NOT_JSON, ValueError, binascii.Error, struct.error):
-        raise NeighbourError(Outcome.GARBLED, "its answer is no vector of this model's length") from None
+        raise NeighbourError(NeighbourOutcome.GARBLED, "its answer is no vector of this model's length") from None
     if not all(map(math.isfinite, numbers)):
-        raise NeighbourError(Outcome.GARBLED, "its vector holds no numbers")
+        raise NeighbourError(NeighbourOutcome.GARBLED, "its vector holds no numbers")
     yield PooledEvent(request.request_id, values)
     yield FinishEvent(request.request_id, FinishReason.STOP)
 
@@ -103,9 +128,9 @@ async def _choices(response: ClientResponse, num_bytes: int) -> AsyncIterator[_C
         try:
             chunk = decoder.decode(data)
         except NOT_JSON:
-            raise NeighbourError(Outcome.GARBLED, "its stream holds no chunks of a completion") from None
+            raise NeighbourError(NeighbourOutcome.GARBLED, "its stream holds no chunks of a completion") from None
         if chunk.error is not None:
-            raise NeighbourError(Outcome.FAILED, "its stream ended with an error")
+            raise NeighbourError(NeighbourOutcome.FAILED, "its stream ended with an error")
         for choice in chunk.choices:
             yield choice
 
@@ -117,7 +142,7 @@ async def _events(response: ClientResponse, num_bytes: int) -> AsyncIterator[byt
         num_bytes -= len(part)
         *lines, rest = (rest + part).split(b"\n")
         if num_bytes < 0 or len(rest) > MAX_LINE:
-            raise NeighbourError(Outcome.GARBLED, "its answer is too long")
+            raise NeighbourError(NeighbourOutcome.GARBLED, "its answer is too long")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
@@ -125,7 +150,7 @@ async def _events(response: ClientResponse, num_bytes: int) -> AsyncIterator[byt
 
 def _check_type(response: ClientResponse, wanted: str) -> None:
     if response.content_type != wanted:
-        raise NeighbourError(Outcome.GARBLED, f"its answer is no {wanted}")
+        raise NeighbourError(NeighbourOutcome.GARBLED, f"its answer is no {wanted}")
 
 
 def can_leave(request: InferenceRequest) -> bool:

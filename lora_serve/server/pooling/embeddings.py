@@ -217,7 +217,7 @@ async def pool(
     services = request.app[SERVICES]
     rows = Rows(services, context, model, requests, max_in_flight=MAX_IN_FLIGHT)
     if services.overflow is not None and may_leave:
-        rows.way = services.overflow.way_of(request, model.adapters, model.spec, requests, is_whole=True)
+        rows.upstream = services.overflow.upstream_for(request, model.adapters, model.spec, requests, is_whole=True)
     vectors = [b""] * len(requests)
     async with rows.admitted():
         while not rows.is_over:

@@ -1,4 +1,5 @@
-"""The listening socket: takes few newcomers at a time, and no more once descriptors are short.
+"""The listening socket, which takes few newcomers at a time, and no more once descriptors are short; and its
+certificate.
 
 asyncio takes as many in one go as may wait. Each is open before anybody can count it, so a burst could take all the
 descriptors of the process; without any left asyncio would go on to ask, and to log it, a thousand times a second.
@@ -10,6 +11,7 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from typing import Any
 
 from aiohttp import web
@@ -17,11 +19,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.setting_groups.http import TlsConfig
 from lora_serve.tenancy.authentication.authenticator import auth_required, is_loopback
 
 MAX_BURST = 64  # connections between two turns of the event loop; well below connections.RESERVED_DESCRIPTORS
-logger = logging.getLogger(__name__)
 SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_log = logging.getLogger(__name__)
+# A body cut short or badly encoded; broken HTTP; a connection that is gone (TLS included).
+_CLIENTS = (web.RequestPayloadError, HttpProcessingError, ConnectionError, asyncio.IncompleteReadError, TimeoutError)
 
 
 class Listener(socket.socket):
@@ -81,14 +86,9 @@ def warn_of_exposure(config: ServerConfig, listener: socket.socket) -> None:
     if is_loopback(address):
         return
     if not auth_required(config.auth_mode, config.host):
-        logger.warning("anybody who can reach %s may use the models: --auth off", address)
+        _log.warning("anybody who can reach %s may use the models: --auth off", address)
     if config.ssl_certfile is None:
-        logger.warning("keys and prompts to %s are not encrypted here: --ssl-certfile, or a proxy before it", address)
-
-
-_log = logging.getLogger(__name__)
-# A body cut short or badly encoded; broken HTTP; a connection that is gone (TLS included).
-_CLIENTS = (web.RequestPayloadError, HttpProcessingError, ConnectionError, asyncio.IncompleteReadError, TimeoutError)
+        _log.warning("keys and prompts to %s are not encrypted here: --ssl-certfile, or a proxy before it", address)
 
 
 def is_clients_fault(error: object) -> bool:
@@ -110,3 +110,63 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
         _log.warning("newcomers have to wait: %s (ulimit -n)", error.strerror)
     else:
         loop.default_exception_handler(context)
+
+
+class ServerTls:
+    """The context to listen with; connections that begin after `reload` get the new certificate and authorities.
+
+    A listening socket keeps its context, whose authorities can be added to and never taken away. So each connection is
+    given the newest context while it begins, by the callback that is there for certificates by name.
+    """
+
+    def __init__(self, config: TlsConfig) -> None:
+        """Raises ConfigError if a file cannot be used."""
+        self._config = config
+        self.context = self._newest = _context(config)
+        self.context.sni_callback = self._choose
+
+    def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Called for every connection, with or without a name."""
+        connection.context = self._newest
+
+    def reload(self) -> None:
+        """Read certificate, key and authorities anew. If a file cannot be used, all stay and the log says so."""
+        try:
+            self._newest = _context(self._config)
+        except ConfigError as error:
+            _log.error("the certificate stays as it was: %s", error)
+        else:
+            _log.info("the certificate was read anew")
+
+
+def _context(config: TlsConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.VerifyMode(config.ssl_cert_reqs)
+    context.set_alpn_protocols(["http/1.1"])
+    _load_certificate(context, config)
+    if (file := config.ssl_ca_certs) is not None:
+        try:
+            context.load_verify_locations(file)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"--ssl-ca-certs: {file} holds no certificates: {_reason(error)}") from None
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
+    assert config.ssl_certfile is not None
+    try:
+        # A key under a password would otherwise ask for it at the terminal.
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
+    except (ssl.SSLError, OSError) as error:
+        files = f"{config.ssl_certfile} with the key in {config.ssl_keyfile or config.ssl_certfile}"
+        raise ConfigError(f"--ssl-certfile: {files} cannot be used: {_reason(error)}") from None
+
+
+def _reason(error: ssl.SSLError | OSError) -> str:
+    """The reason in words; OpenSSL's own is in upper case with underscores."""
+    if isinstance(error, ssl.SSLError):
+        known = {"KEY_VALUES_MISMATCH": "the key is another certificate's"}
+        reason = error.reason or "it is not PEM, or the key has a password"
+        return known.get(reason, reason.replace("_", " ").lower())
+    return error.strerror or str(error)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
@@ -11,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, Pro
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from lora_serve.adapters.catalog.entry import Route
 from lora_serve.core.messages import Timings
 
 MAX_TENANT_LABELS = 200
@@ -21,6 +25,10 @@ ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1,
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 TOKEN_BUCKETS = tuple(count * 10**power for power in range(6) for count in (1, 2, 5))
 REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+STEP = 5  # seconds that are counted together
+MINUTE = 60
+WINDOW = 300  # seconds in which errors and shares are told
+MAX_KNOWN = 40_000  # versions and tenants of which the last answer is known: some megabytes
 
 
 class Metrics:
@@ -198,3 +206,111 @@ class LogMetrics(Collector):
             ("held_back", "Log records summed up as repeats of others.", self._log.num_held_back),
         ):
             yield CounterMetricFamily(f"lora_serve_log_records_{name}", text, value=value)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers of one adapter version, or of several together."""
+
+    per_minute: int = 0  # begun by the engine, and ended within the last minute
+    in_window: int = 0  # within the last WINDOW seconds
+    errors: int = 0  # of those, the ones that an error ended
+    last_used: float | None = None  # Unix seconds of the last one's end; None: none since the server's start
+
+    def plus(self, other: Answers) -> Answers:
+        """Adds another version's answers."""
+        last = max(self.last_used or 0, other.last_used or 0) or None
+        num, errors = self.in_window + other.in_window, self.errors + other.errors
+        return Answers(self.per_minute + other.per_minute, num, errors, last)
+
+
+NO_ANSWERS = Answers()
+
+
+def _steps() -> array[int]:
+    """Number, answers and errors of each step, one behind the other: the oldest first, none older than the window."""
+    return array("q")
+
+
+@dataclass(slots=True)
+class _Counts:
+    last_used: float = 0.0
+    steps: array[int] = field(default_factory=_steps)
+    route: Route | None = None  # with a canary: the last that chose the version
+    routed: array[int] = field(default_factory=_steps)  # of the answers that it chose the version for
+
+
+class Activity:
+    """How often adapters answered within the last minutes, and when they did last: of this server, since its start.
+
+    Each count is there twice: of everybody, and of one tenant. `record` on the event loop, `answers` on any thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time, max_known: int = MAX_KNOWN) -> None:
+        self._clock = clock
+        self._max_known = max_known
+        self._counts: OrderedDict[tuple[str, str, str | None], _Counts] = OrderedDict()  # the latest answer last
+        self._in_window: OrderedDict[tuple[str, str, str | None], _Counts] = OrderedDict()  # those with steps, likewise
+
+    def record(self, tenant: str, name: str, digest: str, *, failed: bool, route: Route | None = None) -> None:
+        """Count an answer that has ended. Never waits and never fails.
+
+        `route`: of the name, if it has a canary and chose the version, and is the same as when it did.
+        """
+        now = self._clock()
+        for owner in (None, tenant):
+            key = (name, digest, owner)
+            counts = self._counts.setdefault(key, _Counts())
+            counts.last_used = now
+            _count(counts.steps, now, failed)
+            if route is not None:
+                if counts.route != route:
+                    counts.route, counts.routed = route, _steps()
+                _count(counts.routed, now, failed)
+            self._in_window[key] = counts
+            for known in (self._counts, self._in_window):
+                known.move_to_end(key)
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        """Drops the steps of whoever had no answer within the window, and the longest unused altogether."""
+        while next(iter(self._in_window.values())).last_used < now - WINDOW - STEP:
+            _, counts = self._in_window.popitem(last=False)
+            counts.steps, counts.routed = _steps(), _steps()
+        while len(self._counts) > self._max_known:
+            key, _ = self._counts.popitem(last=False)
+            self._in_window.pop(key, None)
+
+    def answers(self, name: str, digest: str, tenant: str | None = None, since: float = 0.0) -> Answers:
+        """The answers of a version to one tenant (None: to all), without those before `since` (Unix seconds)."""
+        counts = self._counts.get((name, digest, tenant))
+        if counts is None or counts.last_used < since:
+            return NO_ANSWERS
+        return self._told(counts.steps, counts.last_used, since)
+
+    def routed(self, name: str, digest: str, route: Route, tenant: str | None = None, since: float = 0.0) -> Answers:
+        """Those of the answers for which this route, as it is now, chose the version. `last_used` is the version's."""
+        counts = self._counts.get((name, digest, tenant))
+        if counts is None or counts.route != route or counts.last_used < since:
+            return NO_ANSWERS
+        return self._told(counts.routed, counts.last_used, since)
+
+    def _told(self, counted: array[int], last_used: float, since: float) -> Answers:
+        last = self._clock() // STEP  # not full yet
+        before = max(last - WINDOW // STEP, since // STEP - 1)
+        flat = counted.tolist()
+        steps = [step for step in zip(flat[::3], flat[1::3], flat[2::3], strict=True) if step[0] > before]
+        per_minute = sum(num for number, num, _ in steps if number > last - MINUTE // STEP)
+        num, errors = sum(step[1] for step in steps), sum(step[2] for step in steps)
+        return Answers(per_minute, num, errors, last_used)
+
+
+def _count(steps: array[int], now: float, failed: bool) -> None:
+    """Each change is one call, so that another thread reads whole steps."""
+    number = int(now // STEP)
+    if not steps or steps[-3] != number:
+        steps.extend(array("q", (number, 0, 0)))
+        if len(steps) > 3 * WINDOW // STEP:
+            del steps[:3]
+    steps[-2] += 1
+    steps[-1] += failed

@@ -18,16 +18,16 @@ from transformers import PreTrainedTokenizerFast
 from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.checkpoint import added_tokens
-from lora_serve.adapters.checkpoint.added_tokens import (
+from lora_serve.adapters.checkpoint import own_tokens
+from lora_serve.adapters.checkpoint.bound import BoundAdapter, BoundTokens
+from lora_serve.adapters.checkpoint.content import ADDED_TOKENS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.own_tokens import (
     BaseTokens,
     added_tokens_text,
     find_added_tokens,
     read_added_tokens,
     write_added_tokens,
 )
-from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter, BoundTokens
-from lora_serve.adapters.checkpoint.content import ADDED_TOKENS_NAME, adapter_digest
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.record_files import is_record
@@ -147,10 +147,10 @@ def test_a_string_without_an_end_is_looked_through_once(tmp_path: Path) -> None:
 
 
 def test_a_file_or_a_list_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(added_tokens, "MAX_ADDED_TOKENS_BYTES", 50)
+    monkeypatch.setattr(own_tokens, "MAX_ADDED_TOKENS_BYTES", 50)
     with pytest.raises(InvalidAdapterError, match="take more than 50 bytes"):
         find(tmp_path, [{**NEW, "more": "x" * 60}])
-    monkeypatch.setattr(added_tokens, "MAX_TOKENIZER_BYTES", 20)
+    monkeypatch.setattr(own_tokens, "MAX_TOKENIZER_BYTES", 20)
     with pytest.raises(InvalidAdapterError, match="larger than 20 bytes"):
         find(tmp_path, [NEW])
 

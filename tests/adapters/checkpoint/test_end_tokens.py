@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
-from lora_serve.adapters.checkpoint.artifact import (
+from lora_serve.adapters.checkpoint.content import adapter_digest, check_sizes, read_content
+from lora_serve.adapters.checkpoint.own_tokens import (
+    BaseTokens,
     EndTokens,
     find_end_tokens,
     read_end_tokens,
     write_end_tokens,
 )
-from lora_serve.adapters.checkpoint.content import adapter_digest, check_sizes, read_content
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 

@@ -13,8 +13,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.checkpoint.peft_config import parse_config
-from lora_serve.adapters.checkpoint.targets import targeted
+from lora_serve.adapters.checkpoint.peft_config import parse_config, targeted
 from lora_serve.adapters.registration.validation import check_values
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
-from lora_serve.adapters.checkpoint.peft_config import PeftConfig
-from lora_serve.adapters.checkpoint.targets import saved_whole, targeted, targeted_parameters
+from lora_serve.adapters.checkpoint.peft_config import PeftConfig, saved_whole, targeted, targeted_parameters
 
 PATHS = st.lists(st.text(alphabet="ab_.", min_size=1, max_size=8), min_size=1, max_size=6).map(tuple)
 NAMES = st.lists(st.text(alphabet="ab_.", min_size=1, max_size=4), max_size=5).map(tuple)

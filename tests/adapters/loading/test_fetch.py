@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, adapter_digest, read_content
-from lora_serve.adapters.checkpoint.weights.reading import parse_checked
+from lora_serve.adapters.checkpoint.weights import parse_checked
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.loading.fetch import fetch_timed
 from lora_serve.adapters.stores.disk import DiskStore

@@ -22,7 +22,7 @@ import redis
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.registration.validation import validate
 from lora_serve.adapters.registration.verification import StagedAdapter

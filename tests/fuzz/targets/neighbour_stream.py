@@ -15,8 +15,7 @@ from aiohttp import ClientResponse
 
 from lora_serve.core.messages import FinishEvent, PooledEvent, TokenEvent
 from lora_serve.core.request import InferenceRequest, SamplingParams
-from lora_serve.server.overflow.outcome import NeighbourError
-from lora_serve.server.overflow.reading import tokens_of, vector_of
+from lora_serve.server.overflow.reading import NeighbourError, tokens_of, vector_of
 from tests.fuzz.mutating import Bytes, within
 
 ERRORS = (NeighbourError,)

@@ -6,15 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-from lora_serve.adapters.checkpoint.added_tokens import (
-    BaseTokens,
-    added_tokens_text,
-    find_added_tokens,
-    parse_added_tokens,
-    read_added_tokens,
-    write_added_tokens,
-)
-from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
+from lora_serve.adapters.checkpoint.bound import BoundAdapter
 from lora_serve.adapters.checkpoint.chat_template import (
     BaseTemplates,
     ChatTemplates,
@@ -27,6 +19,14 @@ from lora_serve.adapters.checkpoint.content import (
     TEMPLATE_NAME,
     TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
+)
+from lora_serve.adapters.checkpoint.own_tokens import (
+    BaseTokens,
+    added_tokens_text,
+    find_added_tokens,
+    parse_added_tokens,
+    read_added_tokens,
+    write_added_tokens,
 )
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.adapters.checkpoint.weights.saved import (
+from lora_serve.adapters.checkpoint.saved import (
     SavedAdapter,
     SavedDelta,
     SavedEmbedding,
@@ -54,7 +54,7 @@ def test_plain_lora_is_handed_on_bit_by_bit_in_one_piece_of_memory(engine: Local
     assert adapter.arena is not None
     assert adapter.arena.data_ptr() == delta.a.data_ptr()
     assert adapter.columns is not None
-    assert int(adapter.columns.b.max()) == delta.b.data_ptr()
+    assert int(adapter.columns.tables.b.max()) == delta.b.data_ptr()
     assert (delta.scale, delta.gain, delta.shift) == (2.0, None, None)
 
 

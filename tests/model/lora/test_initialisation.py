@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.checkpoint.weights.reading import read_weights
-from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.core.errors import InvalidAdapterError
 from tests.kind_matrix import EXACT, LIMITS, NUM_BLOCKS, block_bytes, judge
 from tests.local_engine import LocalEngine

@@ -153,7 +153,7 @@ def test_arena_holds_every_tensor_once_and_its_columns_point_into_it() -> None:
     tensors = [t for t in (delta.a, delta.b, delta.gain, delta.shift) if t is not None]
     assert len(tensors) == 4
     assert all(first <= t.data_ptr() and t.data_ptr() + t.nbytes <= last for t in tensors)
-    assert adapter.columns.b[0] == delta.b.data_ptr()  # type: ignore[union-attr]
+    assert adapter.columns.tables.b[0] == delta.b.data_ptr()  # type: ignore[union-attr]
 
 
 def test_computation_waits_for_a_copy_once_and_only_for_the_slot_that_a_row_uses() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.checkpoint.weights.reading import read_weights
+from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.commands.adapter_check import check_adapter
 from lora_serve.core.batch import Batch, Row, RowAdapter, SlotRef
 from lora_serve.core.config import EngineConfig, ModelConfig

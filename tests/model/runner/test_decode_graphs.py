@@ -206,10 +206,10 @@ def test_what_a_graph_cannot_hold_goes_the_ordinary_way(world: World) -> None:
     for words, row in refused.items():
         assert not world.graphs.can_replay([base, row]), words
     assert not world.graphs.can_replay([base] * (MAX_ROWS + 1))
-    world.plain._slots._with_changes.add(1)
+    world.plain._slots._contents[1].has_changes = True
     assert not world.graphs.can_replay([decode(0, 4, table, 9, b)])
     assert world.graphs.can_replay([decode(0, 4, table, 9, a)])
-    world.plain._slots._with_changes.discard(1)
+    world.plain._slots._contents[1].has_changes = False
 
 
 class Refused:

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import EngineLostError, InternalError
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.tenant import Quota
+from tests.mock_engine import MockReply
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.accounting.test_usage_api import usage
 from tests.server.conftest import BASE, House

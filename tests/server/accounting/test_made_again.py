@@ -9,7 +9,7 @@ import pytest
 
 from lora_serve.core.stats import EMPTY, SlotInfo
 from lora_serve.core.tenant import Quota, Role
-from lora_serve.server.upkeep.periodic import record_residency
+from lora_serve.server.upkeep import record_residency
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.accounting.test_audit_api import audit
 from tests.server.accounting.test_usage_api import usage

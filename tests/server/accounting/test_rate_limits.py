@@ -8,10 +8,10 @@ import aiohttp
 import openai
 import pytest
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import InternalError
 from lora_serve.core.tenant import Quota
 from lora_serve.server.context import duration
+from tests.mock_engine import MockReply
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.conftest import BASE, House
 from tests.tenancy.quotas.limited import Clock

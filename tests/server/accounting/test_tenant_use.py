@@ -7,8 +7,8 @@ from typing import Any
 
 import aiohttp
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.tenant import Quota, Role
+from tests.mock_engine import MockReply
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.conftest import House
 

@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.client.mock import TIMINGS, MockReply
 from lora_serve.core.errors import InternalError
 from lora_serve.core.stats import EMPTY, ReplicaState, ReplicaStats, SlotInfo, merged
 from lora_serve.core.tenant import Role
-from lora_serve.server.upkeep.periodic import record_residency
+from lora_serve.server.upkeep import record_residency
 from lora_serve.tenancy.usage.metering import summed
+from tests.mock_engine import TIMINGS, MockReply
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.conftest import BASE, House
 from tests.tenancy.quotas.limited import Clock

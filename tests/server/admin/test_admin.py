@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.adapter import TAKEN_ENDS
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import AdapterUnavailableError
@@ -21,6 +20,7 @@ from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
 from lora_serve.server.app import build_app
 from lora_serve.server.route import Access
 from lora_serve.server.routes import TABLE
+from tests.mock_engine import MockReply
 
 BASE = "tiny-base"
 

@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 
 from lora_serve import __version__
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import EngineLostError
 from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats, merged
+from tests.mock_engine import MockReply
 from tests.server.conftest import ADMIN, BASE
 from tests.server.fleets import REPLICAS, play_fleet
 

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import InternalError
 from tests.catalog_versions import digest, version
 from tests.many_adapters import fill
+from tests.mock_engine import MockReply
 from tests.server.conftest import leave_in_the_middle
 
 MANY = 10_000

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.client.mock import MockReply
+from tests.mock_engine import MockReply
 
 
 async def send(session: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> tuple[int, Any]:

@@ -20,7 +20,7 @@ from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.app.warm_up import register_modules
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import NotReadyError
-from lora_serve.server.background.staging import NUM_TRANSFERS, Staging
+from lora_serve.server.background.registering import NUM_TRANSFERS, Staging
 from tests.fake_hub import COMMIT, FakeHub
 from tests.http_thread import serving
 from tests.server.admin.test_upload import NAMES, nothing_left, tar_of

@@ -12,11 +12,11 @@ import openai
 import pytest
 
 from lora_serve.core.tenant import TENANT_LIMITS
+from lora_serve.server import upkeep
 from lora_serve.server.admin.protocol import KeyQuotaFields, QuotaFields
 from lora_serve.server.route import Access
 from lora_serve.server.routes import TABLE
 from lora_serve.server.schemas.fields import marked
-from lora_serve.server.upkeep import periodic
 from tests.server.admin.test_upload import form_of
 from tests.server.conftest import House
 from tests.server.tenants import Tenancy, tenancy_of
@@ -368,7 +368,7 @@ async def test_uses_are_written_down_in_batches_and_at_the_end(
     before = directory.snapshot.position.generation
     await asyncio.gather(*(tenancy.ask("acme", BASE) for _ in range(20)))
     assert directory.snapshot.position.generation == before
-    await periodic.write_uses(keys)
+    await upkeep.write_uses(keys)
     assert directory.snapshot.position.generation == before + 1
     assert directory.snapshot.last_used(tenancy.secrets["acme"][3:15]) is not None
 

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.server.background.fair_threads import MAX_WAITING
+from lora_serve.server.background.tasks import MAX_WAITING
 
 NAMES = ("adapter_config.json", "adapter_model.safetensors")
 URL = "/admin/adapters/acme/up"

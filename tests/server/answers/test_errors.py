@@ -16,13 +16,13 @@ import torch
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core import errors
 from lora_serve.server.answers import wire_error
 from lora_serve.server.middleware import answer
 from lora_serve.server.route import ROUTES
 from lora_serve.server.routes import TABLE
 from lora_serve.server.services import SERVICES
+from tests.mock_engine import MockReply
 from tests.server.conftest import leave_in_the_middle
 
 REQUEST_ID = "0123456789abcdef"

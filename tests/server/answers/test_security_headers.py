@@ -8,9 +8,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import NumericalError
 from lora_serve.server.routes import TABLE
+from tests.mock_engine import MockReply
 from tests.server.sockets.test_framing import raw
 
 NEEDED = {

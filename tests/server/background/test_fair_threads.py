@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from lora_serve.core.errors import InternalError, NotReadyError, RateLimitedError
-from lora_serve.server.background.fair_threads import MAX_WAITING, FairThreads
+from lora_serve.server.background.tasks import MAX_WAITING, FairThreads
 
 PATIENCE = 60.0  # seconds, of a test that fails
 

@@ -13,8 +13,8 @@ from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import TokenGrammar
 from lora_serve.core.setting_groups.grammars import GrammarConfig
-from lora_serve.server.background import grammar_checks
-from lora_serve.server.background.grammar_checks import GrammarChecks, KnownGrammars
+from lora_serve.server.background import caller_texts
+from lora_serve.server.background.caller_texts import GrammarChecks, KnownGrammars
 from lora_serve.text.grammars.checking import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 from lora_serve.text.tokenizer import TextModel
@@ -77,14 +77,14 @@ async def test_style_is_part_of_what_is_asked(checks: GrammarChecks) -> None:
 async def test_costly_schemas_of_one_tenant_do_not_delay_another(
     checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked, is_over = grammar_checks.checked_text, threading.Event()
+    checked, is_over = caller_texts.checked_text, threading.Event()
 
     def slow(constraint: Constraint, *others: Any) -> str:
         if constraint.source["const"] >= 100:
             is_over.wait(60)
         return checked(constraint, *others)
 
-    monkeypatch.setattr(grammar_checks, "checked_text", slow)
+    monkeypatch.setattr(caller_texts, "checked_text", slow)
     crowd = [asyncio.create_task(checks.of("hostile", schema(100 + number))) for number in range(5)]
     await asyncio.sleep(0.05)
     await checks.of("acme", schema(1))

@@ -12,7 +12,7 @@ import pytest
 
 from lora_serve.console.files import FOLDER, INDEX, imported, page_files
 from lora_serve.core.config import ServerConfig
-from lora_serve.server.console.page import is_on
+from lora_serve.server.console import is_on
 
 RAW = {"Accept-Encoding": "identity"}
 

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from lora_serve.client.mock import MockReply
 from lora_serve.console.live import hub as hub_module
-from lora_serve.server.console import stream as stream_module
+from lora_serve.server import console as stream_module
 from lora_serve.server.route import EVENTS
+from tests.mock_engine import MockReply
 from tests.server.answer_schemas import faults_of
 from tests.server.conftest import ADMIN, BASE, House
 from tests.server.tenants import Tenancy, tenancy_of

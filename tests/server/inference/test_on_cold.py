@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.request import OnCold
+from tests.mock_engine import MockReply
 from tests.server.conftest import BASE
 
 COMPLETION = {"model": "acme/bot", "prompt": "Hello", "max_tokens": 2}

@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.messages import PromptEvent, Timings
 from lora_serve.core.request import InferenceRequest
 from lora_serve.tenancy.usage.figures import AnswerUse
+from tests.mock_engine import MockReply
 
 BASE = "tiny-base"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]

@@ -11,9 +11,9 @@ from openai import AsyncOpenAI, BadRequestError
 from openai.types.responses import Response, ResponseOutputMessage
 from pydantic import BaseModel
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import InternalError
 from lora_serve.core.request import FinishReason
+from tests.mock_engine import MockReply
 
 Ids = Callable[[str], tuple[int, ...]]
 BASE = "tiny-base"

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.client.mock import MockReply
+from tests.mock_engine import MockReply
 from tests.server.answer_schemas import EVENTS, faults_of
 
 Ids = Callable[[str], tuple[int, ...]]

@@ -12,9 +12,9 @@ import pytest
 from openai import AsyncOpenAI, AuthenticationError, InternalServerError
 
 from lora_serve import __version__
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.server.lifecycle import Lifecycle, ServerState
+from tests.mock_engine import MockReply
 
 KEY = "admin-key-of-the-tests"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]

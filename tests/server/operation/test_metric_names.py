@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.config import ServerConfig
 from lora_serve.server.operation.metrics import names_note
+from tests.mock_engine import MockReply
 
 KEY = "admin-key-of-the-tests"
 ADMIN = {"Authorization": f"Bearer {KEY}"}

@@ -15,7 +15,6 @@ from aiohttp import web
 from openai import AsyncOpenAI
 
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.client.mock import MockReply
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.setting_groups.overflow import OverflowConfig
@@ -24,6 +23,7 @@ from lora_serve.server.services import Services
 from lora_serve.tenancy.directory.directory import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier
+from tests.mock_engine import MockReply
 from tests.server.conftest import House, opened_house, opened_services
 
 KEY = "a-key-of-the-neighbour"

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from lora_serve.client.mock import MockReply
 from lora_serve.server.overflow.neighbour import HEADER
+from tests.mock_engine import MockReply
 from tests.server.conftest import House
 from tests.server.overflow.conftest import KEY, Busy, outcomes, overflow_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.server.overflow.neighbour import Breaker, State
+from lora_serve.server.overflow.neighbour import Breaker, BreakerState
 
 
 class Clock:
@@ -23,7 +23,7 @@ def test_three_failures_in_a_row_open_it() -> None:
         breaker.failed()
     assert breaker.lets_pass
     breaker.failed()
-    assert (breaker.state, breaker.lets_pass) == (State.OPEN, False)
+    assert (breaker.state, breaker.lets_pass) == (BreakerState.OPEN, False)
 
 
 def test_answers_that_always_break_off_open_it_too() -> None:
@@ -31,7 +31,7 @@ def test_answers_that_always_break_off_open_it_too() -> None:
     for _ in range(3):
         breaker.began()
         breaker.failed()
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
 
 
 def test_each_rest_is_twice_as_long_as_the_last_and_a_success_forgets_them() -> None:
@@ -71,7 +71,7 @@ def test_after_the_probe_one_request_goes_alone() -> None:
     assert breaker.lets_pass
     breaker.begin()
     breaker.failed()
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
     breaker.failed()  # one that was under way
     clock.now = 7.0
     assert breaker.wants_probe

@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 from openai import APIError, AsyncOpenAI
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import NumericalError
 from lora_serve.core.setting_groups.overflow import OverflowConfig
-from lora_serve.server.overflow.neighbour import Breaker, State
+from lora_serve.server.overflow.neighbour import Breaker, BreakerState
 from lora_serve.server.services import Services
+from tests.mock_engine import MockReply
 from tests.server.conftest import House
 from tests.server.overflow.conftest import Actor, Busy, chunk, never, outcomes, overflow_of, streams
 
@@ -207,7 +207,7 @@ class TestDeadNeighbour:
                 await asyncio.sleep(0.001)
         busy.end()
         assert [answered.status for answered in await asyncio.gather(*waiting)] == [200] * 20
-        assert overflow_of(house).neighbours[0].breaker.state is State.OPEN
+        assert overflow_of(house).neighbours[0].breaker.state is BreakerState.OPEN
         assert not overflow_of(house).neighbours[0].may_be_asked(1, "", "")
         (probed,) = [record for record in caplog.get_records("setup") if "overflow" in record.message]
         assert "the neighbour gone does not answer GET /v1/models" in probed.message
@@ -218,16 +218,16 @@ async def test_neighbour_that_is_back_is_asked_again(busy: Busy, actor: Actor, h
     actor.answer = status(503)
     waiting = asyncio.create_task(asked(http))
     async with asyncio.timeout(10):
-        while neighbour.breaker.state is not State.OPEN:
+        while neighbour.breaker.state is not BreakerState.OPEN:
             await asyncio.sleep(0.001)
         actor.answer = streams(chunk(token_ids=[65], text="a"), END, DONE)
         since, known = time.monotonic(), actor.num_probes
-        while neighbour.breaker.state is not State.HALF_OPEN:
+        while neighbour.breaker.state is not BreakerState.HALF_OPEN:
             await asyncio.sleep(0.01)
     assert time.monotonic() - since > 0.5
     assert actor.num_probes == known + 1
     assert (await asked(http)).headers["X-Served-By"] == "near"
-    assert neighbour.breaker.state is State.CLOSED
+    assert neighbour.breaker.state is BreakerState.CLOSED
     busy.end()
     assert (await waiting).status == 200
 

@@ -11,11 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.client.mock import MockEngineClient, MockReply
 from lora_serve.core.messages import Event
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.setting_groups.overflow import OverflowConfig
+from tests.mock_engine import MockEngineClient, MockReply
 from tests.server.conftest import House
 
 STEP = 0.05  # seconds for a prompt, and for each token

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from lora_serve.adapters.catalog.entry import VersionEntry
-from lora_serve.client.mock import MockReply
 from lora_serve.core.model_spec import PoolingSpec
 from lora_serve.text.tokenizer import TextModel
 from tests.catalog_versions import digest
+from tests.mock_engine import MockReply
 from tests.server.conftest import BASE
 from tests.server.pooling.conftest import CLASSIFY
 

@@ -8,12 +8,12 @@ import aiohttp
 import pytest
 import torch
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.model_spec import PoolingSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.server.pooling.scores import create_rerank, create_score
 from lora_serve.server.routes import TABLE
 from lora_serve.text.tokenizer import TextModel
+from tests.mock_engine import MockReply
 from tests.server.conftest import BASE
 from tests.server.pooling.conftest import CLASSIFY, RANK
 from tests.text.tiny_tokenizer import bert_tokenizer

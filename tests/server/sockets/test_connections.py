@@ -16,7 +16,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.setting_groups.http import ConnectionLimits
 from lora_serve.server.app import build_app
@@ -27,6 +26,7 @@ from lora_serve.server.sockets.connections import (
     GuardedSite,
     descriptors_for,
 )
+from tests.mock_engine import MockReply
 
 KEY = "admin-key-of-the-tests"
 LIMITS = ConnectionLimits(

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lora_serve.client.mock import MockReply
-from lora_serve.server.sockets import half_closed
+from lora_serve.server.sockets import http_runner
+from tests.mock_engine import MockReply
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = json.dumps({"prompt": "x", "max_tokens": 3}).encode()
@@ -60,7 +60,7 @@ async def until(is_true: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_closed, "_BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(http_runner, "_BETWEEN_LOOKS", 0.1)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ async def test_half_a_request_is_given_up_at_once(house: Any) -> None:
 async def test_client_that_cannot_be_asked_is_waited_for_a_moment(
     house: Any, gate: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(half_closed, "PATIENCE", 0.2)
+    monkeypatch.setattr(http_runner, "PATIENCE", 0.2)
     async with sent(port_of(house), completion(version="1.0")) as (reader, _):
         assert await reader.read() == b""
     await until(lambda: len(house.engine.aborted) == 1)

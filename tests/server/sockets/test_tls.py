@@ -22,7 +22,7 @@ from lora_serve.core.setting_groups.http import TlsConfig
 from lora_serve.server.app import build_app
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.http_runner import HttpRunner
-from lora_serve.server.sockets.tls import ServerTls
+from lora_serve.server.sockets.listener import ServerTls
 from tests.certificates import Certificate, make_certificate
 
 Serve = Callable[[ServerTls], Awaitable[int]]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from lora_serve.adapters.catalog.entry import Canary, Route
-from lora_serve.server.telemetry import activity as activity_module
-from lora_serve.server.telemetry.activity import NO_ANSWERS, STEP, WINDOW, Activity, Answers
+from lora_serve.server.telemetry import metrics as activity_module
+from lora_serve.server.telemetry.metrics import NO_ANSWERS, STEP, WINDOW, Activity, Answers
 
 
 @dataclass

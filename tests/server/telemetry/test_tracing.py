@@ -20,10 +20,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from lora_serve.app.otel import OtelTraces, exporter_for
 from lora_serve.app.tracing import opened_traces
-from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import ConfigError, NumericalError
 from lora_serve.server.services import Services
 from tests.http_thread import serving
+from tests.mock_engine import MockReply
 from tests.server.conftest import leave_in_the_middle
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

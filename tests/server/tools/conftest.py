@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from lora_serve.client.mock import MockReply
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import TokenGrammar
 from lora_serve.text.tokenizer import TextModel
+from tests.mock_engine import MockReply
 from tests.text.tool_templates import tool_model
 
 Says = Callable[..., None]

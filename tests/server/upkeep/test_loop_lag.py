@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lora_serve.server.upkeep.periodic import LAG_INTERVAL as INTERVAL
-from lora_serve.server.upkeep.periodic import probe, samples
+from lora_serve.server.upkeep import LAG_INTERVAL as INTERVAL
+from lora_serve.server.upkeep import probe, samples
 
 NAME = "lora_serve_event_loop_lag_seconds"
 

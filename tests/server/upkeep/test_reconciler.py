@@ -9,8 +9,8 @@ import pytest
 
 from lora_serve.core.errors import NotReadyError
 from lora_serve.core.messages import Pin
+from lora_serve.server import upkeep
 from lora_serve.server.admin.adapters import set_pinned
-from lora_serve.server.upkeep import reconciler
 
 
 async def test_what_was_registered_and_deleted_between_two_looks_is_freed(house: Any) -> None:
@@ -26,7 +26,7 @@ async def test_what_was_registered_and_deleted_between_two_looks_is_freed(house:
 async def test_adapter_that_is_pinned_while_no_engine_is_there_is_brought_to_the_next_one(
     house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler, "RETRY", 0.01)
+    monkeypatch.setattr(upkeep, "RECONCILER_RETRY", 0.01)
     ref = await house.register("a")
     house.engine.command_error = NotReadyError("No engine is there at present; try again.")
     await set_pinned(house.services, "a", True)

@@ -5,7 +5,7 @@
     rank = method.bind(plan, module, shapes, ...)   from shapes alone
     method.factors(plan, module, tensors, ...)      LoRA factors: delta_W = scale * b.T @ a, algebra and no SVD
 
-Numpy alone, so that checking an adapter loads no torch (weights/reading.py has what needs torch).
+Numpy alone, so that checking an adapter loads no torch (saved.py has what needs torch).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Method(Protocol):
     """Matches a module of this package. A plan is the method's own frozen type: hand it back as it came."""
 
     PEFT_TYPE: str
-    HARMLESS: frozenset[str]  # settings beyond the shared ones (settings.SHARED) that change nothing
+    HARMLESS: frozenset[str]  # settings beyond the shared ones (peft_fields.SHARED) that change nothing
     UNDERSTOOD: frozenset[str]
     ROLES: re.Pattern[str]  # a tensor's name to groups `module` (None: one for the whole model) and `role`
 

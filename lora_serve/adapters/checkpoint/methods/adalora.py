@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from lora_serve.adapters.checkpoint.methods.factors import Arrays, Factors, Shapes, misfits, rounded, wide
+from lora_serve.adapters.checkpoint.methods.factors import Arrays, Factors, Shapes, misfits, rounded, tensor_names, wide
 from lora_serve.adapters.checkpoint.peft_fields import Settings, show, words
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import LinearShape
@@ -26,7 +26,7 @@ HARMLESS = words(
     "orth_reg_weight qalora_group_size r target_r tfinal tinit total_step use_rslora"
 )
 UNDERSTOOD = words("init_r lora_alpha rank_pattern")
-ROLES = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>lora_[ABE])(?:\.default)?\Z")
+ROLES = tensor_names("lora_[ABE]")
 _PATTERN_KEY = re.compile(r"(?P<module>.+)\.lora_E(?:\.default)?\Z")
 
 

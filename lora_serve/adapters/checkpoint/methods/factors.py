@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,6 +24,11 @@ class Factors:
     a: npt.NDArray[np.float32]  # [rank, in_features], contiguous
     b: npt.NDArray[np.float32]  # [rank, out_features], contiguous: LoRA's B transposed
     scale: float
+
+
+def tensor_names(roles: str) -> re.Pattern[str]:
+    """The names of tensors of one module. `roles`: a pattern. Older files keep the adapter's name at the end."""
+    return re.compile(rf"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>{roles})(?:\.default)?\Z")
 
 
 def rounded(a: Array, b: Array, scale: float, module: str) -> Factors:

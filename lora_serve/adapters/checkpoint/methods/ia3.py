@@ -6,7 +6,6 @@ These are no low-rank deltas, so there are gains in place of factors. Source: pe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lora_serve.adapters.checkpoint.methods.factors import Arrays, Shapes, misfits
+from lora_serve.adapters.checkpoint.methods.factors import Arrays, Shapes, misfits, tensor_names
 from lora_serve.adapters.checkpoint.module_patterns import Pattern, match_names
 from lora_serve.adapters.checkpoint.peft_fields import Settings, words
 from lora_serve.core.model_spec import LinearShape
@@ -22,17 +21,7 @@ from lora_serve.core.model_spec import LinearShape
 PEFT_TYPE = "IA3"
 HARMLESS = words("fan_in_fan_out init_ia3_weights")
 UNDERSTOOD = words("feedforward_modules")
-ROLES = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>ia3_l)(?:\.default)?\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class Ia3Config:
-    feedforward_modules: tuple[str, ...] | str  # endings of module paths, or a regex
-
-
-@dataclass(frozen=True, slots=True)
-class Ia3Plan:
-    feedforward: frozenset[str]  # modules whose inputs are scaled, not their outputs
+ROLES = tensor_names("ia3_l")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +32,28 @@ class Gains:
     output: npt.NDArray[np.float32] | None  # [out_features]
 
 
-def parse(table: Mapping[str, Any]) -> Ia3Config:
+def parse(table: Mapping[str, Any]) -> tuple[str, ...] | str:
+    """The feed-forward modules: endings of their paths, or a regex."""
     settings = Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
-    config = Ia3Config(settings.names_or_regex("feedforward_modules"))
+    endings = settings.names_or_regex("feedforward_modules")
     settings.finish()
-    return config
+    return endings
 
 
-def plan(config: Ia3Config, targets: Mapping[str, LinearShape]) -> Ia3Plan:
+def plan(config: tuple[str, ...] | str, targets: Mapping[str, LinearShape]) -> frozenset[str]:
     """The modules whose inputs are scaled. Raises InvalidAdapterError (see checkpoint/module_patterns.py)."""
-    endings = config.feedforward_modules
-    if isinstance(endings, str):
-        return Ia3Plan(match_names([Pattern(endings, whole=True)], tuple(targets))[0])
+    if isinstance(config, str):
+        return match_names([Pattern(config, whole=True)], tuple(targets))[0]
     # PEFT asks for no dot before the ending here, unlike for target_modules.
-    return Ia3Plan(frozenset(module for module in targets if module.endswith(endings)))
+    return frozenset(module for module in targets if module.endswith(config))
 
 
-def bind(plan: Ia3Plan, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:
+def bind(plan: frozenset[str], module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:
     """0 (there is no low-rank delta), or why the shapes do not fit."""
-    expected = (1, in_features) if module in plan.feedforward else (out_features, 1)
+    expected = (1, in_features) if module in plan else (out_features, 1)
     return misfits(module, shapes, {"ia3_l": expected}) or 0
 
 
-def gains(plan: Ia3Plan, module: str, tensors: Arrays) -> Gains:
+def gains(plan: frozenset[str], module: str, tensors: Arrays) -> Gains:
     gain = np.ascontiguousarray(tensors["ia3_l"], dtype=np.float32).reshape(-1)
-    return Gains(gain, None) if module in plan.feedforward else Gains(None, gain)
+    return Gains(gain, None) if module in plan else Gains(None, gain)

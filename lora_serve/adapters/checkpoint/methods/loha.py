@@ -8,39 +8,46 @@ a LoRA of rank r^2, or of the layer's smaller side where that is less. Names: pe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, Shapes, misfits, rounded, split, wide
+from lora_serve.adapters.checkpoint.methods.factors import (
+    Array,
+    Arrays,
+    Factors,
+    Shapes,
+    misfits,
+    rounded,
+    split,
+    tensor_names,
+    wide,
+)
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
-from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, PatternedPlan, Settings, plan, read, words
+from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, RankTable, Settings, plan, read, words
 
 __all__ = ["HARMLESS", "PEFT_TYPE", "ROLES", "UNDERSTOOD", "bind", "factors", "parse", "plan"]
 
 PEFT_TYPE = "LOHA"
 HARMLESS = words("init_weights module_dropout rank_dropout use_effective_conv2d")
 UNDERSTOOD = PATTERN_KEYS
-ROLES = re.compile(  # t: convolutions
-    r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>hada_w[12]_[ab]|hada_t[12])(?:\.default)?\Z"
-)
+ROLES = tensor_names("hada_w[12]_[ab]|hada_t[12]")  # t: convolutions
 
 
 def parse(table: Mapping[str, Any]) -> RankRules:
     return read(Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD))
 
 
-def bind(plan: PatternedPlan, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:
-    rank, _ = plan.modules[module]
+def bind(plan: RankTable, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:
+    rank, _ = plan[module]
     left, right = (out_features, rank), (rank, in_features)
     expected = {"hada_w1_a": left, "hada_w1_b": right, "hada_w2_a": left, "hada_w2_b": right}
     return misfits(module, shapes, expected) or min(rank * rank, in_features, out_features)
 
 
-def factors(plan: PatternedPlan, module: str, tensors: Arrays, in_features: int, out_features: int) -> Factors:
-    rank, scale = plan.modules[module]
+def factors(plan: RankTable, module: str, tensors: Arrays, in_features: int, out_features: int) -> Factors:
+    rank, scale = plan[module]
     parts = wide(tensors)
     w1_a, w1_b, w2_a, w2_b = (parts[f"hada_{name}"] for name in ("w1_a", "w1_b", "w2_a", "w2_b"))
     if rank * rank >= min(in_features, out_features):

@@ -8,15 +8,23 @@ alpha / r scales whole matrices too, as in peft/tuners/lokr/layer.py (LyCORIS it
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, Shapes, rounded, split, wide
+from lora_serve.adapters.checkpoint.methods.factors import (
+    Array,
+    Arrays,
+    Factors,
+    Shapes,
+    rounded,
+    split,
+    tensor_names,
+    wide,
+)
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
-from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, PatternedPlan, Settings, plan, read, words
+from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, RankTable, Settings, plan, read, words
 
 __all__ = ["HARMLESS", "PEFT_TYPE", "ROLES", "UNDERSTOOD", "bind", "factors", "parse", "plan"]
 
@@ -26,9 +34,7 @@ HARMLESS = words(
     "decompose_both decompose_factor init_weights module_dropout rank_dropout rank_dropout_scale use_effective_conv2d"
 )
 UNDERSTOOD = PATTERN_KEYS
-ROLES = re.compile(  # t2: convolutions
-    r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>lokr_w[12](?:_[ab])?|lokr_t2)(?:\.default)?\Z"
-)
+ROLES = tensor_names("lokr_w[12](?:_[ab])?|lokr_t2")  # t2: convolutions
 _SIDES = ("lokr_w1", "lokr_w2")
 
 
@@ -36,8 +42,8 @@ def parse(table: Mapping[str, Any]) -> RankRules:
     return read(Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD))
 
 
-def bind(plan: PatternedPlan, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:
-    rank, _ = plan.modules[module]
+def bind(plan: RankTable, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:
+    rank, _ = plan[module]
     reasons = [f"lokr_t2 of {module} does not belong to a linear layer"] if "lokr_t2" in shapes else []
     reasons += [reason for side in _SIDES for reason in _side_misfits(module, side, shapes, rank)]
     if reasons:
@@ -49,8 +55,8 @@ def bind(plan: PatternedPlan, module: str, shapes: Shapes, in_features: int, out
     return _inner("lokr_w1", shapes) * _inner("lokr_w2", shapes)
 
 
-def factors(plan: PatternedPlan, module: str, tensors: Arrays, in_features: int, out_features: int) -> Factors:
-    _, scale = plan.modules[module]
+def factors(plan: RankTable, module: str, tensors: Arrays, in_features: int, out_features: int) -> Factors:
+    _, scale = plan[module]
     parts = wide(tensors)
     (left_1, right_1), (left_2, right_2) = (_halves(side, parts) for side in _SIDES)
     return rounded(np.kron(right_1, right_2), np.kron(left_1, left_2).T, scale, module)

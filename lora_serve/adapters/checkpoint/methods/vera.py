@@ -3,7 +3,7 @@ https://arxiv.org/abs/2310.11454).
 
 delta_W = diag(lambda_b) B[:out] diag(lambda_d) A[:, :in], with lambda_d [r], lambda_b [out], A [r, largest in] and
 B [largest out, r]: a LoRA of rank r whose A is lambda_d * A[:, :in] and whose B is lambda_b * B[:out], at scale 1.
-A and B are saved once for the model, or not at all (save_projection false): see weights/reading.py.
+A and B are saved once for the model, or not at all (save_projection false): see saved.py.
 """
 
 from __future__ import annotations
@@ -37,11 +37,9 @@ class VeraConfig:
 class VeraPlan:
     """Shared A is [r, in_features], shared B [out_features, r]: the largest of any targeted layer."""
 
-    r: int
+    config: VeraConfig
     in_features: int
     out_features: int
-    projection_prng_key: int
-    save_projection: bool
 
 
 def parse(table: Mapping[str, Any]) -> VeraConfig:
@@ -58,24 +56,21 @@ def parse(table: Mapping[str, Any]) -> VeraConfig:
 
 def plan(config: VeraConfig, targets: Mapping[str, LinearShape]) -> VeraPlan:
     """`targets`: every linear layer that the config targets, not only those with tensors."""
-    return VeraPlan(
-        r=config.r,
-        in_features=max((shape.in_features for shape in targets.values()), default=0),
-        out_features=max((shape.out_features for shape in targets.values()), default=0),
-        projection_prng_key=config.projection_prng_key,
-        save_projection=config.save_projection,
-    )
+    shapes = targets.values()
+    largest_in = max((shape.in_features for shape in shapes), default=0)
+    return VeraPlan(config, largest_in, max((shape.out_features for shape in shapes), default=0))
 
 
 def bind(plan: VeraPlan, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:
     """`shapes` holds the module's own roles and, if they were saved, the shared vera_A and vera_B."""
-    expected: dict[str, tuple[int, ...]] = {"vera_lambda_b": (out_features,), "vera_lambda_d": (plan.r,)}
-    if plan.save_projection:
-        expected |= {"vera_A": (plan.r, plan.in_features), "vera_B": (plan.out_features, plan.r)}
+    r = plan.config.r
+    expected: dict[str, tuple[int, ...]] = {"vera_lambda_b": (out_features,), "vera_lambda_d": (r,)}
+    if plan.config.save_projection:
+        expected |= {"vera_A": (r, plan.in_features), "vera_B": (plan.out_features, r)}
     elif shapes.keys() & {"vera_A", "vera_B"}:
         # PEFT would ignore them and draw its own.
         return ["vera_A and vera_B are saved, but save_projection is false: which are meant is unclear"]
-    return misfits(module, shapes, expected) or plan.r
+    return misfits(module, shapes, expected) or r
 
 
 def factors(plan: VeraPlan, module: str, tensors: Arrays, in_features: int, out_features: int) -> Factors:

@@ -30,7 +30,7 @@ class _NativeStep:
     """A step in the form that the layer's function reads, and the tensors it points at."""
 
     step: native.Step
-    room: Tensor
+    scratch: Tensor
     cos: Tensor  # the model's own object: another one belongs to another pass
     kept: tuple[Any, ...]
 
@@ -58,10 +58,10 @@ class FusedDecoderLayer:
         attention = self._attention
         self._linears = (*attention.joined.parts, attention.output, *mlp.joined.parts, mlp.down)
         self._columns = (*attention.joined.columns, slice(0), *mlp.joined.columns, slice(0))
-        self._run, room_bytes = native.load(attention.cache.shape.dtype)
+        self._run, scratch_bytes = native.load(attention.cache.shape.dtype)
         self._layer = _layer_of(parts)
         self._tables: Any = None
-        self._room_bytes: int = room_bytes(self._layer)
+        self._scratch_bytes: int = scratch_bytes(self._layer)
         self._heads = self._layer.heads
         self._index = attention.layer
 
@@ -76,7 +76,7 @@ class FusedDecoderLayer:
             self._layer.adapters = native.array_of(native.Adapters, [*map(self._adapters, range(7))])
         found = self._native_step(step, *embeddings)
         self._run(
-            self._layer, found.step, hidden_states.data_ptr(), found.room.data_ptr(),
+            self._layer, found.step, hidden_states.data_ptr(), found.scratch.data_ptr(),
             *self._attention.cache.addresses(self._index),
         )  # fmt: skip
         return hidden_states
@@ -99,16 +99,14 @@ class FusedDecoderLayer:
                 step.cache_positions.data_ptr(), own_cos.data_ptr(), own_sin.data_ptr(), pieces.blocks.data_ptr(),
                 pieces.table.data_ptr(),
             )  # fmt: skip
-            room = torch.empty(tokens * self._room_bytes, dtype=torch.uint8)
-            found = _NativeStep(native_step, room, cos, (passes, own_cos, own_sin, pieces, step.lora))
+            scratch = torch.empty(tokens * self._scratch_bytes, dtype=torch.uint8)
+            found = _NativeStep(native_step, scratch, cos, (passes, own_cos, own_sin, pieces, step.lora))
             step.prepared[FusedDecoderLayer] = found
         return found
 
     def _adapters(self, index: int) -> native.Adapters:
         linear = self._linears[index]
-        t, module = self._slots.tables, linear.module
-        rows = (t.a[module], t.b[module], t.gain[module], t.shift[module], t.rank[module], t.scale[module])
-        addresses = [row.data_ptr() for row in (*rows, t.is_bfloat16[module])]
+        addresses = self._slots.tables.addresses(linear.module)
         return native.Adapters(*addresses, self._columns[index].start or 0, linear.base.out_features)
 
 
@@ -139,11 +137,6 @@ def _are_native(*linears: LoraLinear) -> bool:
     return all(linear.base.packed is not None and isinstance(linear.kernel, native_lora.Kernel) for linear in linears)
 
 
-def _norm_of(module: nn.Module) -> native.Norm:
-    fused: FusedNorm = module.__dict__["forward"]
-    return fused.native()
-
-
 def _layer_of(parts: tuple[FusedNorm, FusedRotaryAttention, FusedNorm, FusedGatedMLP]) -> native.Layer:
     before_attention, attention, before_mlp, mlp = parts
     shape, settings = attention.cache.shape, attention.settings
@@ -164,7 +157,8 @@ def _layer_of(parts: tuple[FusedNorm, FusedRotaryAttention, FusedNorm, FusedGate
         softcap=settings.softcap or 0.0,
     )
     if attention.query_norm is not None and attention.key_norm is not None:
-        layer.query, layer.key = _norm_of(attention.query_norm), _norm_of(attention.key_norm)
+        layer.query = attention.query_norm.__dict__["forward"].native()
+        layer.key = attention.key_norm.__dict__["forward"].native()
     return layer
 
 

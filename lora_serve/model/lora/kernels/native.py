@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.model.lora.lora_slots import LoraSlots, SlotTables
+from lora_serve.model.lora.host_adapter import SlotTables
+from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
 from lora_serve.model.step_context import LoraTokens
 
@@ -28,15 +29,15 @@ class Kernel:
     def __init__(self, slots: LoraSlots) -> None:
         self._functions: dict[torch.dtype, Any] = {}  # by the type of inputs
         self._slots = slots
-        self._tables = slots.tables
-        self._addresses = _addresses(slots.tables)
+        self._tables: SlotTables | None = None
+        self._addresses: list[list[int]] = []
 
     def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
         if not tokens.segments:
             return
         if self._slots.tables is not self._tables:  # they have grown
             self._tables = self._slots.tables
-            self._addresses = _addresses(self._tables)
+            self._addresses = [self._tables.addresses(number) for number in self._slots.module_index.values()]
         known_x = x if library.why_not(x.device, x.dtype) is None else x.float()
         known_x = known_x if known_x.stride(1) == 1 else known_x.contiguous()
         wide_y = y if y.dtype == torch.float32 else y.float()
@@ -54,9 +55,3 @@ class Kernel:
             function.argtypes, function.restype = _ARGUMENTS, None
             self._functions[dtype] = function
         return self._functions[dtype]
-
-
-def _addresses(tables: SlotTables) -> list[tuple[int, ...]]:
-    """By module, the addresses of its row of every table, in the order of `lora_add`'s arguments."""
-    ordered = (tables.a, tables.b, tables.gain, tables.shift, tables.rank, tables.scale, tables.is_bfloat16)
-    return [tuple(table[module].data_ptr() for table in ordered) for module in range(len(tables.a))]

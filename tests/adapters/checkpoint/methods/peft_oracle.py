@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lora_serve.adapters.checkpoint.methods.factors import Array, Factors
 from lora_serve.adapters.checkpoint.methods.ia3 import Gains
-from lora_serve.adapters.checkpoint.weights.reading import to_array
+from lora_serve.adapters.checkpoint.saved import to_array
 from lora_serve.core.model_spec import LinearShape
 
 TOKENS = torch.arange(1, 12).unsqueeze(0)

@@ -45,7 +45,7 @@ def test_gains_give_pefts_logits(settings: dict[str, Any], base: Any, tmp_path: 
 
 @pytest.mark.parametrize(("module", "asked"), [("down_proj", [1, 40]), ("k_proj", [12, 1])])
 def test_a_gain_on_the_wrong_side_does_not_fit(module: str, asked: list[int]) -> None:
-    plan = ia3.Ia3Plan(frozenset(["down_proj"]))
+    plan = frozenset(["down_proj"])
     reasons = ia3.bind(plan, module, {"ia3_l": (*reversed(asked),)}, 40, 12)
     assert reasons == [
         f"ia3_l of {module} has shape {asked[::-1]}, but the config and the base model's layer ask for {asked}"

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from lora_serve.adapters.checkpoint.methods import loha, lokr
-from lora_serve.adapters.checkpoint.peft_fields import PatternedPlan
 from lora_serve.core.errors import InvalidAdapterError
 
-PLAN = PatternedPlan({"m": (2, 4.0)})
+PLAN = {"m": (2, 4.0)}
 LOHA = {"hada_w1_a": (9, 2), "hada_w1_b": (2, 8), "hada_w2_a": (9, 2), "hada_w2_b": (2, 8)}
 LOKR = {"lokr_w1": (3, 2), "lokr_w2_a": (3, 2), "lokr_w2_b": (2, 4)}  # 9 x 8
 

@@ -8,7 +8,7 @@ import peft
 import pytest
 
 from lora_serve.adapters.checkpoint.methods import vera
-from lora_serve.adapters.checkpoint.weights.reading import projection
+from lora_serve.adapters.checkpoint.saved import projection
 from tests.adapters.checkpoint.methods.peft_oracle import (
     assert_same_deltas,
     assert_same_logits,
@@ -20,7 +20,7 @@ from tests.adapters.checkpoint.methods.peft_oracle import (
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning")
 
-PLAN = vera.VeraPlan(r=4, in_features=40, out_features=24, projection_prng_key=0, save_projection=True)
+PLAN = vera.VeraPlan(vera.VeraConfig(r=4, projection_prng_key=0, save_projection=True), in_features=40, out_features=24)
 SHAPES = {"vera_lambda_b": (12,), "vera_lambda_d": (4,), "vera_A": (4, 40), "vera_B": (24, 4)}
 
 
@@ -65,7 +65,7 @@ def test_a_missing_or_misshapen_tensor_is_named(role: str) -> None:
 
 
 def test_saved_matrices_that_the_config_says_are_not_saved_are_refused() -> None:
-    plan = vera.VeraPlan(r=4, in_features=40, out_features=24, projection_prng_key=0, save_projection=False)
+    plan = vera.VeraPlan(vera.VeraConfig(4, 0, save_projection=False), in_features=40, out_features=24)
     reasons = vera.bind(plan, "m", SHAPES, 24, 12)
     assert isinstance(reasons, list)
     assert "save_projection is false" in reasons[0]

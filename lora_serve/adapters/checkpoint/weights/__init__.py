@@ -1,1 +1,0 @@
-"""The tensors of a bound checkpoint: read, checked, converted to LoRA factors."""

@@ -1,1 +1,0 @@
-"""Tasks that run for as long as the application does."""
