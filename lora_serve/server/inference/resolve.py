@@ -44,7 +44,7 @@ def check_composition(adapters: AdapterSet, catalog: Catalog, limits: AdapterCon
     for ref in refs:
         _check_additive(ref, catalog)
     if len(refs) > 1:
-        _check_room(refs, limits)
+        _check_fits(refs, limits)
 
 
 def _check_distinct(refs: list[AdapterRef]) -> None:
@@ -77,7 +77,7 @@ def _kinds_of(ref: AdapterRef, catalog: Catalog) -> list[str]:
     return next((list(v.summary.get("kinds", ())) for v in versions if v.digest == ref.digest), [])
 
 
-def _check_room(refs: list[AdapterRef], limits: AdapterConfig) -> None:
+def _check_fits(refs: list[AdapterRef], limits: AdapterConfig) -> None:
     if len(refs) > limits.max_loras:
         raise _refused_set(
             f"`adapters` names {len(refs)} adapters; the device holds at most {limits.max_loras} (--max-loras)."
