@@ -14,8 +14,8 @@ from lora_serve.client.ray.stream import FrameStream, Place, decoded
 class ServeTransport:
     """See `Transport`. Made on the event loop, which Serve's router then runs on, too.
 
-    Frames go past Serve, over connections of their own (docs/decisions/fleet-streams.md). Serve tells once where a replica
-    is: its own channel to a host that was cut off needs seconds to work again, a new connection none.
+    Frames go past Serve, over connections of their own (docs/decisions/fleet-streams.md). Serve tells once where a
+    replica is: its own channel to a host that was cut off needs seconds to work again, a new connection none.
     """
 
     def __init__(self, application: str) -> None:
