@@ -57,15 +57,13 @@ def generation_requests(
     made: list[InferenceRequest] = []
     num_values = 0
     for prompt in prompts:
-        most_tokens = max_tokens_for(len(prompt), limits, model.spec.max_model_len)
-        num_values += len(prompt) * (limits.prompt_logprobs or 0) + most_tokens * fields.num_rows * (
-            limits.logprobs or 0
-        )
-        _check_min_tokens(fields.min_tokens, most_tokens)
+        longest = max_tokens_for(len(prompt), limits, model.spec.max_model_len)
+        num_values += len(prompt) * (limits.prompt_logprobs or 0) + longest * fields.num_rows * (limits.logprobs or 0)
+        _check_min_tokens(fields.min_tokens, longest)
         row = _row(template, model, prompt)
         for index in range(fields.num_rows):
             seed = None if fields.seed is None else (fields.seed + index) % 2**64
-            sampling = replace(params, max_tokens=most_tokens, seed=seed)
+            sampling = replace(params, max_tokens=longest, seed=seed)
             made.append(replace(row, request_id=f"{template.request_id}-{len(made)}", sampling=sampling))
     _check_num_logprobs(num_values, limits)
     _note_prompts(request, model, prompts)
