@@ -9,10 +9,10 @@ import aiohttp
 
 from benchmarks.workload import Job, Load, Measured, Sample
 from lora_serve.commands.bench.load import run_load
-from lora_serve.commands.bench.plan import Plan, PlannedRequest, Target
-from lora_serve.commands.bench.result import RequestRecord
+from lora_serve.commands.bench.report import RequestRecord
 from lora_serve.commands.bench.sending import Clock
 from lora_serve.commands.bench.sending import send as send_request
+from lora_serve.commands.bench.workload import Plan, PlannedRequest, Target
 
 
 def run_http(url: str, base: str, jobs: Sequence[Job], load: Load) -> Measured:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from benchmarks.http_load import planned, sample_of
 from benchmarks.workload import Job, Sample
 from lora_serve.commands.bench.load import run_load
-from lora_serve.commands.bench.plan import Plan, Target
-from lora_serve.commands.bench.result import RequestRecord
+from lora_serve.commands.bench.report import RequestRecord
+from lora_serve.commands.bench.workload import Plan, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.edits import new_entry
+from lora_serve.adapters.catalog.edits import Registration, new_entry
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.state import saved
@@ -80,8 +80,10 @@ def measure(count: int) -> dict[str, float]:
         chosen = zipf(names, _LOOK_UPS)
         found = {
             "resolve a name": per_call(catalog.resolve, chosen),
-            "register one more": per_call(lambda i: catalog.add(f"new/a{i}", version_of(f"new/a{i}")), range(20)),
-            "list a page of 100": per_call(lambda _: catalog.entries(limit=100), range(50)),
+            "register one more": per_call(
+                lambda i: catalog.add(Registration(id=f"new/a{i}"), version_of(f"new/a{i}")), range(20)
+            ),
+            "list a page of 100": per_call(lambda _: catalog.snapshot.page(limit=100), range(50)),
         }
         refs = [catalog.resolve(name).ref for name in names]
         catalog.close()
@@ -103,7 +105,7 @@ def fill(catalog: Catalog, count: int) -> list[str]:
     names = [f"tenant{i // 10}/a{i}" for i in range(count)]
     entries = [new_entry(name, name.partition("/")[0], version_of(name), False, None) for name in names]
     changes = {key: text for entry in entries for key, text in saved(entry).items()}
-    catalog.change(lambda state: (changes, None))
+    catalog.ledger.change(lambda state: (changes, None))
     return names
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lora_serve.commands.bench.report import machine as bench_machine
-from lora_serve.commands.bench.report import versions
-from lora_serve.commands.bench.result import spread_ms
+from lora_serve.commands.bench.report import spread_ms, versions
 from lora_serve.model.native import compiler
 
 RESULTS = Path(__file__).with_name("results")

@@ -22,8 +22,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.text.grammars import Constraint, ConstraintKind
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 
 DRAFTS = ("draft4", "draft6", "draft7", "draft2019-09", "draft2020-12")
 

@@ -15,7 +15,7 @@ from lora_serve.core.flags import flag_name
 from lora_serve.logs import drop_import_noise
 
 # Command: its arguments, what it does. Each is a module of lora_serve/commands with `run(arguments) -> exit code`, but
-# for those of `tenancy.py`, which has a function for each.
+# for those that are a function of another one.
 COMMANDS = {
     "serve": ("PATH_OR_HUB_ID [flags]", "start the server"),
     "fleet": ("PATH_OR_HUB_ID [flags]", "start the server with engines on Ray; fleet status, fleet stop"),
@@ -30,7 +30,10 @@ COMMANDS = {
     "bench": ("[--url URL | --spawn] [flags]", "send a load to this or another server, time every token, report"),
     "simulate": ("--trace FILE [flags]", "compare scheduling policies and routers on a trace, without a model"),
 }
-_OF_TENANTS = ("tenants", "keys", "usage", "audit")
+_FUNCTIONS = {
+    **{command: ("tenancy", f"run_{command}") for command in ("tenants", "keys", "usage", "audit")},
+    **{command: ("serve", f"run_{command}") for command in ("fleet", "check")},
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,7 +63,7 @@ def _run(arguments: list[str]) -> int:
             print(__version__)
             return 0
         case [command, *rest] if command in COMMANDS:
-            name, function = ("tenancy", f"run_{command}") if command in _OF_TENANTS else (command, "run")
+            name, function = _FUNCTIONS.get(command, (command, "run"))
             code: int = getattr(importlib.import_module(f"lora_serve.commands.{name}"), function)(rest)
             return code
         case [command, *_]:

@@ -32,13 +32,13 @@ DIALECT: dict[str, tuple[str, int, int | None]] = {
     "errand": ("task, request", 0, 0),
     "fate": ("outcome", 2, 0),
     "habits": ("n-gram cache", 0, 0),
-    "look": ("view, snapshot, read", 18, None),
+    "look": ("view, snapshot, read", 17, None),
     "news": ("changes, updates", 2, 3),
     "nobody": ("no client, no request, none", 0, 57),
     "room": ("capacity, free bytes", 21, None),
     "told": ("reported, sent", 5, None),
-    "way": ("path, route, upstream", 9, None),
-    "whoever": ("the client that, the caller that", 0, 32),
+    "way": ("path, route, upstream", 7, None),
+    "whoever": ("the client that, the caller that", 0, 30),
 }
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _TITLE = re.compile(r"^#+ (.+)$", re.M)

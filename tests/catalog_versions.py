@@ -34,4 +34,4 @@ def lose_answers(catalog: Catalog, patched: pytest.MonkeyPatch) -> None:
 
 def held(catalog: Catalog) -> frozenset[str]:
     """Digests that somebody holds or deletes."""
-    return catalog.change(lambda state: ({}, frozenset(state.leases)))
+    return catalog.ledger.change(lambda state: ({}, frozenset(state.leases)))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
-from lora_serve.adapters.registration.validation import convert, validate
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.messages import AdapterSize, SmokeTestResult
+from lora_serve.model.lora.validation import convert, validated
 
 
 @dataclass
@@ -26,7 +26,9 @@ class FakeVerifier:
         convert(staged, self.converted)
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
-        return validate(staged, self.num_bytes, allow_noop=allow_noop)
+        saved = validated(staged, allow_noop=allow_noop)
+        staged.budget.check()
+        return AdapterSize(saved.rank, self.num_bytes(saved))
 
     def converted(self, saved: SavedAdapter, init: str, check: Callable[[], None] = lambda: None) -> SavedAdapter:
         """As if A0 were all ones and B0 minus one."""

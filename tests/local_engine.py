@@ -14,7 +14,7 @@ from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.weights import convert_to_plain_lora, read_weights
 from lora_serve.adapters.loading.loader import LoadFinished
-from lora_serve.adapters.registration.summary import traits_of
+from lora_serve.adapters.registration.verification import traits_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidAdapterError, LoraServeError

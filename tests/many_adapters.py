@@ -19,5 +19,5 @@ def fill(catalog: Catalog, count: int, version: VersionEntry, tenants: int = 10)
         one = replace(version, rank=1 + number % 64, num_bytes=1000 + number * 7919 % count, created=1.7e9 + number)
         name = f"{tenant}/adapter-{number:05}"
         changes |= saved(new_entry(name, tenant, one, False, None))
-    catalog.change(lambda state: (changes, None))
+    catalog.ledger.change(lambda state: (changes, None))
     return sorted(catalog.snapshot.names)

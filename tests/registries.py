@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.maintenance.registries import OpenRegistry, RegistryAddress, open_registry
@@ -41,7 +42,7 @@ def put(place: OpenRegistry, name: str, text: str, activate: bool = True, tenant
         digest = adapter_digest(folder)
         place.store.put(digest, folder)
     version = VersionEntry(0, digest, 8, 1001 * len(text), {"r": 8}, "folder x", time.time())
-    place.catalog.add(name, version, tenant, activate=activate)
+    place.catalog.add(Registration(id=name, tenant=tenant, activate=activate), version)
     return digest
 
 

@@ -33,7 +33,7 @@ ALLOWED = {"benchmarks/peers/vllm.py", "lora_serve/core/vllm/table.py"}  # name 
 ALLOWED_CALLS = {
     ("lora_serve/text/template.py", "environment.from_string"),  # the base's template, in the sandbox
     (
-        "lora_serve/text/rendering/worker.py",
+        "lora_serve/text/template_worker.py",
         "environment.from_string",
     ),  # adapters' templates, in processes of their own
 }

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LONGEST = {  # of each road; lower these when a road gets shorter
     "chat": {"hops": 36, "rooms": 28, "returns": 8, "climbs": 2},
-    "registration": {"hops": 50, "rooms": 23, "returns": 27, "climbs": 11},
+    "registration": {"hops": 35, "rooms": 13, "returns": 22, "climbs": 2},
 }
 MAX_GENERATORS = 2  # the engine client's, and the one that makes text of events
 REPORT = """<testsuites><testsuite>

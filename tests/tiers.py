@@ -141,7 +141,7 @@ PARTS = (
     Part("text", ("tests/text/", "tests/contracts/test_reasoning.py", "tests/contracts/test_tool_calls.py"),
          ("lora_serve/text/", "lora_serve/core/", "lora_serve/engine/constraints"), in_process=True),
     Part("adapters", ("tests/adapters/", "tests/contracts/test_catalog.py", "tests/contracts/test_adapter"),
-         ("lora_serve/adapters/", "lora_serve/core/", "lora_serve/commands/registry/"), in_process=True),
+         ("lora_serve/adapters/", "lora_serve/core/", "lora_serve/commands/registry"), in_process=True),
     Part("engine", ("tests/engine/", "tests/routing/", "tests/contracts/test_policy.py",
                     "tests/contracts/test_router.py", "tests/contracts/test_eviction.py"),
          ("lora_serve/engine/", "lora_serve/routing/", "lora_serve/adapters/", "lora_serve/core/"), in_process=True),

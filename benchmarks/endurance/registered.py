@@ -111,7 +111,7 @@ def _enter(catalog: Catalog, digests: dict[str, str], like: CatalogEntry) -> dic
     for name, digest in digests.items():
         own = {"name": name, "tenant": name.partition("/")[0], "versions": [{**version, "digest": digest}]}
         texts[name] = json.dumps(document | own)
-    catalog.change(lambda state: ({ADAPTER + name: text for name, text in texts.items()}, None))
+    catalog.ledger.change(lambda state: ({ADAPTER + name: text for name, text in texts.items()}, None))
     return texts
 
 

@@ -30,8 +30,8 @@ from benchmarks.peers.processes import cpu_seconds, peak_rss
 from benchmarks.report import RESULTS, machine, percentiles
 from benchmarks.workload import Load, make_jobs
 from lora_serve.commands.bench.load import run_load
-from lora_serve.commands.bench.plan import Plan, Target
-from lora_serve.commands.bench.result import LoadResult, percentile
+from lora_serve.commands.bench.report import LoadResult, percentile
+from lora_serve.commands.bench.workload import Plan, Target
 from lora_serve.commands.server_process import ServerProcess
 from lora_serve.random_weights.shapes import SHAPES
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 from benchmarks.fleet.site import BASE, Site, engine_flags
 from lora_serve.commands.bench.load import run_load
-from lora_serve.commands.bench.plan import Plan, PlannedRequest, Target
-from lora_serve.commands.bench.result import RequestRecord
+from lora_serve.commands.bench.report import RequestRecord
+from lora_serve.commands.bench.workload import Plan, PlannedRequest, Target
 
 Kind = Literal["right", "wrong", "cut", "lost"]
 Prompt = tuple[int, ...]

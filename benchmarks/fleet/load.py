@@ -11,8 +11,8 @@ from benchmarks.fleet.known_answers import Asked, KnownAnswers
 from benchmarks.fleet.site import BASE
 from benchmarks.fleet.verdict import Event, Judged
 from lora_serve.commands.bench.load import run_load
-from lora_serve.commands.bench.plan import Plan, Target
-from lora_serve.commands.bench.result import RequestRecord
+from lora_serve.commands.bench.report import RequestRecord
+from lora_serve.commands.bench.workload import Plan, Target
 
 TIMEOUT = 120.0  # seconds for one answer
 

@@ -29,7 +29,7 @@ from benchmarks.http_load import planned
 from benchmarks.report import RESULTS, machine, percentiles
 from benchmarks.workload import Load, make_jobs
 from lora_serve.commands.bench.load import run_load
-from lora_serve.commands.bench.plan import Plan, Target
+from lora_serve.commands.bench.workload import Plan, Target
 
 VOCABULARY = 2000
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.fleet.known_answers import Kind
-from lora_serve.commands.bench.result import RequestRecord, percentile, spread_ms
+from lora_serve.commands.bench.report import RequestRecord, percentile, spread_ms
 
 RETRY_WORDS = ("retry", "try again", "again")
 SLACK = 0.3  # seconds by which the clocks of an event and of a record may differ

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from benchmarks.peers.processes import Child
 from benchmarks.workload import Job, Load, Measured, Sample
 from lora_serve.commands.bench.load import run_load
-from lora_serve.commands.bench.plan import Plan, PlannedRequest, Target
-from lora_serve.commands.bench.result import LoadResult, RequestRecord
+from lora_serve.commands.bench.report import LoadResult, RequestRecord
+from lora_serve.commands.bench.workload import Plan, PlannedRequest, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from benchmarks.peers.http_engine import HttpEngine
 from benchmarks.peers.processes import Child, environment_of
 from benchmarks.peers.seam import BASE, MAX_MODEL_LEN, POPULARITIES, Checkpoints, PeerError
 from benchmarks.workload import Load
-from lora_serve.commands.bench.plan import Target
+from lora_serve.commands.bench.workload import Target
 from lora_serve.commands.server_process import HOST, free_port
 
 ENVIRONMENT = "llama_cpp"

@@ -15,7 +15,7 @@ from benchmarks.peers.http_engine import HttpEngine
 from benchmarks.peers.processes import Child, environment_of
 from benchmarks.peers.seam import BASE, MAX_MODEL_LEN, POPULARITIES, Checkpoints
 from benchmarks.workload import Load
-from lora_serve.commands.bench.plan import Target
+from lora_serve.commands.bench.workload import Target
 from lora_serve.commands.server_process import HOST, free_port
 
 ENVIRONMENT = "vllm"

@@ -9,20 +9,24 @@ from pathlib import Path
 
 from lora_serve.adapters.catalog.blob_records import sync_records
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.ledger import Follower
 from lora_serve.adapters.catalog.opening import (
     CATALOG_NAME,
     check_catalog_exists,
     check_own_catalog,
     check_shared_catalog,
-    note_position,
     open_catalog,
 )
+from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.files import FILE_MODE
 from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+
+_POSITION = "position"  # the name of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ def open_storage(config: AdapterConfig, monitor: StoreMonitor | None = None) -> 
         if config.redis_url is None:
             disk = _disk_store(config, config.store)
             ledger = catalog.ledger
-            check_own_catalog(ledger.state, disk, f"--store {config.store}", config.store)
+            if not is_noted(config.store, ledger.state.position):  # else no blob need be looked at
+                check_own_catalog(ledger.state, disk, f"--store {config.store}")
             note_position(config.store, ledger.state.position)
             ledger.listen(lambda: note_position(config.store, ledger.state.position))
             yield AdapterStorage(catalog, disk, disk)
@@ -61,6 +66,31 @@ def open_storage(config: AdapterConfig, monitor: StoreMonitor | None = None) -> 
         with closing(Follower(catalog.ledger, lambda: _replenish(store, catalog))) as follower:
             follower.start()
             yield AdapterStorage(catalog, store, cache)
+
+
+def note_position(folder: Path, position: Position) -> None:
+    """Note the catalog's position in the store's folder, after every commit. Not flushed: where power was lost, or the
+    server killed meanwhile, another one, or none, is found, and every blob is looked at. Written over what is there:
+    ext4 flushes a file that was emptied first as it is closed.
+    """
+    path = folder / _POSITION
+    with suppress(OSError):
+        path.touch(FILE_MODE)
+        with path.open("r+") as file:
+            file.write(_text_of(position))
+            file.truncate()
+
+
+def is_noted(folder: Path, position: Position) -> bool:
+    """True if the position was noted last."""
+    try:
+        return read_regular(folder / _POSITION, 1000).decode() == _text_of(position)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _text_of(position: Position) -> str:
+    return f"{position.epoch} {position.generation} {position.head}" if position.epoch else "none"
 
 
 def _disk_store(config: AdapterConfig, folder: Path, is_cache: bool = False) -> DiskStore:

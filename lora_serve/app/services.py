@@ -17,8 +17,7 @@ from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts.base import LoadedEngine
 from lora_serve.server.background.caller_texts import NUM_PROCESSES, AdapterTemplates, GrammarChecks
-from lora_serve.server.background.registering import Staging
-from lora_serve.server.background.tasks import FairThreads
+from lora_serve.server.background.tasks import FairThreads, Staging
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.services import Services
@@ -27,7 +26,7 @@ from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import Accounting
 from lora_serve.tenancy.authentication.admin_key import AdminKey, load_admin_key
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable, auth_required
-from lora_serve.text.rendering.processes import TemplateProcesses, trial_faults
+from lora_serve.text.adapter_template import TemplateProcesses, trial_faults
 from lora_serve.text.tokenizer import TextModel
 
 
@@ -49,17 +48,16 @@ def build_services(
     admin_key = load_admin_key(settings.admin_key, settings.store, monitor)
     monitor.start()  # after everything was opened: from now on it tries again what could not be opened for writing
     base_tokens = BaseTokens(text.vocabulary(), text.eos_token_ids)
-    quota_of, processes = keys.directory.quota_of, TemplateProcesses(NUM_PROCESSES)
+    processes = TemplateProcesses(NUM_PROCESSES)
     templates = base_templates(text, model.spec, processes, adapter_config.adapter_chat_templates)
-    registry = Registry(
-        adapter_config, model.spec, storage.catalog, storage.store, model.verifier, base_tokens, quota_of, templates
-    )
+    registry = Registry(adapter_config, model.spec, storage.catalog, storage.store, base_tokens, templates)
     registry.sweep(seconds=0)  # what must come first; the reconciler goes on once the server is ready
     metrics = Metrics(settings.base_name, settings.metrics_tenants)
     return Services(
         client=model.client,
         catalog=storage.catalog,
         registry=registry,
+        verifier=model.verifier,
         staging=Staging(sources, registry.new_folder, settings.max_upload_size),
         text=text,
         grammars=GrammarChecks(text, config),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -121,12 +122,13 @@ class WarmSetKeeper:
         self._is_warm = True
         loop, is_stale = asyncio.get_running_loop(), asyncio.Event()
 
-        def changed() -> None:
+        def look() -> None:
             if not {*self._noted.device, *self._noted.host} <= self._catalog.snapshot.digests:
-                loop.call_soon_threadsafe(is_stale.set)
+                is_stale.set()
 
+        changed = functools.partial(loop.call_soon_threadsafe, look)
         self._catalog.ledger.listen(changed)
-        changed()
+        look()
         try:
             while not is_over.is_set():
                 await _first_of(is_over, is_stale)

@@ -10,12 +10,18 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
+from lora_serve.adapters.catalog.edits import Registration
+from lora_serve.adapters.catalog.entry import FOLDER
 from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
+from lora_serve.adapters.registration.registry import Registered, private_folder
+from lora_serve.adapters.sources.base import RegistrationProgress, Stage, Staged
+from lora_serve.adapters.sources.folder import copy_files
 from lora_serve.app.warm_set import WarmSetKeeper
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
@@ -34,6 +40,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
 from lora_serve.logs import timed
 from lora_serve.model.system.process import return_freed_memory
+from lora_serve.server.admin.registration import register, with_quota
 from lora_serve.server.openai.chat import answer_warm_up_text
 from lora_serve.server.services import Services
 from lora_serve.server.upkeep import budgets_of, pinned_refs
@@ -137,13 +144,22 @@ async def register_later(services: Services, modules: tuple[str, ...]) -> None:
 
 
 async def _register_module(services: Services, name: str, source: str) -> AdapterRef:
-    registry = services.registry
+    registration = Registration(id=name, source=source, by_admin=True)
+    with_quota(services, registration).check(services.catalog.snapshot)
+    progress = RegistrationProgress(name, None, Stage.FETCHING)
     if "://" in source:
         staged = await services.staging.stage(source)
-        call = functools.partial(registry.register_staged, name, staged.folder, staged.source, by_admin=True)
+        call = functools.partial(register, services, registration, staged, progress)
     else:
-        call = functools.partial(registry.register_folder, name, source, trusted=True)
+        call = functools.partial(_register_folder, services, registration, progress)
     return (await services.registrations.run(call)).ref
+
+
+def _register_folder(services: Services, registration: Registration, progress: RegistrationProgress) -> Registered:
+    """Called on a thread of `registrations`."""
+    with private_folder(services.registry.new_folder) as folder:
+        copy_files(Path(registration.source), folder, services.adapter_config.max_upload_size, None)
+        return register(services, registration, Staged(folder, f"{FOLDER}{registration.source}"), progress)
 
 
 async def warm_up(services: Services, settings: Settings, is_warm: bool = False) -> None:

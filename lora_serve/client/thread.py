@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from lora_serve.client.message_client import MessageClient
 from lora_serve.core.errors import EngineLostError, NotReadyError
-from lora_serve.core.messages import FromLoop, Stop, ToEngine, ToLoop
+from lora_serve.core.messages import Stop, ToEngine, ToLoop
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop, Mail
 from lora_serve.engine.queue_gate import QueueGate
@@ -41,10 +42,7 @@ class ThreadEngineClient(MessageClient):
         """Start the engine's thread; once."""
         assert self._thread is None, "two threads would share one engine"
         loop = asyncio.get_running_loop()
-
-        def emit(messages: Sequence[FromLoop]) -> None:
-            loop.call_soon_threadsafe(self._receive, messages)
-
+        emit = functools.partial(loop.call_soon_threadsafe, self._receive)
         engine_loop = EngineLoop(self._engine, self._mailbox, emit, self._rebuild)
 
         def run() -> None:

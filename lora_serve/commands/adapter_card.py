@@ -11,6 +11,7 @@ from rich.table import Table
 
 from lora_serve.commands.output import Columns, bytes_text, facts_table, plain, table_of, time_text, yes_or_no
 from lora_serve.commands.verb import Condition, Document, Given
+from lora_serve.core.tenant import EVERYBODY
 
 # Fields of the first table that are shown under another name; all others keep the server's name.
 _SHOWN = {"id", "object", "tenant", "pinned", "created", "version", "route", "aliases", "digest", "bytes", "state",
@@ -50,6 +51,21 @@ def card_tables(card: Document, given: Given) -> tuple[Table, Table]:
     """The adapter's facts, then a line per version."""
     versions = table_of(card["versions"], _VERSION_COLUMNS, NUMBERS, overflow="fold")
     return facts_table(_facts(card)), versions
+
+
+def show_sharing(card: Document, given: Given) -> str:
+    names = card["shared_with"]
+    who = "all tenants" if names == [EVERYBODY] else ", ".join(names) or "nobody"
+    return f"{card['id']} is shared with {who}"
+
+
+def show_routing(card: Document, given: Given) -> str:
+    return f"{card['id']} means version {route_text(card)}"
+
+
+def show_tiers(card: Document, given: Given) -> str:
+    pinned = ", pinned" if card["pinned"] else ""
+    return f"{card['id']}@{card['version']}: on {', '.join(card['tiers'])}{pinned}"
 
 
 def metadata_text(card: dict[str, Any]) -> str:

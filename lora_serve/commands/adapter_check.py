@@ -19,9 +19,15 @@ from lora_serve.adapters.checkpoint.chat_template import FoundTemplate
 from lora_serve.adapters.checkpoint.content import SIDE_NAMES
 from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.weights import convert_to_plain_lora, read_weights
-from lora_serve.adapters.registration.summary import base_warnings, kinds_of, token_warnings, traits_of
-from lora_serve.adapters.registration.validation import check_values
-from lora_serve.adapters.registration.verification import check_smoke_test, refusal_of_errors, smoke_test_prompt
+from lora_serve.adapters.registration.verification import (
+    base_warnings,
+    check_smoke_test,
+    kinds_of,
+    refusal_of_errors,
+    smoke_test_prompt,
+    token_warnings,
+    traits_of,
+)
 from lora_serve.adapters.sources.folder import copy_files
 from lora_serve.app.services import base_templates
 from lora_serve.core.adapter import AdapterRef
@@ -32,7 +38,8 @@ from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.settings import Settings
 from lora_serve.logs import configure_logging
 from lora_serve.model.build import ModelParts, build_model
-from lora_serve.text.rendering.processes import TemplateProcesses
+from lora_serve.model.lora.validation import check_values
+from lora_serve.text.adapter_template import TemplateProcesses
 from lora_serve.text.tokenizer import TextModel
 
 

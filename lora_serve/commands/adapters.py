@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lora_serve.commands.adapter_card import (
     LIST_COLUMNS,
@@ -13,10 +15,11 @@ from lora_serve.commands.adapter_card import (
     defaults_text,
     is_gone,
     metadata_text,
-    route_text,
+    show_routing,
+    show_sharing,
+    show_tiers,
     shows,
 )
-from lora_serve.commands.adapter_files import files_of, send_files
 from lora_serve.commands.flags import (
     ID,
     WAIT,
@@ -25,6 +28,7 @@ from lora_serve.commands.flags import (
     argument,
     canary,
     count,
+    files_of,
     json_object,
     new_adapter_id,
     one_of,
@@ -37,29 +41,30 @@ from lora_serve.core.adapter import AdapterState
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.tenant import EVERYBODY
 
+if TYPE_CHECKING:
+    from lora_serve.commands.admin_client import AdminReply
+
 DEFAULT_LIMIT = 100
 _ADAPTER, _ALIAS = "/admin/adapters/{id}", "/admin/aliases/{id}"
 
 
-def run(arguments: list[str]) -> int:
-    """Runs a subcommand; returns the exit code (`commands.output.ExitCode`). Raises ConfigError."""
-    return run_verbs("lora-serve adapters", "Client of a running server's admin API.", VERBS, arguments)
-
-
 async def register_adapter(call: Invocation) -> None:
-    reply = await call.send()
-    await _show_registered(call, reply.status == 201, reply.data)
+    await _show_registered(call, await call.send())
 
 
 async def upload_adapter(call: Invocation) -> None:
+    from lora_serve.commands.admin_client import send_files
+
     fields = fields_of(call.given, _ADAPTER)
     files = files_of(fields.pop("path"))
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
-    reply = await send_files(call.client, _ADAPTER.format_map(call.given), files, texts, call.output)
-    await _show_registered(call, reply.status == 201, reply.data)
+    await _show_registered(
+        call, await send_files(call.client, _ADAPTER.format_map(call.given), files, texts, call.output)
+    )
 
 
-async def _show_registered(call: Invocation, is_new: bool, card: Document) -> None:
+async def _show_registered(call: Invocation, reply: AdminReply) -> None:
+    card, is_new = reply.data, reply.status == 201
     await call.wait(card)
     newest = max(card["versions"], key=lambda version: int(version["version"]))
     if is_new:
@@ -115,12 +120,6 @@ async def share_adapter(call: Invocation) -> None:
         raise CommandError(error.code, *lines, retry_after=error.retry_after) from None
 
 
-def _show_sharing(card: Document, given: Given) -> str:
-    names = card["shared_with"]
-    who = "all tenants" if names == [EVERYBODY] else ", ".join(names) or "nobody"
-    return f"{card['id']} is shared with {who}"
-
-
 async def describe_adapter(call: Invocation) -> None:
     metadata = call.given["metadata"]
     if "merge" in call.given:
@@ -129,17 +128,8 @@ async def describe_adapter(call: Invocation) -> None:
     call.show((await call.send(fields={"metadata": metadata})).data)
 
 
-def _show_routing(card: Document, given: Given) -> str:
-    return f"{card['id']} means version {route_text(card)}"
-
-
 def _residency_verb(name: str, summary: str) -> Verb:
-    return Verb(name, summary, (f"{name} acme/support",), f"POST {_ADAPTER}/{name}", _show_tiers, (ID,))
-
-
-def _show_tiers(card: Document, given: Given) -> str:
-    pinned = ", pinned" if card["pinned"] else ""
-    return f"{card['id']}@{card['version']}: on {', '.join(card['tiers'])}{pinned}"
+    return Verb(name, summary, (f"{name} acme/support",), (ID,), f"POST {_ADAPTER}/{name}", show_tiers)
 
 
 _NEW_ID = argument("id", type=new_adapter_id, metavar="ID")
@@ -159,8 +149,6 @@ VERBS = (
         "list",
         "List adapters by their ids, with state, tiers and use.",
         ("list --tenant acme", "list --state on_device --json", "list --all"),
-        "GET /admin/adapters",
-        lambda page, _: table_of(page["data"], LIST_COLUMNS, NUMBERS, overflow="fold"),
         (
             argument("--tenant", metavar="NAME", help="only this tenant's"),
             argument("--state", choices=[state.value for state in AdapterState], help="only those in this state"),
@@ -170,6 +158,8 @@ VERBS = (
                 argument("--all", action="store_true", help="all of them, page by page"),
             ),
         ),
+        "GET /admin/adapters",
+        lambda page, _: table_of(page["data"], LIST_COLUMNS, NUMBERS, overflow="fold"),
         page_limit=DEFAULT_LIMIT,
         hint=lambda page: [f"there are more: --all, or --after {page['last_id']}"] if page["has_more"] else [],
     ),
@@ -177,9 +167,9 @@ VERBS = (
         "show",
         "Show an adapter's card.",
         ("show acme/support", "show acme/support --json"),
+        (ID,),
         f"GET {_ADAPTER}",
         card_tables,
-        (ID,),
     ),
     Verb(
         "register",
@@ -189,13 +179,13 @@ VERBS = (
             "register acme/support hf://acme/support-lora@v3 --pin",
             "register acme/support s3://models/support --no-activate --url http://a:8000 --url http://b:8000 --wait",
         ),
-        "POST /admin/adapters",
-        None,
         (
             _NEW_ID,
             argument("source", metavar="SOURCE", help="folder on the server, or hf://, s3://, redis://, https://"),
             *_OPTIONS,
         ),
+        "POST /admin/adapters",
+        None,
         waits_for=shows,
         run=register_adapter,
     ),
@@ -203,13 +193,13 @@ VERBS = (
         "upload",
         "Upload an adapter from this machine.",
         ("upload acme/support ./out/checkpoint-900", "upload acme/support support.tar.gz --metadata '{\"run\": 17}'"),
-        f"PUT {_ADAPTER}",
-        None,
         (
             _NEW_ID,
             argument("path", type=Path, metavar="PATH", help="folder, or its tar, tar.gz or zip, on this machine"),
             *_OPTIONS,
         ),
+        f"PUT {_ADAPTER}",
+        None,
         check=lambda given: files_of(given["path"]),
         waits_for=shows,
         run=upload_adapter,
@@ -218,14 +208,14 @@ VERBS = (
         "delete",
         "Unregister an adapter, or one version of it; running requests finish.",
         ("delete acme/support", "delete acme/support --version 2 --yes"),
-        f"DELETE {_ADAPTER}",
-        lambda _, given: f"{_label(given)} deleted",
         (
             ID,
             argument("--version", type=count, metavar="N", help="only this version (default: all of them)"),
             YES,
             WAIT,
         ),
+        f"DELETE {_ADAPTER}",
+        lambda _, given: f"{_label(given)} deleted",
         deletes=_deletion,
         waits_for=lambda _, given: is_gone(given.get("version")),
     ),
@@ -237,8 +227,6 @@ VERBS = (
         "route",
         "Choose the version that an id means, with or without a canary.",
         ("route acme/support 3", "route acme/support 3 --canary 4=10"),
-        f"PUT {_ADAPTER}/route",
-        _show_routing,
         (
             ID,
             argument("version", type=count, metavar="VERSION", help="the version that the id means from now on"),
@@ -251,20 +239,22 @@ VERBS = (
             ),
             WAIT,
         ),
+        f"PUT {_ADAPTER}/route",
+        show_routing,
         waits_for=shows,
     ),
     Verb(
         "canary",
         "Give a share of an id's traffic to another version.",
         ("canary acme/support 4 10", "canary acme/support 4 0"),
-        f"PUT {_ADAPTER}/route",
-        _show_routing,
         (
             ID,
             argument("version", type=count, metavar="VERSION", help="the version to try"),
             argument("percent", type=percent, metavar="PERCENT", help="its share of the traffic; 0 ends the trial"),
             WAIT,
         ),
+        f"PUT {_ADAPTER}/route",
+        show_routing,
         waits_for=shows,
         run=set_canary,
     ),
@@ -272,22 +262,22 @@ VERBS = (
         "rollback",
         "Go back to the version that an id meant before.",
         ("rollback acme/support", "rollback acme/support --url http://a:8000 --url http://b:8000 --wait"),
-        f"POST {_ADAPTER}/rollback",
-        _show_routing,
         (ID, WAIT),
+        f"POST {_ADAPTER}/rollback",
+        show_routing,
         waits_for=shows,
     ),
     Verb(
         "alias",
         "Give an adapter, or a version of it, another name; or take that name away.",
         ("alias acme/live acme/support", "alias acme/frozen acme/support@3", "alias --delete acme/live"),
-        f"PUT {_ALIAS}",
-        _show_alias,
         (
             argument("id", type=adapter_id, metavar="NAME"),
             argument("target", nargs="?", metavar="TARGET", help="an id, ID@VERSION or ID@sha256:..."),
             argument("--delete", action="store_true", help="take the alias NAME away"),
         ),
+        f"PUT {_ALIAS}",
+        _show_alias,
         check=check_alias,
         run=change_alias,
     ),
@@ -295,6 +285,7 @@ VERBS = (
         "aliases",
         "List the aliases.",
         ("aliases", "aliases --json"),
+        (),
         "GET /admin/aliases",
         lambda page, _: table_of(page["data"], {name: itemgetter(name) for name in ("alias", "target")}),
     ),
@@ -302,8 +293,6 @@ VERBS = (
         "share",
         "Let other tenants use an adapter.",
         ("share acme/support --with globex --with initech", "share acme/support --all", "share acme/support --nobody"),
-        f"PUT {_ADAPTER}/sharing",
-        _show_sharing,
         (
             ID,
             one_of(
@@ -320,6 +309,8 @@ VERBS = (
                 required=True,
             ),
         ),
+        f"PUT {_ADAPTER}/sharing",
+        show_sharing,
         run=share_adapter,
     ),
     Verb(
@@ -329,8 +320,6 @@ VERBS = (
             'describe acme/support \'{"team": "support", "sampling": {"temperature": 0.2, "max_tokens": 300}}\'',
             'describe acme/support --merge \'{"sampling": {"temperature": 0.4}}\'',
         ),
-        f"PATCH {_ADAPTER}",
-        lambda card, _: (f"{card['id']} has other metadata", metadata_text(card)),
         (
             ID,
             argument(
@@ -343,7 +332,11 @@ VERBS = (
                 "--merge", action="store_true", help="change the names in JSON alone (one that is null is taken away)"
             ),
         ),
+        f"PATCH {_ADAPTER}",
+        lambda card, _: (f"{card['id']} has other metadata", metadata_text(card)),
         run=describe_adapter,
         note=lambda card: (f"warning: {warning}" for warning in card["warnings"]),
     ),
 )
+# Takes the arguments and returns the exit code (`commands.output.ExitCode`); raises ConfigError.
+run = partial(run_verbs, "lora-serve adapters", "Client of a running server's admin API.", VERBS)

@@ -1,23 +1,29 @@
-"""One server's admin API over HTTP: calls in, JSON or a CommandError out; the key that is sent with them."""
+"""One server's admin API over HTTP: calls in, JSON or a CommandError out; the key that is sent with them.
+
+An upload's files are sent as multipart, streamed from disk: read once for the digest, then once for the socket.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import io
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlencode
 
 import aiohttp
 
+from lora_serve.adapters.http_content import CONTENT_DIGEST, content_digest
 from lora_serve.commands.flags import DEFAULT_STORE
-from lora_serve.commands.output import CommandError, ExitCode
+from lora_serve.commands.output import CommandError, ExitCode, Output, plain
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.running_servers import is_this_machine, store_of
 from lora_serve.tenancy.authentication.admin_key import FILE_NAME
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class AdminReply:
     """A successful answer: `status` below 300, `data` its JSON."""
 
     status: int
@@ -84,14 +90,14 @@ class AdminClient:
         body: dict[str, Any] | None = None,
         form: aiohttp.MultipartWriter | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> AdminReply:
         """Sends one request; a form is not sent again after a failure. Raises CommandError."""
         url = self.url + path + (f"?{urlencode(query)}" if query else "")
         if form is not None:
             return await self._call(method, url, data=form, headers=headers)
         return await self.patiently(lambda: self._call(method, url, json=body, headers=headers))
 
-    async def patiently(self, attempt: Callable[[], Awaitable[Reply]]) -> Reply:
+    async def patiently(self, attempt: Callable[[], Awaitable[AdminReply]]) -> AdminReply:
         """Repeats a call that was answered with 429 and Retry-After, for no longer than the client's timeout."""
         left = self.timeout
         while True:
@@ -104,7 +110,7 @@ class AdminClient:
                 self.note(f"{error.lines[0]} Waiting for {error.retry_after:g} s.")
                 await asyncio.sleep(error.retry_after)
 
-    async def _call(self, method: str, url: str, **options: Any) -> Reply:
+    async def _call(self, method: str, url: str, **options: Any) -> AdminReply:
         assert self._session is not None
         self.is_asked = True
         try:
@@ -120,7 +126,7 @@ class AdminClient:
     def no_answer(self) -> CommandError:
         return self._unreachable(f"no answer within {self.timeout:g} s (--timeout)")
 
-    def _reply(self, answer: aiohttp.ClientResponse, text: bytes) -> Reply:
+    def _reply(self, answer: aiohttp.ClientResponse, text: bytes) -> AdminReply:
         try:
             data = json.loads(text)
         except ValueError:
@@ -129,7 +135,7 @@ class AdminClient:
             raise refusal(self.url, answer.status, data, answer.headers)
         if answer.status >= 300 or not (isinstance(data, dict) and ANSWERS & data.keys()):
             raise self._unreachable(f"what answers there ({answer.status}) is not lora-serve's admin API")
-        return Reply(answer.status, data)
+        return AdminReply(answer.status, data)
 
     def _not_there(self, error: aiohttp.ClientConnectorError) -> CommandError:
         if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError):
@@ -198,3 +204,113 @@ def _read(store: str | None, url: str) -> str | None:
         return (folder / FILE_NAME).read_text("ascii").strip() or None
     except (OSError, UnicodeDecodeError):
         return None
+
+
+class CountedFile(io.FileIO):
+    """A file that calls `on_read` with the bytes of each read, on a thread of the HTTP client."""
+
+    def __init__(self, path: Path, on_read: Callable[[int], None]) -> None:
+        super().__init__(path, "rb")
+        self.on_read = on_read
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        taken = super().read(-1 if size is None else size)
+        self.on_read(len(taken))
+        return taken
+
+
+class IdleTimeout:
+    """Cancels the block with TimeoutError `seconds` after it was last renewed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._limit = asyncio.timeout(seconds)
+        self._is_over = False
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        await self._limit.__aexit__(kind, error, trace)
+
+    def renew(self) -> None:
+        """Starts the time anew; from any thread."""
+        self._loop.call_soon_threadsafe(self._renew)
+
+    def _renew(self) -> None:
+        if not self._is_over and not self._limit.expired():
+            self._limit.reschedule(self._loop.time() + self._seconds)
+
+
+async def send_files(
+    client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output
+) -> AdminReply:
+    """Sends files and form fields by PUT, with a progress bar and a Content-Digest that the server checks.
+
+    Raises ConfigError, CommandError.
+
+    There is no limit to the whole time; the upload is given up when nothing has moved for the client's timeout.
+    """
+    return await client.patiently(lambda: _send(client, path, files, texts, output))
+
+
+async def _send(
+    client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output
+) -> AdminReply:
+    try:
+        async with IdleTimeout(client.timeout) as timeout, AsyncExitStack() as stack:
+            opened = {name: stack.enter_context(_open(file, lambda _: timeout.renew())) for name, file in files.items()}
+            form = _form(opened.items(), texts)
+            headers = {CONTENT_DIGEST: await _digest(form)}
+            progress = stack.enter_context(output.progress())
+            total = sum(file.stat().st_size for file in files.values())
+            task = progress.add_task(plain(path.rpartition("/")[2]), total=total)
+
+            def on_read(num_bytes: int) -> None:
+                progress.advance(task, num_bytes)
+                timeout.renew()
+
+            for file in opened.values():
+                file.on_read = on_read
+            return await client.call("PUT", path, form=form, headers=headers)
+    except TimeoutError as error:
+        raise client.no_answer() from error
+
+
+async def _digest(form: aiohttp.MultipartWriter) -> str:
+    """The digest of the whole body as it will be sent."""
+    hashing = _Hashing()
+    await form.write(cast("aiohttp.abc.AbstractStreamWriter", hashing))
+    return content_digest(hashing.content)
+
+
+class _Hashing:
+    """A stream writer that hashes a body instead of sending it."""
+
+    def __init__(self) -> None:
+        self.content = hashlib.sha256()
+
+    async def write(self, chunk: bytes) -> None:
+        self.content.update(chunk)
+
+
+def _open(path: Path, on_read: Callable[[int], None]) -> CountedFile:
+    try:
+        return CountedFile(path, on_read)
+    except OSError as error:
+        raise ConfigError(f"PATH: {path} cannot be read: {error.strerror}") from error
+
+
+def _form(files: Iterable[tuple[str, CountedFile]], texts: dict[str, str]) -> aiohttp.MultipartWriter:
+    form = aiohttp.MultipartWriter("form-data")
+    for name, text in texts.items():
+        form.append(text).set_content_disposition("form-data", name=name)
+    for name, file in files:
+        part = form.append(file, {"Content-Type": "application/octet-stream"})
+        part.set_content_disposition("form-data", name="files", filename=name)
+    return form

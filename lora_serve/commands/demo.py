@@ -54,7 +54,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DemoAnswer:
     """The server's answer to one question, with the headers that name the adapter."""
 
     question: Question
@@ -182,7 +182,9 @@ def demo_arguments(store: Path, adapters: dict[str, Path]) -> list[str]:
     return arguments
 
 
-async def _ask_all(url: str, store: Path, questions: Sequence[Question], *, signs: bool) -> tuple[list[Answer], int]:
+async def _ask_all(
+    url: str, store: Path, questions: Sequence[Question], *, signs: bool
+) -> tuple[list[DemoAnswer], int]:
     """One mixed batch: every tenant's question and one for the base model, all at once; `signs`: with the admin's key.
 
     Returns the answers, the base's last, and the largest number of different adapters that shared a forward pass.
@@ -204,14 +206,14 @@ async def _raise_in_words(response: aiohttp.ClientResponse) -> None:
         raise DemoFailedError(f"{response.method} {response.url.path}: {response.status} {await response.text()}")
 
 
-async def _ask(http: aiohttp.ClientSession, question: Question) -> Answer:
+async def _ask(http: aiohttp.ClientSession, question: Question) -> DemoAnswer:
     async with http.post("/v1/chat/completions", json=_body(question) | {"max_tokens": MAX_TOKENS}) as response:
         answer: dict[str, Any] = await response.json()
         message = answer["choices"][0]["message"]
         calls = [_shown_call(call["function"]) for call in message.get("tool_calls") or []]
         text = " ".join(calls) if calls else message["content"]
         digest, timing = (response.headers.get(name, "") for name in ("X-Adapter-Digest", "Server-Timing"))
-    return Answer(question, text, digest, parse_server_timing(timing))
+    return DemoAnswer(question, text, digest, parse_server_timing(timing))
 
 
 def _body(question: Question) -> dict[str, Any]:
@@ -225,7 +227,7 @@ def parse_server_timing(header: str) -> dict[str, float]:
     return {name: float(duration) for name, duration in re.findall(r"(\w+);dur=([\d.]+)", header)}
 
 
-def show(console: Console, answers: Sequence[Answer], most_adapters: int) -> None:
+def show(console: Console, answers: Sequence[DemoAnswer], most_adapters: int) -> None:
     """The details, the base's answer, the proof of the shared batch, and last the tenants' answers."""
     *tenants, base = answers
     console.print(_details(tenants))
@@ -236,7 +238,7 @@ def show(console: Console, answers: Sequence[Answer], most_adapters: int) -> Non
     console.print(_verdicts(tenants))
 
 
-def _details(answers: Sequence[Answer]) -> Table:
+def _details(answers: Sequence[DemoAnswer]) -> Table:
     table = Table(box=box.MARKDOWN, show_edge=False, pad_edge=False)
     for name in ("adapter", "digest", "queue ms", "load ms", "prefill ms", "decode ms", "prompt"):
         table.add_column(name, justify="right" if name.endswith("ms") else "left", overflow="fold")
@@ -246,7 +248,7 @@ def _details(answers: Sequence[Answer]) -> Table:
     return table
 
 
-def _verdicts(answers: Sequence[Answer]) -> Table:
+def _verdicts(answers: Sequence[DemoAnswer]) -> Table:
     table = Table(box=box.MARKDOWN, show_edge=False, pad_edge=False)
     for name in ("tenant", "adapter", "answer", "correct"):
         table.add_column(name, overflow="fold")
@@ -261,7 +263,7 @@ def _plain(text: str) -> str:
     return escape(re.sub(r"\s+", " ", text).strip())
 
 
-def _check(answers: Sequence[Answer], most_adapters: int) -> None:
+def _check(answers: Sequence[DemoAnswer], most_adapters: int) -> None:
     wrong = [answer.question.model for answer in answers if not answer.is_correct]
     if wrong:
         raise DemoFailedError(f"wrong answers of {', '.join(wrong)}")

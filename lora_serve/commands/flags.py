@@ -7,7 +7,9 @@ import os
 import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from lora_serve.commands.output import ExitCode
@@ -22,22 +24,22 @@ from lora_serve.core.tenant import MAX_LIMIT, TENANT_LIMITS, check_tenant_name
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_STORE = "adapters_store"
 DEFAULT_TIMEOUT = 120.0  # seconds
+REQUIRED = ("adapter_config.json", "adapter_model.safetensors")
+OPTIONAL = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 NONE = "none"  # of a limit
 AddFlags = Callable[["argparse._ActionsContainer"], object]  # noqa: SLF001 (parsers and groups)
 S = TypeVar("S", bound="Subcommand")
 
 
-class Subcommand(Protocol):
+@dataclass(frozen=True, slots=True)
+class Subcommand:
     """A subcommand's help texts and arguments. `examples`: lines of --help, without the program's name."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def summary(self) -> str: ...
-    @property
-    def examples(self) -> tuple[str, ...]: ...
-    @property
-    def arguments(self) -> tuple[AddFlags, ...]: ...
+    name: str
+    summary: str
+    examples: tuple[str, ...]
+    arguments: tuple[AddFlags, ...]
 
 
 class CommandParser(FlagParser):
@@ -203,6 +205,20 @@ def limit(text: str) -> int | None:
     if not 0 <= number <= MAX_LIMIT:
         _wrong(f"expected a number such as 100 or 512MiB, or {NONE} (got {text!r})")
     return number
+
+
+def files_of(path: Path) -> dict[str, Path]:
+    """Name in the form -> file: a folder's files, or one archive. Raises ConfigError."""
+    if path.is_file():
+        # The server looks at an archive's first bytes; the ending only says that it is one.
+        return {"adapter" + next(filter(path.name.endswith, ARCHIVE_ENDINGS), ".tar"): path}
+    if not path.is_dir():
+        raise ConfigError(f"PATH: {path} is neither a folder nor an archive")
+    if missing := [name for name in REQUIRED if not (path / name).is_file()]:
+        is_pickle = (path / "adapter_model.bin").is_file()
+        why = ": adapter_model.bin is a pickle, save the adapter as safetensors" if is_pickle else ""
+        raise ConfigError(f"PATH: {path} holds no {' and no '.join(missing)}{why}")
+    return {name: path / name for name in (*REQUIRED, *OPTIONAL) if (path / name).is_file()}
 
 
 ID = argument("id", type=adapter_id, metavar="ID")

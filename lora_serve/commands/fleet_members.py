@@ -111,13 +111,13 @@ STATUS = Verb(
     "lora-serve fleet status",
     "Show the engines behind a running server: state, load, the adapters that each holds.",
     (),
-    "GET /admin/fleet",
-    _show_status,
     (
         argument(
             "--adapter", type=_adapter_or_digest, metavar="ID", help="where this adapter lives: an id, or a digest"
         ),
     ),
+    "GET /admin/fleet",
+    _show_status,
     hint=_notes,
 )
 

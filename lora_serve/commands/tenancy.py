@@ -106,6 +106,7 @@ TENANT_VERBS = (
         "list",
         "List the tenants.",
         ("list", "list --json"),
+        (),
         "GET /admin/tenants",
         lambda page, _: table_of(page["data"], _TENANT_COLUMNS),
         page_limit=float("inf"),
@@ -114,8 +115,6 @@ TENANT_VERBS = (
         "create",
         "Make a tenant.",
         ("create acme", "create acme --no-base --requests-per-minute 600 --max-stored-bytes 10GiB"),
-        "POST /admin/tenants",
-        lambda card, _: f"tenant {card['name']} created; it needs a key: lora-serve keys create {card['name']}",
         (
             argument("name", type=tenant_name, metavar="NAME"),
             argument(
@@ -129,14 +128,14 @@ TENANT_VERBS = (
             ),
             add_tenant_limits,
         ),
+        "POST /admin/tenants",
+        lambda card, _: f"tenant {card['name']} created; it needs a key: lora-serve keys create {card['name']}",
     ),
-    Verb("show", "Show a tenant.", ("show acme",), "GET /admin/tenants/{tenant}", _show_tenant, (_TENANT,)),
+    Verb("show", "Show a tenant.", ("show acme",), (_TENANT,), "GET /admin/tenants/{tenant}", _show_tenant),
     Verb(
         "set",
         "Change a tenant's limits and what it may use.",
         ("set acme --tokens-per-minute 100000", "set acme --tokens-per-minute none --no-base"),
-        "PATCH /admin/tenants/{tenant}",
-        _show_tenant,
         (
             _TENANT,
             argument(
@@ -152,15 +151,17 @@ TENANT_VERBS = (
             ),
             add_tenant_limits,
         ),
+        "PATCH /admin/tenants/{tenant}",
+        _show_tenant,
         check=check_change,
     ),
     Verb(
         "delete",
         "Delete a tenant with its keys and adapters.",
         ("delete acme", "delete acme --yes"),
+        (_TENANT, YES),
         "DELETE /admin/tenants/{tenant}",
         lambda reply, _: f"tenant {reply['name']} deleted, with {len(reply['adapters'])} adapters",
-        (_TENANT, YES),
         deletes=lambda given: f"the tenant {given['tenant']} with all its keys and adapters",
     ),
 )
@@ -169,8 +170,6 @@ KEY_VERBS = (
         "create",
         "Make a key; the secret is printed once.",
         ("create acme", "create acme --role tenant-admin --label ci --expires 90d"),
-        "POST /admin/tenants/{tenant}/keys",
-        lambda card, _: card["secret"],  # alone on standard output, for a file or a variable
         (
             _OF_TENANT,
             argument(
@@ -185,25 +184,29 @@ KEY_VERBS = (
             ),
             add_key_limits,
         ),
+        "POST /admin/tenants/{tenant}/keys",
+        lambda card, _: card["secret"],  # alone on standard output, for a file or a variable
         note=_note_key,
     ),
     Verb(
         "list",
         "List a tenant's keys.",
         ("list acme", "list acme --json"),
+        (_OF_TENANT,),
         "GET /admin/tenants/{tenant}/keys",
         lambda page, _: table_of(page["data"], _KEY_COLUMNS),
-        (_OF_TENANT,),
     ),
     Verb(
         "revoke",
         "End a key, on every replica within a second.",
         ("revoke acme k3yk3yk3yk3y",),
+        (_OF_TENANT, argument("key", type=key_id, metavar="ID", help="the 12 characters behind `ls-`")),
         "DELETE /admin/tenants/{tenant}/keys/{key}",
         lambda card, _: f"key {card['id']} of {card['tenant']} revoked",
-        (_OF_TENANT, argument("key", type=key_id, metavar="ID", help="the 12 characters behind `ls-`")),
     ),
-    Verb("whoami", "Say whose key --admin-key is.", ("whoami --admin-key ls-...",), "GET /admin/whoami", _show_caller),
+    Verb(
+        "whoami", "Say whose key --admin-key is.", ("whoami --admin-key ls-...",), (), "GET /admin/whoami", _show_caller
+    ),
 )
 
 _COUNTS = ("requests", "prompt_tokens", "cached_tokens", "generated_tokens")
@@ -231,8 +234,6 @@ USAGE = Verb(
     "lora-serve usage",
     "Show what tenants used, as it was metered.",
     (),
-    "GET /admin/usage",
-    _show_usage,
     (
         argument("--tenant", metavar="NAME", help="only this tenant's"),
         argument("--adapter", metavar="ID", help="only of this adapter; the base model's name for the base"),
@@ -242,6 +243,8 @@ USAGE = Verb(
         argument("--by", metavar="NAMES", help="sum by these: tenant, adapter, version, digest, key, time, day"),
         CSV,
     ),
+    "GET /admin/usage",
+    _show_usage,
     csv=_usage_lines,
     note=lambda document: _others_missing(document, "usage", "these figures are this server's own"),
 )
@@ -273,14 +276,14 @@ AUDIT = Verb(
     "lora-serve audit",
     "Show the audit log: who did what, newest first.",
     (),
-    "GET /admin/audit",
-    _show_acts,
     (
         argument("--tenant", metavar="NAME", help="only acts by this tenant's keys, or about what it owns"),
         argument("--limit", type=count, metavar="N", help="at most so many (100)"),
         argument("--after", metavar="ID", help="go on behind this line"),
         CSV,
     ),
+    "GET /admin/audit",
+    _show_acts,
     page_limit=100,
     csv=_act_lines,
     hint=lambda page: [f"there are more: --limit, or --after {page['last_id']}"] if page["has_more"] else [],

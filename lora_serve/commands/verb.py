@@ -17,8 +17,8 @@ from rich.console import RenderableType
 
 from lora_serve.commands.flags import (
     DEFAULT_TIMEOUT,
-    AddFlags,
     CommandParser,
+    Subcommand,
     add_common_flags,
     make_parser,
     named_urls,
@@ -29,7 +29,7 @@ from lora_serve.commands.output import CommandError, ExitCode, Output, confirm_d
 from lora_serve.core.errors import ConfigError
 
 if TYPE_CHECKING:  # --help and mistakes need no HTTP client
-    from lora_serve.commands.admin_client import AdminClient, Reply
+    from lora_serve.commands.admin_client import AdminClient, AdminReply
 
 EXIT_CODES = """exit codes:
   0    well
@@ -49,19 +49,15 @@ Condition = Callable[[Document | None], str]  # an adapter's card (None: there i
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(Subcommand):
     """A subcommand that calls a route of the server's table.
 
     The arguments whose names stand in the path fill it; all others that are given are fields of the body, of a GET or
     DELETE of the query, unless they are NOT_SENT.
     """
 
-    name: str
-    summary: str
-    examples: tuple[str, ...]  # lines of --help, without the program's name
     route: str  # method and path
     show: Callable[[Document, Given], Shown] | None  # the answer, for people; None: `run` shows it
-    arguments: tuple[AddFlags, ...] = ()
     check: Callable[[Given], object] | None = None  # before anything is sent; raises ConfigError
     deletes: Callable[[Given], str] | None = None  # what is asked about first, unless --yes is given
     waits_for: Callable[[Document, Given], Condition] | None = None  # what --wait waits for after such an answer
@@ -100,7 +96,7 @@ class Invocation:
         await self.wait(document)
         self.show(document)
 
-    async def send(self, route: str = "", fields: Document | None = None) -> Reply:
+    async def send(self, route: str = "", fields: Document | None = None) -> AdminReply:
         """One call of the verb's route, or of another; `fields`: in place of the arguments'."""
         method, _, path = (route or self.verb.route).partition(" ")
         fields = fields_of(self.given, path) if fields is None else fields

@@ -9,7 +9,8 @@ import difflib
 import errno
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -286,12 +287,13 @@ def start_error(error: Exception) -> LoraServeError:
     raise error
 
 
-def contained(call: Callable[[], T]) -> T:
-    """The result of `call`, run on another thread. Raises what it raises, but InternalError in place of what would end
-    the thread or the process: asyncio hands SystemExit on to its whole loop.
+@contextmanager
+def contained() -> Iterator[None]:
+    """A block on another thread. InternalError takes the place of what would end the thread or the process: asyncio
+    hands SystemExit on to its whole loop.
     """
     try:
-        return call()
+        yield
     except Exception:
         raise
     except BaseException as error:

@@ -49,7 +49,7 @@ class EngineLoop:
         self,
         engine: Engine,
         mailbox: queue.SimpleQueue[Mail],
-        emit: Callable[[Sequence[FromLoop]], None],
+        emit: Callable[[Sequence[FromLoop]], object],
         rebuild: Callable[[], Engine] | None = None,
     ) -> None:
         """`rebuild`: another engine over the same runner and loader, its tables empty; None: the old one goes on."""

@@ -216,14 +216,16 @@ class BlobServer:
 
         def run() -> None:
             try:
-                result = contained(call)
+                with contained():
+                    result = call()
             except Exception as error:
                 _fail(future, error)
                 return
             try:
                 future.set_result(result)
             except InvalidStateError:  # it was given up
-                contained(undo)
+                with contained():
+                    undo()
 
         def hangs() -> None:
             _fail(future, LoadHangsError("The adapter store does not answer at present; try again.", 10.0))

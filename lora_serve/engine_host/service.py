@@ -13,6 +13,7 @@ from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
+from lora_serve.client.verifier import WeightsValidator
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, contained
 from lora_serve.core.messages import (
     Convert,
@@ -32,7 +33,6 @@ from lora_serve.core.setting_types import MAX_REGISTRATIONS
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop, Mail
 from lora_serve.engine_host.channel import run_fatally
-from lora_serve.engine_host.verifier import WeightsValidator
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ class EngineService:
 
     def _validate(self, message: Convert | Validate) -> None:
         try:
-            reply = contained(lambda: self._validated(message))
+            with contained():
+                reply = self._validated(message)
         except Exception as error:
             if not isinstance(error, LoraServeError | OSError):
                 _log.exception("an adapter could not be validated")

@@ -14,7 +14,7 @@ from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.core.setting_groups.model import name_of_model
 from lora_serve.core.tenant import Caller, Role
 from lora_serve.server.admin.adapters import remove_adapter
-from lora_serve.server.admin.permissions import owned_entry
+from lora_serve.server.admin.card import owned_entry
 from lora_serve.server.answers import json_answer, json_response
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import resolver_for

@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from lora_serve import __version__
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registration.registry import Registry
+from lora_serve.adapters.registration.verification import AdapterVerifier
 from lora_serve.adapters.stores.base import StoreFigures
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient
@@ -24,8 +25,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
 from lora_serve.core.tier_stats import TierStats
 from lora_serve.server.background.caller_texts import AdapterTemplates, GrammarChecks
-from lora_serve.server.background.registering import Registering, Staging
-from lora_serve.server.background.tasks import BackgroundTasks, FairThreads
+from lora_serve.server.background.tasks import BackgroundTasks, FairThreads, Registering, Staging
 from lora_serve.server.large_bodies import LargeBodies
 from lora_serve.server.lifecycle import EngineHistory, Lifecycle, ServerState
 from lora_serve.server.overflow.decision import Overflow
@@ -62,6 +62,7 @@ class Services:
     client: EngineClient
     catalog: Catalog
     registry: Registry
+    verifier: AdapterVerifier
     staging: Staging
     text: TextModel
     grammars: GrammarChecks
@@ -92,7 +93,7 @@ class Services:
         """Run a short change of the catalog to its end, even if the caller leaves. Raises what `change` raises, and
         InternalError in place of errors that would end a thread.
         """
-        return await self.background.complete(asyncio.to_thread(contained, change), name)
+        return await self.background.complete(asyncio.to_thread(contained()(change)), name)
 
     @property
     def adapter_limits(self) -> AdapterConfig:

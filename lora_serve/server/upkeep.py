@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import Snapshot
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, NotReadyError
 from lora_serve.core.messages import AdapterCommand, Evict, Pin, SetTenantBudgets, Unpin
@@ -162,10 +162,7 @@ async def following_budgets(app: web.Application) -> AsyncIterator[None]:
 
 async def _follow_budgets(services: Services) -> None:
     loop, changed, sent = asyncio.get_running_loop(), asyncio.Event(), _NO_BUDGETS
-
-    def listener() -> None:
-        loop.call_soon_threadsafe(changed.set)
-
+    listener = functools.partial(loop.call_soon_threadsafe, changed.set)
     ledger = services.keys.directory.ledger
     ledger.listen(listener)
     changed.set()
@@ -202,11 +199,7 @@ class Reconciler:
     async def running(self) -> AsyncIterator[None]:
         """Follow the catalog, from the moment of construction on, for as long as the block lasts."""
         loop = asyncio.get_running_loop()
-
-        def changed() -> None:
-            loop.call_soon_threadsafe(self._changed.set)
-
-        self._services.catalog.ledger.listen(changed)
+        self._services.catalog.ledger.listen(functools.partial(loop.call_soon_threadsafe, self._changed.set))
         self._changed.set()
         works = (self._follow, self._keep_pins, self._keep_collecting, self._sweep)
         async with running(*works, name="following the catalog"):

@@ -1,19 +1,100 @@
-"""The chat template of an adapter in place of the base's. Nobody trusts who wrote it, so a process renders it."""
+"""The chat template of an adapter in place of the base's. Its writer is not trusted, so processes render it, with
+limits of time, memory and output (`template_worker.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 
-from lora_serve.core.errors import InvalidRequestError
-from lora_serve.text.marked import Marked, Marks
-from lora_serve.text.rendering.processes import TemplateFaultError, TemplateLimitError, TemplateProcesses
-from lora_serve.text.template import ChatTemplate, Conversation, Tools, cut_continued, with_continued
+from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError
+from lora_serve.core.worker_processes import CLOSED, Worker, WorkerPool
+from lora_serve.text.marked import Marked, Marks, packed
+from lora_serve.text.template import ChatTemplate, TemplateInput, cut_continued
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"  # names of templates, as transformers has them
+_WORKER = "lora_serve.text.template_worker"
+SECONDS = 0.5
+_ANSWER_SECONDS = 10.0  # the process ends by itself long before, unless the machine stands still
+_MIN_CHARACTERS = 2**20  # that any chat may have
+_GROWTH = 8  # characters that a template may write for each that it is given
+
+
+class TemplateFaultError(Exception):
+    """The template itself is wrong, or refuses what it was given. `line`: where, if that is known."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class TemplateLimitError(Exception):
+    """The template asks for more than it may have."""
+
+
+class TemplateProcesses:
+    """Every method may be called from any thread, and waits."""
+
+    def __init__(self, num_processes: int = 2, seconds: float = SECONDS) -> None:
+        """`seconds`: of the processor, for one template."""
+        self._pool = WorkerPool(_WORKER, str(seconds), num_processes=num_processes)
+
+    def fault_in(self, source: str) -> str | None:
+        """The reason why a text is no template; None: it is one. Raises AdapterUnavailableError."""
+        try:
+            self._ask({"source": source}, 0)
+        except (TemplateFaultError, TemplateLimitError) as error:
+            return str(error)
+        return None
+
+    def render(self, source: str, names: Mapping[str, Any], marks: Marks | None = None) -> Marked:
+        """The text that a template writes. `marks`: of the marked texts in `names`.
+
+        Raises TemplateFaultError, TemplateLimitError, AdapterUnavailableError.
+        """
+        meanings = {} if marks is None else dict(marks.meanings)
+        answer = self._ask(
+            {"source": source, "render": {"names": packed(names), "meanings": meanings}}, _MIN_CHARACTERS
+        )
+        meaning = str.__str__ if marks is None else marks.meaning
+        return Marked(str(answer["text"]), str(answer["true"]), meaning)
+
+    def close(self) -> None:
+        """End the processes; those at work when they have answered."""
+        self._pool.close()
+
+    def _ask(self, job: dict[str, Any], max_characters: int) -> dict[str, Any]:
+        frame = _frame(job)
+        most = max(max_characters, _GROWTH * len(frame))
+        try:
+            with self._pool.worker() as worker:
+                answer = _answer_of(worker, _frame({**job, "max_characters": most}), most)
+        except CLOSED as error:
+            raise AdapterUnavailableError(
+                "The adapter's chat template cannot be rendered at present; try again."
+            ) from error
+        if "limit" in answer:
+            raise TemplateLimitError(str(answer["limit"]))
+        if "error" in answer:
+            raise TemplateFaultError(str(answer["error"]), answer.get("line"))
+        return answer
+
+
+def _frame(job: Mapping[str, Any]) -> bytes:
+    return json.dumps(job).encode()  # ASCII, so that halves of surrogate pairs survive
+
+
+def _answer_of(worker: Worker, frame: bytes, max_characters: int) -> dict[str, Any]:
+    """The answer to a job. Raises TemplateLimitError if there is none."""
+    try:
+        found = json.loads(worker.ask(frame, seconds=_ANSWER_SECONDS, max_bytes=12 * max_characters + 2**16))
+    except (*CLOSED, ValueError, RecursionError):
+        raise TemplateLimitError("it takes more time or memory than there may be") from None
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,61 +118,59 @@ class AdapterChatTemplate(ChatTemplate):
         thread: Callable[[Callable[[], Any]], Awaitable[Any]],
     ) -> None:
         """`base`: of the model, whose special tokens count where the adapter has none of its own."""
-        self._texts = dict(content.texts)
-        self._special_tokens = base.special_tokens | dict(content.special_tokens)
+        self.texts = dict(content.texts)
+        self.source = self.texts.get(DEFAULT, "")
+        self.tools_source = self.texts.get(WITH_TOOLS) or self.source
+        self.special_tokens = base.special_tokens | dict(content.special_tokens)
         self._processes = processes
         self.thread = thread
 
-    @property
-    def source(self) -> str:
-        return self._texts.get(DEFAULT, "")
+    def render(self, given: TemplateInput) -> str:
+        return str.__str__(self.render_marked(given, None))
 
-    @property
-    def tools_source(self) -> str:
-        return self._texts.get(WITH_TOOLS) or self.source
-
-    @property
-    def texts(self) -> dict[str, str]:
-        return self._texts
-
-    @property
-    def special_tokens(self) -> dict[str, Any]:
-        return self._special_tokens
-
-    def render(
-        self,
-        conversation: Conversation,
-        values: Mapping[str, Any],
-        tools: Tools = (),
-        *,
-        add_generation_prompt: bool,
-        is_continued: bool,
-    ) -> str:
-        ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "is_continued": is_continued}
-        return str.__str__(self.render_marked(conversation, values, tools, None, **ends))
-
-    def render_marked(
-        self,
-        conversation: Conversation,
-        values: Mapping[str, Any],
-        tools: Tools,
-        marks: Marks | None,
-        *,
-        add_generation_prompt: bool,
-        is_continued: bool,
-    ) -> Marked:
-        names: dict[str, Any] = {
-            "messages": with_continued(conversation) if is_continued else list(conversation),
-            "tools": list(tools) or None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        source = self.tools_source if tools else self.source
+    def render_marked(self, given: TemplateInput, marks: Marks | None) -> Marked:
+        source = self.tools_source if given.tools else self.source
         try:
-            found = self._processes.render(source, names | self._special_tokens | dict(values), marks)
+            found = self._processes.render(source, given.variables(self.special_tokens), marks)
         except TemplateFaultError as error:
             raise jinja2.TemplateError(str(error)) from None
         except TemplateLimitError as error:
             message = f"The adapter's own chat template cannot be rendered for these messages: {error}."
             raise InvalidRequestError(message, param="messages") from None
-        return cut_continued(found) if is_continued else found
+        return cut_continued(found) if given.is_continued else found
+
+
+_Chat = Sequence[Mapping[str, Any]]
+_SYSTEM, _USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}
+_ANSWER = {"role": "assistant", "content": "Good day"}
+_CHATS = ([_USER], [_USER, _ANSWER], [_SYSTEM, _USER], [_USER, _ANSWER, _USER])
+_TOOL = {"name": "weather", "description": "The weather.", "parameters": {"type": "object", "properties": {}}}
+_TOOLS = [{"type": "function", "function": _TOOL}]
+
+
+def trial_faults(
+    processes: TemplateProcesses, texts: Mapping[str, str], special_tokens: Mapping[str, Any]
+) -> dict[str, str]:
+    """The reasons, by the template's name, why no chat could be written with it. Raises AdapterUnavailableError."""
+    used = (name for name in (DEFAULT, WITH_TOOLS) if name in texts)
+    faults = {name: _fault(processes, name, texts[name], special_tokens) for name in used}
+    return {name: fault for name, fault in faults.items() if fault is not None}
+
+
+def _fault(processes: TemplateProcesses, name: str, source: str, special_tokens: Mapping[str, Any]) -> str | None:
+    """The reason why a template fails for every chat, that of the simplest one; None: it writes at least one."""
+    chats: list[tuple[_Chat, _Chat | None]] = [(chat, None) for chat in _CHATS] if name == DEFAULT else []
+    if name == WITH_TOOLS or "tools" in source:
+        chats += [(chat, _TOOLS) for chat in _CHATS[::2]]
+    first: str | None = None
+    for messages, tools in chats:
+        names: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
+        try:
+            processes.render(source, {**names, "add_generation_prompt": messages[-1] is _USER, **special_tokens})
+        except TemplateFaultError as error:
+            first = first or (str(error) if error.line is None else f"line {error.line}: {error}")
+        except TemplateLimitError as error:
+            first = first or str(error)
+        else:
+            return None
+    return first and f"no chat can be written with it: {first}"

@@ -1,7 +1,7 @@
 """Chat messages -> prompt text by the base model's own template, with the places of the template's control tokens.
 
 A template in a request is never used; an adapter's own one is where the operator allows it. A request's strings are
-data: the text of a control token in them stays text. They all enter the template through `_each_text`.
+data: the text of a control token in them stays text. They all enter the template through `_with_texts`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, refused
 from lora_serve.text.marked import Marked, Marks, true_text
 from lora_serve.text.past_calls import CallForm, PastCall, parse_calls, written_call, written_id
-from lora_serve.text.template import REFUSALS, ChatTemplate, Conversation
+from lora_serve.text.template import REFUSALS, ChatTemplate, TemplateInput
 from lora_serve.text.tokenizer import TextModel
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -79,49 +79,47 @@ def render_chat(
             message = f"The {template.owner}'s chat template has no place for `documents`: write them into a message."
             raise InvalidRequestError(message + hint, param="documents")
         values["documents"] = list(documents)
-    ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "is_continued": continue_final_message}
-    _check_roles(source, template, conversation, lambda given: template.render(given, values, tools, **ends))
+    given = TemplateInput(conversation, values, tools, add_generation_prompt, continue_final_message)
+    _check_roles(source, template, given)
     with _refusals(template.owner):
-        text = template.render(conversation, values, tools, **ends)
+        text = template.render(given)
     check(text)
     tokens = text_model.control_tokens
     if tokens is None:
         return RenderedChat(text)
-    given: list[str] = []  # the request's own strings
+    own: list[str] = []  # the request's strings
 
     def noted(one: str) -> str:
-        given.append(one)
+        own.append(one)
         return one
 
-    _each_text(conversation, values, tools, noted)
-    suspects = {one: characters for one in given if (characters := tokens.characters(one))}
+    _with_texts(given, noted)
+    suspects = {one: characters for one in own if (characters := tokens.characters(one))}
     if not suspects:
         return RenderedChat(text)
-    marks = Marks([source, *map(str, template.special_tokens.values()), *given])
-    entering = _each_text(
-        conversation, values, tools, lambda one: marks.put(one, suspects[one]) if one in suspects else one
-    )
+    marks = Marks([source, *map(str, template.special_tokens.values()), *own])
+    entering = _with_texts(given, lambda one: marks.put(one, suspects[one]) if one in suspects else one)
     with _refusals(template.owner):
-        marked = template.render_marked(*entering, marks, **ends)
-    return _compared(tokens, text, marked, given)
+        marked = template.render_marked(entering, marks)
+    return _compared(tokens, text, marked, own)
 
 
-def _check_roles(
-    source: str, template: ChatTemplate, conversation: list[dict[str, Any]], render: Callable[[Conversation], str]
-) -> None:
+def _check_roles(source: str, template: ChatTemplate, given: TemplateInput) -> None:
     """Raises InvalidRequestError for an unusual role that the template does not name, or does not write."""
-    for index, message in enumerate(conversation):
+    for index, message in enumerate(given.messages):
         if (role := message["role"]) not in ROLES:
-            tried = [{**one, "content": _PROBE} if one is message else one for one in conversation]
+            tried = [{**one, "content": _PROBE} if one is message else one for one in given.messages]
             with _refusals(template.owner):
-                is_written = re.search(rf"""(["']){role}\1""", source) and _PROBE in render(tried)
+                is_written = re.search(rf"""(["']){role}\1""", source) and _PROBE in template.render(
+                    replace(given, messages=tried)
+                )
             if not is_written:
                 where, usual = f"messages[{index}].role", ", ".join(ROLES)
                 text = f"`{where}` must be one of {usual}, or one that the {template.owner}'s chat template writes."
                 raise InvalidRequestError(text, param=where)
 
 
-def _compared(tokens: ControlTokens, text: str, marked: Marked, given: list[str]) -> RenderedChat:
+def _compared(tokens: ControlTokens, text: str, marked: Marked, own: list[str]) -> RenderedChat:
     """The chat with marks holds the template's control tokens alone: all others in `text` come from the request.
 
     Raises InvalidRequestError.
@@ -130,7 +128,7 @@ def _compared(tokens: ControlTokens, text: str, marked: Marked, given: list[str]
     if true_text(marked) == text:
         return RenderedChat(text, None if found == written else tokens.places(str.__str__(marked)))
     # The template examined a text in a way that shows the marks, or wrote it in another spelling.
-    if [token for _, token in found] != [token for _, token in written] or any(map(tokens.found, given)):
+    if [token for _, token in found] != [token for _, token in written] or any(map(tokens.found, own)):
         raise refused()
     return RenderedChat(text)
 
@@ -243,17 +241,16 @@ def _refusals(owner: str) -> Iterator[None]:
         raise InvalidRequestError(message, param="messages") from error
 
 
-def _each_text(
-    conversation: Conversation, values: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], change: Change
-) -> tuple[Conversation, Any, Any]:
+def _with_texts(given: TemplateInput, change: Change) -> TemplateInput:
     """Messages, values and tools with `change` applied to each text of the request. Roles stay: they are the server's
     own words, which templates turn into control tokens.
     """
     messages = [
         {name: part if name == "role" else _changed(part, change) for name, part in message.items()}
-        for message in conversation
+        for message in given.messages
     ]
-    return messages, {name: _changed(value, change) for name, value in values.items()}, _changed(tools, change)
+    values = {name: _changed(value, change) for name, value in given.values.items()}
+    return replace(given, messages=messages, values=values, tools=_changed(given.tools, change))
 
 
 def _changed(value: Any, change: Change) -> Any:

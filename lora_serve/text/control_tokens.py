@@ -25,7 +25,7 @@ _Flags = tuple[bool, bool, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TokenPlace:
     """The place of a control token in a chat: characters `start` to `end`, with white space that belongs to it."""
 
     start: int
@@ -48,7 +48,7 @@ class RenderedChat:
     """A chat as text. `places` of its control tokens are given only if text of the request looks like one."""
 
     text: str
-    places: tuple[Place, ...] | None = None
+    places: tuple[TokenPlace, ...] | None = None
 
 
 class ControlTokens:
@@ -102,16 +102,16 @@ class ControlTokens:
             return [(place.start, self._tokens[place.token_id].content) for place in self.places(text)]
         return [(match.start(), match[0]) for match in self._pattern.finditer(text)]
 
-    def places(self, text: str) -> tuple[Place, ...]:
+    def places(self, text: str) -> tuple[TokenPlace, ...]:
         """The places of the control tokens that the tokenizer finds in `text`, which may have marks."""
         encoding: Encoding = self._splitter.encode(text, add_special_tokens=False)
         numbers = list(self._own)
         found = (
             (numbers[index - 1], span) for index, span in zip(encoding.ids, encoding.offsets, strict=True) if index
         )
-        return tuple(Place(*span, number) for number, span in found if number in self._ids)
+        return tuple(TokenPlace(*span, number) for number, span in found if number in self._ids)
 
-    def encode(self, text: str, places: tuple[Place, ...], add_special_tokens: bool) -> tuple[int, ...]:
+    def encode(self, text: str, places: tuple[TokenPlace, ...], add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of a chat that has control tokens at `places` and nowhere else. Raises InvalidRequestError."""
         view = self._view if self._can_stand_in(text) else self._make_view(_others_than(text))
         written = "".join(self._written(view, text, places))
@@ -125,7 +125,7 @@ class ControlTokens:
             raise refused()
         return tuple(ids)
 
-    def _written(self, view: _View, text: str, places: tuple[Place, ...]) -> Iterator[str]:
+    def _written(self, view: _View, text: str, places: tuple[TokenPlace, ...]) -> Iterator[str]:
         """`text` with a stand-in at each place, between the white space that belongs to the token there."""
         end = 0
         for place in places:
@@ -135,7 +135,7 @@ class ControlTokens:
             end = place.end
         yield text[end:]
 
-    def _own_id(self, view: _View, number: int, left: Iterator[Place]) -> int:
+    def _own_id(self, view: _View, number: int, left: Iterator[TokenPlace]) -> int:
         if number in view.stand_in_ids:
             place = next(left, None)
             if place is None:

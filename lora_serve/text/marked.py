@@ -113,32 +113,6 @@ class Marked(str):
 
     __rmul__ = __mul__
 
-    find: Any = _asked("find")
-    rfind: Any = _asked("rfind")
-    index: Any = _asked("index")
-    rindex: Any = _asked("rindex")
-    count: Any = _asked("count")
-    startswith: Any = _asked("startswith")
-    endswith: Any = _asked("endswith")
-    isalnum: Any = _asked("isalnum")
-    isalpha: Any = _asked("isalpha")
-    isascii: Any = _asked("isascii")
-    isdecimal: Any = _asked("isdecimal")
-    isdigit: Any = _asked("isdigit")
-    isidentifier: Any = _asked("isidentifier")
-    islower: Any = _asked("islower")
-    isnumeric: Any = _asked("isnumeric")
-    isprintable: Any = _asked("isprintable")
-    istitle: Any = _asked("istitle")
-    isupper: Any = _asked("isupper")
-
-    upper: Any = _in_case(str.upper)
-    lower: Any = _in_case(str.lower)
-    casefold: Any = _in_case(str.casefold)
-    capitalize: Any = _in_case(str.capitalize)
-    title: Any = _in_case(str.title)
-    swapcase: Any = _in_case(str.swapcase)
-
     def strip(self, characters: str | None = None) -> Marked:
         return self.lstrip(characters).rstrip(characters)
 
@@ -186,6 +160,13 @@ class Marked(str):
 
     def _pairs(self, marked: Sequence[str], true: Sequence[str]) -> list[Marked]:
         return [self._with(part, true_part) for part, true_part in zip(marked, true, strict=True)]
+
+
+_QUESTIONS = "find rfind index rindex count startswith endswith isalnum isalpha isascii isdecimal isdigit isidentifier"
+for _name in (*_QUESTIONS.split(), "islower", "isnumeric", "isprintable", "istitle", "isupper"):
+    setattr(Marked, _name, _asked(_name))
+for _name in ("upper", "lower", "casefold", "capitalize", "title", "swapcase"):
+    setattr(Marked, _name, _in_case(getattr(str, _name)))
 
 
 def true_text(value: V) -> V:
@@ -250,3 +231,30 @@ class Marks:
                 raise InvalidRequestError(message, param="messages")
             self._marks[character], self._meanings[mark] = mark, character
         return self._marks[character]
+
+
+def packed(value: Any) -> Any:
+    """The value in JSON's types, for a process that renders: JSON cannot make objects of its own.
+
+    A value is written with its kind, so that marked texts keep what they stand for: [0, items], [1, pairs], [2, marked
+    text, true text]; everything else stands for itself.
+    """
+    match value:
+        case Marked():
+            return [2, str.__str__(value), str.__str__(true_text(value))]
+        case Mapping():
+            return [1, [[packed(key), packed(item)] for key, item in value.items()]]
+        case list() | tuple():
+            return [0, [packed(item) for item in value]]
+    return value
+
+
+def unpacked(value: Any, meaning: Callable[[str], str]) -> Any:
+    """The value that was packed; `meaning`: of its marks."""
+    if not isinstance(value, list):
+        return value
+    if value[0] == 2:
+        return Marked(value[1], value[2], meaning)
+    if value[0] == 1:
+        return {unpacked(key, meaning): unpacked(item, meaning) for key, item in value[1]}
+    return [unpacked(item, meaning) for item in value[1]]

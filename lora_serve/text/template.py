@@ -6,7 +6,7 @@ A model may have several templates by name: a chat with tools is rendered by `to
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import product
 from typing import Any
@@ -25,7 +25,8 @@ from lora_serve.text.tool_calls.base import ToolCallFormat
 
 REFUSALS = (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError)
 Conversation = Sequence[Mapping[str, Any]]
-Render = Callable[[Conversation, Sequence[Mapping[str, Any]]], str]  # messages, tools
+Tools = Sequence[Mapping[str, Any]]
+Render = Callable[[Conversation, Tools], str]
 
 _NAME, _KEY, _VALUE, _RESULT = "probe_of_a_tool", "probe_of_a_key", "probe of a value", "probe of a result"
 _USER = {"role": "user", "content": "Hi"}
@@ -70,7 +71,7 @@ _CALL_FORMS = tuple(
 )
 
 
-def _texts(render: Render, tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _texts(render: Render, tools: Tools) -> Iterator[str]:
     chats: tuple[Conversation, ...] = ((_USER,), ({"role": "system", "content": "Be kind."}, _USER))
     for chat in chats:
         try:
@@ -79,7 +80,7 @@ def _texts(render: Render, tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             continue
 
 
-def _with_call(render: Render, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> str | None:
+def _with_call(render: Render, form: CallForm, tools: Tools) -> str | None:
     """The text of a chat with a call and its result; None if the call is not in it."""
     call = {"role": "assistant", "tool_calls": [written_call(_CALL, form)]}
     result = {"role": "tool", "tool_call_id": written_id(_CALL.id, form), "name": _NAME, "content": _RESULT}
@@ -98,7 +99,24 @@ def _with_call(render: Render, form: CallForm, tools: Sequence[Mapping[str, Any]
 # transformers' own sign: it cuts the text where this stands, as `cut_continued` does
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
 
-Tools = Sequence[Mapping[str, Any]]
+
+@dataclass(frozen=True, slots=True)
+class TemplateInput:
+    """A chat as a template is given it, and values of other variables. `is_continued`: its last message goes on."""
+
+    messages: Conversation
+    values: Mapping[str, Any] = field(default_factory=dict)
+    tools: Tools = ()
+    add_generation_prompt: bool = True
+    is_continued: bool = False
+
+    def variables(self, special_tokens: Mapping[str, Any]) -> dict[str, Any]:
+        """All variables by name. A message that goes on ends with a sign, where `cut_continued` cuts."""
+        messages = [dict(message) for message in self.messages]
+        if self.is_continued:
+            messages[-1]["content"] = messages[-1]["content"] + _CONTINUED
+        names: dict[str, Any] = {"messages": messages, "tools": list(self.tools) or None, "documents": None}
+        return names | {"add_generation_prompt": self.add_generation_prompt, **special_tokens, **self.values}
 
 
 def template_text(given: str) -> str:
@@ -139,9 +157,7 @@ class ChatTemplate:
     @cached_property
     def tool_forms(self) -> ToolForms:
         """The places that the template has for tools and calls. Tried once, which takes some milliseconds."""
-        return tool_forms(
-            lambda messages, tools: self.render(messages, {}, tools, add_generation_prompt=True, is_continued=False)
-        )
+        return tool_forms(lambda messages, tools: self.render(TemplateInput(messages, tools=tools)))
 
     @cached_property
     def call_format(self) -> ToolCallFormat | None:
@@ -158,46 +174,24 @@ class ChatTemplate:
         """Texts that the template uses by name, such as `bos_token`."""
         return dict(self._wrapper.special_tokens_map)
 
-    def render(
-        self,
-        conversation: Conversation,
-        values: Mapping[str, Any],
-        tools: Tools = (),
-        *,
-        add_generation_prompt: bool,
-        is_continued: bool,
-    ) -> str:
+    def render(self, given: TemplateInput) -> str:
         """Render with transformers."""
         rendered = self._wrapper.apply_chat_template(
-            [dict(message) for message in conversation],
-            tools=list(tools) or None,
+            [dict(message) for message in given.messages],
+            tools=list(given.tools) or None,
             tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=is_continued,
-            **values,
+            add_generation_prompt=given.add_generation_prompt,
+            continue_final_message=given.is_continued,
+            **given.values,
         )
         return str(rendered)
 
-    def render_marked(
-        self,
-        conversation: Conversation,
-        values: Mapping[str, Any],
-        tools: Tools,
-        marks: Marks,
-        *,
-        add_generation_prompt: bool,
-        is_continued: bool,
-    ) -> Marked:
+    def render_marked(self, given: TemplateInput, marks: Marks) -> Marked:
         """Render messages, values and tools that have marks."""
-        messages = with_continued(conversation) if is_continued else [dict(message) for message in conversation]
-        found = self._compiled(self.tools_source if tools else self.source).render(
-            messages=messages,
-            tools=list(tools) or None,
-            add_generation_prompt=add_generation_prompt,
-            **({"documents": None} | self.special_tokens | dict(values)),
-        )
+        template = self._compiled(self.tools_source if given.tools else self.source)
+        found = template.render(given.variables(self.special_tokens))
         marked = Marked(str.__str__(found), marks.meaning(found), marks.meaning)
-        return cut_continued(marked) if is_continued else marked
+        return cut_continued(marked) if given.is_continued else marked
 
     def _source(self, tools: Tools | None) -> str:
         try:
@@ -218,13 +212,6 @@ def _compile(source: str) -> Any:
     template = environment.from_string(source)
     template.root_render_func.__globals__["str_join"] = joined  # of the compiled template alone: its `~`
     return template
-
-
-def with_continued(conversation: Conversation) -> list[dict[str, Any]]:
-    """The messages with a sign at the end of the last one, where `cut_continued` cuts."""
-    messages = [dict(message) for message in conversation]
-    messages[-1]["content"] = messages[-1]["content"] + _CONTINUED
-    return messages
 
 
 def cut_continued(marked: Marked) -> Marked:

@@ -236,7 +236,7 @@ def _for_tokenizers(token: AddedToken) -> TokenizersAddedToken:
 
 
 def _encoded(tokenizer: Tokenizer, text: str, pair: str | None, add_special_tokens: bool) -> Encoding:
-    """Encode one text, or a pair, as a batch of one: `encode` would keep the GIL. Offsets, which nobody reads, are left
+    """Encode one text, or a pair, as a batch of one: `encode` would keep the GIL. Offsets, which are not read, are left
     out, as freeing them takes longer than making them.
     """
     given = text if pair is None else (text, pair)
@@ -253,28 +253,28 @@ def _cut(
     Raises InvalidRequestError if the special tokens alone are more.
     """
     num_special = tokenizer.num_special_tokens_to_add(pair is not None) if add_special_tokens else 0
-    room = max_tokens - num_special
-    if room < 0:
+    most = max_tokens - num_special
+    if most < 0:
         message = f"`truncate_prompt_tokens` ({max_tokens}) leaves no room beside {num_special} special tokens."
         raise InvalidRequestError(message, param="truncate_prompt_tokens")
     first = _encoded(tokenizer, text, None, add_special_tokens=False)
     second = None if pair is None else _encoded(tokenizer, pair, None, add_special_tokens=False)
-    num_first, num_second = _longest_first(len(first), 0 if second is None else len(second), room)
+    num_first, num_second = _longest_first(len(first), 0 if second is None else len(second), most)
     first.truncate(num_first, 0, side)
     if second is not None:
         second.truncate(num_second, 0, side)
     return tokenizer.post_process(first, second, add_special_tokens)
 
 
-def _longest_first(num_first: int, num_second: int, room: int) -> tuple[int, int]:
+def _longest_first(num_first: int, num_second: int, most: int) -> tuple[int, int]:
     """The numbers of tokens that two texts keep: the longer one loses first (`longest_first` in `tokenizers`)."""
-    if num_first + num_second <= room:
+    if num_first + num_second <= most:
         return num_first, num_second
     short = min(num_first, num_second)
-    if 2 * short >= room:
-        half, odd = divmod(room, 2)
+    if 2 * short >= most:
+        half, odd = divmod(most, 2)
         return (half, half + odd) if num_first <= num_second else (half + odd, half)
-    long = room - short
+    long = most - short
     return (short, long) if num_first <= num_second else (long, short)
 
 

@@ -20,7 +20,7 @@ from lora_serve.adapters.regular_file import (
     pieces_of,
     read_regular,
 )
-from lora_serve.adapters.stores.record_files import read_records
+from lora_serve.adapters.stores.disk_tables import read_records
 
 LIMIT = 10**7
 CONTENT = bytes(range(256)) * 10_000  # more than one piece

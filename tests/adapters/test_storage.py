@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.checkpoint.content import adapter_digest
-from lora_serve.adapters.storage import open_storage
+from lora_serve.adapters.storage import is_noted, note_position, open_storage
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.settings import Settings
 
@@ -31,5 +32,12 @@ def test_what_comes_from_redis_passes_through_the_store_alone_where_a_restart_cl
         assert storage.disk.has(digest)
         killed = storage.disk.tmp / "left by a process that was killed"
         killed.mkdir()
-        storage.store.sweep(frozenset(), lambda *_: True)
+        storage.disk.sweep(frozenset(), lambda *_: True)
         assert list(storage.disk.tmp.iterdir()) == []
+
+
+def test_noted_position_is_the_last_one_whether_longer_or_shorter(tmp_path: Path) -> None:
+    for position in (Position("e" * 32, 10, "h" * 32), Position("e" * 32, 9, "h"), Position(), Position("e", 2**40)):
+        assert not is_noted(tmp_path, position)
+        note_position(tmp_path, position)
+        assert is_noted(tmp_path, position)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.app.warm_set import FILE_NAME, WarmSet, WarmSetKeeper, read_warm_set, write_warm_set
@@ -30,7 +31,7 @@ BYTES = 10
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     catalog = open_catalog(tmp_path)
     for name in "abcdef":
-        catalog.add(name, VersionEntry(0, f"sha256:{name * 64}", 4, BYTES, {}, "test", 0.0))
+        catalog.add(Registration(id=name), VersionEntry(0, f"sha256:{name * 64}", 4, BYTES, {}, "test", 0.0))
     yield catalog
     catalog.close()
 

@@ -16,15 +16,15 @@ import pytest
 from rich.console import Console
 
 from lora_serve.commands import demo
-from lora_serve.commands.demo import Answer, DemoFailedError, Question
+from lora_serve.commands.demo import DemoAnswer, DemoFailedError, Question
 from lora_serve.commands.server_process import free_port
 
 
-def answer(text: str, expected: str | None = "SELECT 1") -> Answer:
-    return Answer(Question("acme/sql", "a prompt", expected), text, "sha256:" + "0" * 64, {"queue": 0.5})
+def answer(text: str, expected: str | None = "SELECT 1") -> DemoAnswer:
+    return DemoAnswer(Question("acme/sql", "a prompt", expected), text, "sha256:" + "0" * 64, {"queue": 0.5})
 
 
-def shown(answers: list[Answer]) -> list[str]:
+def shown(answers: list[DemoAnswer]) -> list[str]:
     console = Console(file=io.StringIO(), width=demo.WIDE)
     demo.show(console, answers, 6)
     assert isinstance(console.file, io.StringIO)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lora_serve.adapters.checkpoint.content import adapter_digest
-from lora_serve.commands import adapter_files
+from lora_serve.commands import admin_client
 from lora_serve.core.messages import SmokeTestResult
 from tests.commands.conftest import Adapters
 from tests.commands.stub_server import StubServer
@@ -137,13 +137,13 @@ class Reads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
 
-        class Counted(adapter_files.CountedFile):
+        class Counted(admin_client.CountedFile):
             def read(counted, size: int | None = -1, /) -> bytes:  # noqa: N805
                 taken = super().read(size)
                 self.sizes.append(len(taken))
                 return taken
 
-        monkeypatch.setattr(adapter_files, "CountedFile", Counted)
+        monkeypatch.setattr(admin_client, "CountedFile", Counted)
 
 
 async def test_thirty_megabytes_go_out_in_pieces_no_faster_than_the_server_takes_them(
@@ -171,7 +171,7 @@ async def test_thirty_megabytes_go_out_in_pieces_no_faster_than_the_server_takes
 async def test_an_upload_says_its_digest_and_one_that_is_changed_on_its_way_is_refused(
     ask: Adapters, house: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Changing(adapter_files.CountedFile):
+    class Changing(admin_client.CountedFile):
         """Other bytes when they are sent than when they were hashed."""
 
         num_reads = 0
@@ -182,7 +182,7 @@ async def test_an_upload_says_its_digest_and_one_that_is_changed_on_its_way_is_r
             return taken if Changing.num_reads <= 2 else taken[:-1] + bytes([taken[-1] ^ 1])
 
     with monkeypatch.context() as patched:
-        patched.setattr(adapter_files, "CountedFile", Changing)
+        patched.setattr(admin_client, "CountedFile", Changing)
         ended = await ask("upload", "acme/a", str(house.make_adapter("a", 1)))
     assert (ended.code, "Content-Digest" in ended.err) == (1, True), ended.err
     assert "acme/a" not in house.services.catalog.snapshot.entries

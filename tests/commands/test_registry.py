@@ -140,7 +140,7 @@ def test_show_says_what_there_is(registry: Registry, store: Path) -> None:
     with open_registry(at(store), is_source=False) as place:
         stray = put(place, "gone", "stray")
         place.catalog.remove("gone")
-        place.catalog.change(lambda state: ({"adapter:odd": "{}"}, None))
+        place.catalog.ledger.change(lambda state: ({"adapter:odd": "{}"}, None))
         position = place.catalog.snapshot.position
     shutil.rmtree(blob(store, digest))
     document = registry("show", "--store", store, "--json").document

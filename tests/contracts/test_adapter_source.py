@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from lora_serve.adapters.sources import filesystem
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
-from lora_serve.adapters.sources.base import AdapterSource, Progress, no_progress
+from lora_serve.adapters.sources.base import AdapterSource, OnBytes, no_progress
 from lora_serve.adapters.sources.connections import Timeouts
 from lora_serve.adapters.sources.filesystem import FilesystemSource
 from lora_serve.adapters.sources.folder import FolderSource
@@ -67,7 +67,7 @@ class Place:
         """What the card should say."""
         return source
 
-    def put_broken(self, files: dict[str, bytes]) -> tuple[str, Progress]:
+    def put_broken(self, files: dict[str, bytes]) -> tuple[str, OnBytes]:
         """Something whose transfer breaks in the middle, perhaps by the doing of the progress callback."""
         raise AssertionError
 
@@ -93,7 +93,7 @@ class AdapterSourceContract(ABC):
         """fetch(source) -> the files that came; checks that nothing is left beside them, and after errors nothing."""
 
         def fetch(
-            source: str, limit: int = LIMIT, progress: Progress = no_progress, by: AdapterSource | None = None
+            source: str, limit: int = LIMIT, progress: OnBytes = no_progress, by: AdapterSource | None = None
         ) -> dict[str, bytes]:
             target = tmp / f"{threading.get_ident()}"
             target.mkdir()
@@ -221,7 +221,7 @@ class FolderPlace(Place):
     def words(self, source: str) -> str:
         return f"folder {source}"
 
-    def put_broken(self, files: dict[str, bytes]) -> tuple[str, Progress]:
+    def put_broken(self, files: dict[str, bytes]) -> tuple[str, OnBytes]:
         """The kernel answers EIO to whoever reads a process's memory from address 0."""
         source = self.put(without(WEIGHTS))
         (self.root / "adapter" / WEIGHTS).symlink_to("/proc/self/mem")
@@ -289,7 +289,7 @@ class BucketPlace(Place):
         write(self.root / "b" / "adapter", files)
         return "bucket://b/adapter"
 
-    def put_broken(self, files: dict[str, bytes]) -> tuple[str, Progress]:
+    def put_broken(self, files: dict[str, bytes]) -> tuple[str, OnBytes]:
         return self.put(files), lambda _: (self.root / "b" / "adapter" / WEIGHTS).unlink(missing_ok=True)
 
     def away(self) -> tuple[AdapterSource, str]:
@@ -397,7 +397,7 @@ class ArchivePlace(Place):
         self.archives["/archives/adapter.tar"] = pack(files)
         return self.url + "/archives/adapter.tar"
 
-    def put_broken(self, files: dict[str, bytes]) -> tuple[str, Progress]:
+    def put_broken(self, files: dict[str, bytes]) -> tuple[str, OnBytes]:
         self.broken.add("/archives/adapter.tar")
         return self.put(files), no_progress
 
@@ -539,7 +539,7 @@ class HubPlace(Place):
     def words(self, source: str) -> str:
         return f"{source.partition('@')[0]}@{COMMIT}"
 
-    def put_broken(self, files: dict[str, bytes]) -> tuple[str, Progress]:
+    def put_broken(self, files: dict[str, bytes]) -> tuple[str, OnBytes]:
         self.hub.broken.add("org/adapter")
         return self.put(files), no_progress
 
@@ -646,7 +646,7 @@ class RedisPlace(Place):
         self.client.hset("acme:adapter/1", mapping=files)
         return "redis://acme:adapter/1"
 
-    def put_broken(self, files: dict[str, bytes]) -> tuple[str, Progress]:
+    def put_broken(self, files: dict[str, bytes]) -> tuple[str, OnBytes]:
         return self.put(files), lambda _: self.client.client_kill_filter(_type="normal", skipme=True)
 
     def away(self) -> tuple[AdapterSource, str]:

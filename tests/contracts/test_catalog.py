@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.entry import Canary, Route
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.state import LEASE_SECONDS
@@ -49,8 +50,8 @@ def catalog(reopen: Reopen) -> Catalog:
 
 
 def test_new_content_is_a_new_version_and_becomes_what_the_id_means(catalog: Catalog) -> None:
-    first, _, first_is_new = catalog.add("acme/support", version("a"))
-    second, _, second_is_new = catalog.add("acme/support", version("b"))
+    first, _, first_is_new = catalog.add(Registration(id="acme/support"), version("a"))
+    second, _, second_is_new = catalog.add(Registration(id="acme/support"), version("b"))
     assert (first_is_new, second_is_new) == (True, True)
     assert [v.version for v in second.versions] == [1, 2]
     assert first.ref().label == "acme/support@1"
@@ -60,9 +61,9 @@ def test_new_content_is_a_new_version_and_becomes_what_the_id_means(catalog: Cat
 
 
 def test_same_content_under_the_same_id_is_the_same_version(catalog: Catalog) -> None:
-    catalog.add("a", version("a"))
-    catalog.add("a", version("b"))
-    entry, _, is_new = catalog.add("a", version("a"))
+    catalog.add(Registration(id="a"), version("a"))
+    catalog.add(Registration(id="a"), version("b"))
+    entry, _, is_new = catalog.add(Registration(id="a"), version("a"))
     assert not is_new
     assert [v.version for v in entry.versions] == [1, 2]
     assert catalog.resolve("a").ref.version == 1  # what was sent last is what the id means
@@ -73,21 +74,21 @@ def test_same_content_under_the_same_id_is_the_same_version(catalog: Catalog) ->
     ["b", "a@2", "a@0", "a@01", "a@-1", "a@", "a@latest", "a@sha256:00", "a@1@1", "", "@1", "A", "a@" + "9" * 30],
 )
 def test_unknown_names_are_told_back_as_given(catalog: Catalog, name: str) -> None:
-    catalog.add("a", version("a"))
+    catalog.add(Registration(id="a"), version("a"))
     with pytest.raises(AdapterNotFoundError) as caught:
         catalog.resolve(name)
     assert caught.value.name == name
 
 
 def test_owner_is_given_or_the_first_part_of_the_id_or_default(catalog: Catalog) -> None:
-    catalog.add("acme/support", version("a"))
-    catalog.add("plain", version("a"))
-    catalog.add("x/y", version("a"), tenant="globex")
-    assert [entry.tenant for entry in catalog.entries()] == ["acme", "default", "globex"]
+    catalog.add(Registration(id="acme/support"), version("a"))
+    catalog.add(Registration(id="plain"), version("a"))
+    catalog.add(Registration(id="x/y", tenant="globex"), version("a"))
+    assert [entry.tenant for entry in catalog.snapshot.page()] == ["acme", "default", "globex"]
 
 
 def test_another_tenants_adapter_does_not_exist(catalog: Catalog) -> None:
-    catalog.add("acme/support", version("a"))
+    catalog.add(Registration(id="acme/support"), version("a"))
     assert catalog.resolve("acme/support", tenant="acme").ref.tenant == "acme"
     foreign, unknown = [], []
     for name, errors in (("acme/support", foreign), ("acme/nothing", unknown)):
@@ -98,40 +99,40 @@ def test_another_tenants_adapter_does_not_exist(catalog: Catalog) -> None:
 
 
 def test_an_id_cannot_change_hands(catalog: Catalog) -> None:
-    catalog.add("acme/support", version("a"))
+    catalog.add(Registration(id="acme/support"), version("a"))
     with pytest.raises(ConflictError):
-        catalog.add("acme/support", version("b"), tenant="globex")
+        catalog.add(Registration(id="acme/support", tenant="globex"), version("b"))
     assert catalog.resolve("acme/support").ref.digest == digest("a")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a@1", "a:b", "a b", "a//b", "a/", "x" * 129])
 def test_illegal_ids_are_refused(catalog: Catalog, name: str) -> None:
     with pytest.raises(InvalidRequestError):
-        catalog.add(name, version("a"))
+        catalog.add(Registration(id=name), version("a"))
 
 
 @pytest.mark.parametrize("metadata", [{"a": float("nan")}, {"a": object()}, {"a": "x" * 70000}])
 def test_metadata_that_cannot_be_kept_is_refused(catalog: Catalog, metadata: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError, match="metadata"):
-        catalog.add("a", version("a"), metadata=metadata)
+        catalog.add(Registration(id="a", metadata=metadata), version("a"))
 
 
 def test_tenant_that_is_no_name_is_refused(catalog: Catalog) -> None:
     with pytest.raises(InvalidRequestError, match="tenant"):
-        catalog.add("a", version("a"), tenant="../x")
+        catalog.add(Registration(id="a", tenant="../x"), version("a"))
 
 
 def test_pin_and_metadata_stay_when_a_new_version_says_nothing(catalog: Catalog) -> None:
-    catalog.add("a", version("a"), pinned=True, metadata={"team": "x"})
-    entry, _, _ = catalog.add("a", version("b"))
+    catalog.add(Registration(id="a", pin=True, metadata={"team": "x"}), version("a"))
+    entry, _, _ = catalog.add(Registration(id="a"), version("b"))
     assert (entry.pinned, entry.metadata) == (True, {"team": "x"})
     assert not catalog.set_pinned("a", False).pinned
-    assert catalog.add("a", version("c"), metadata={})[0].metadata == {}
+    assert catalog.add(Registration(id="a", metadata={}), version("c"))[0].metadata == {}
 
 
 def test_removing_the_default_version_falls_back_to_the_newest_left(catalog: Catalog) -> None:
     for letter in "abc":
-        catalog.add("a", version(letter))
+        catalog.add(Registration(id="a"), version(letter))
     assert catalog.remove("a", 3) == (digest("c"),)
     assert catalog.resolve("a").ref.version == 2
     assert catalog.remove("a", 1) == (digest("a"),)
@@ -142,23 +143,23 @@ def test_removing_the_default_version_falls_back_to_the_newest_left(catalog: Cat
 
 
 def test_version_numbers_are_not_given_twice(catalog: Catalog) -> None:
-    catalog.add("a", version("a"))
-    catalog.add("a", version("b"))
+    catalog.add(Registration(id="a"), version("a"))
+    catalog.add(Registration(id="a"), version("b"))
     catalog.remove("a", 2)
-    assert catalog.add("a", version("c"))[0].default_version == 3
+    assert catalog.add(Registration(id="a"), version("c"))[0].default_version == 3
 
 
 def test_removing_tells_only_digests_that_no_other_id_names(catalog: Catalog) -> None:
-    catalog.add("a", version("a"))
-    catalog.add("a", version("b"))
-    catalog.add("b", version("a"))
+    catalog.add(Registration(id="a"), version("a"))
+    catalog.add(Registration(id="a"), version("b"))
+    catalog.add(Registration(id="b"), version("a"))
     assert catalog.remove("a") == (digest("b"),)
     assert catalog.remove("b") == (digest("a"),)
 
 
 @pytest.mark.parametrize(("name", "number"), [("b", None), ("a", 2)])
 def test_removing_what_is_not_there_changes_nothing(catalog: Catalog, name: str, number: int | None) -> None:
-    catalog.add("a", version("a"))
+    catalog.add(Registration(id="a"), version("a"))
     with pytest.raises(AdapterNotFoundError):
         catalog.remove(name, number)
     assert catalog.resolve("a").ref.version == 1
@@ -166,25 +167,25 @@ def test_removing_what_is_not_there_changes_nothing(catalog: Catalog, name: str,
 
 def test_lists_by_name_in_pages(catalog: Catalog) -> None:
     for number in range(7):
-        catalog.add(f"acme/{number}", version("a"))
-        catalog.add(f"globex/{number}", version("a"))
-    first = catalog.entries(tenant="acme", limit=4)
-    rest = catalog.entries(tenant="acme", after=first[-1].name, limit=4)
+        catalog.add(Registration(id=f"acme/{number}"), version("a"))
+        catalog.add(Registration(id=f"globex/{number}"), version("a"))
+    first = catalog.snapshot.page(tenant="acme", limit=4)
+    rest = catalog.snapshot.page(tenant="acme", after=first[-1].name, limit=4)
     assert [entry.name for entry in (*first, *rest)] == [f"acme/{number}" for number in range(7)]
-    assert catalog.entries(after="zzz") == ()
-    assert len(catalog.entries()) == 14
+    assert catalog.snapshot.page(after="zzz") == ()
+    assert len(catalog.snapshot.page()) == 14
 
 
 def test_everything_is_there_again_after_a_restart(catalog: Catalog, reopen: Reopen) -> None:
-    catalog.add("a", version("a"), pinned=True, metadata={"x": [1, "é"]})
-    catalog.add("a", version("b"))
-    catalog.add("c", version("a"), tenant="t")
+    catalog.add(Registration(id="a", pin=True, metadata={"x": [1, "é"]}), version("a"))
+    catalog.add(Registration(id="a"), version("b"))
+    catalog.add(Registration(id="c", tenant="t"), version("a"))
     catalog.remove("a", 2)
     before = catalog.snapshot
     catalog = reopen()
     assert catalog.snapshot == before
     assert catalog.leases.expired(catalog.ledger.state) == [(digest("b"), catalog.leases.drain_holder)]
-    assert catalog.add("a", version("d"))[0].default_version == 3
+    assert catalog.add(Registration(id="a"), version("d"))[0].default_version == 3
 
 
 def test_blob_is_condemned_once_nobody_names_or_holds_it(catalog: Catalog) -> None:
@@ -194,7 +195,7 @@ def test_blob_is_condemned_once_nobody_names_or_holds_it(catalog: Catalog) -> No
     with pytest.raises(AdapterUnavailableError, match="being deleted"):
         catalog.leases.acquire(digest("a"))
     catalog.leases.deleted(digest("a"))
-    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
+    catalog.add(Registration(id="a"), version("a"), holder=catalog.leases.acquire(digest("a")))
     assert not catalog.leases.release(digest("a"), catalog.leases.acquire(digest("a")))
     assert catalog.remove("a") == (digest("a"),)
     assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)
@@ -203,7 +204,7 @@ def test_blob_is_condemned_once_nobody_names_or_holds_it(catalog: Catalog) -> No
 def test_deletion_that_was_given_up_bars_nobody_from_the_same_content(catalog: Catalog, reopen: Reopen) -> None:
     assert catalog.leases.release(digest("a"), catalog.leases.acquire(digest("a")))
     catalog.leases.deletion_failed(digest("a"))
-    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
+    catalog.add(Registration(id="a"), version("a"), holder=catalog.leases.acquire(digest("a")))
     assert catalog.remove("a") == (digest("a"),)
     assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)  # what was left over goes with it
     catalog.leases.deletion_failed(digest("a"))
@@ -221,7 +222,7 @@ def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_e
     with monkeypatch.context() as patch:
         patch.setattr(catalog.ledger.journal, "commit", broken)
         catalog.leases.deletion_failed(digest("a"))
-    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
+    catalog.add(Registration(id="a"), version("a"), holder=catalog.leases.acquire(digest("a")))
 
 
 def test_replica_that_died_while_it_deleted_bars_the_same_content_for_as_long_as_leases_last(
@@ -234,7 +235,7 @@ def test_replica_that_died_while_it_deleted_bars_the_same_content_for_as_long_as
     with pytest.raises(AdapterUnavailableError, match="being deleted"):
         catalog.leases.acquire(digest("a"), wait_seconds=0)
     monkeypatch.setattr(time, "time", lambda: now + LEASE_SECONDS + 60)
-    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
+    catalog.add(Registration(id="a"), version("a"), holder=catalog.leases.acquire(digest("a")))
     assert catalog.remove("a") == (digest("a"),)
     assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)
 
@@ -268,7 +269,7 @@ def test_version_whose_blob_went_when_its_lease_ran_out_is_not_named(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock was set, or the machine slept, between the lease and the commit."""
-    catalog.add("a", version("a"))
+    catalog.add(Registration(id="a"), version("a"))
     catalog.remove("a")
     late = catalog.leases.acquire(digest("a"))
     now = time.time()
@@ -277,10 +278,10 @@ def test_version_whose_blob_went_when_its_lease_ran_out_is_not_named(
     for step in (lambda: None, lambda: catalog.leases.deleted(digest("a"))):
         step()
         with pytest.raises(AdapterUnavailableError, match="try again"):
-            catalog.add("b", version("a"), holder=late)
-    assert catalog.entries() == ()
-    catalog.add("c", version("a"), holder=catalog.leases.acquire(digest("a")))
-    assert catalog.add("b", version("a"), holder=late)[2], "somebody else's name has kept it"
+            catalog.add(Registration(id="b"), version("a"), holder=late)
+    assert catalog.snapshot.page() == ()
+    catalog.add(Registration(id="c"), version("a"), holder=catalog.leases.acquire(digest("a")))
+    assert catalog.add(Registration(id="b"), version("a"), holder=late)[2], "somebody else's name has kept it"
 
 
 def test_blob_whose_condemnation_was_committed_and_not_heard_of_is_condemned_by_the_next_try(
@@ -324,8 +325,8 @@ def test_nobody_leases_a_blob_at_the_moment_in_which_it_is_condemned(
 
 
 def test_version_that_is_not_activated_waits_beside_what_the_id_means(catalog: Catalog) -> None:
-    catalog.add("a", version("a"))
-    entry, added, is_new = catalog.add("a", version("b"), activate=False)
+    catalog.add(Registration(id="a"), version("a"))
+    entry, added, is_new = catalog.add(Registration(id="a", activate=False), version("b"))
     assert (added.version, is_new, entry.default_version) == (2, True, 1)
     assert catalog.resolve("a").ref.version == 1
     assert catalog.resolve("a@2").ref.digest == digest("b")
@@ -333,7 +334,7 @@ def test_version_that_is_not_activated_waits_beside_what_the_id_means(catalog: C
 
 def test_route_moves_and_one_call_brings_the_version_before_back(catalog: Catalog) -> None:
     for letter in "abc":
-        catalog.add("a", version(letter))
+        catalog.add(Registration(id="a"), version(letter))
     assert catalog.entry("a").history == (1, 2)
     catalog.set_route("a", 1, None)
     assert (catalog.resolve("a").ref.version, catalog.entry("a").history) == (1, (2, 3))
@@ -347,7 +348,7 @@ def test_route_moves_and_one_call_brings_the_version_before_back(catalog: Catalo
 
 def test_rolling_back_during_a_canary_ends_the_canary_only(catalog: Catalog) -> None:
     for letter in "ab":
-        catalog.add("a", version(letter), activate=letter == "a")
+        catalog.add(Registration(id="a", activate=letter == "a"), version(letter))
     catalog.set_route("a", None, Canary(2, 100.0))
     assert catalog.resolve("a", sticky_key="x").ref.version == 2
     assert catalog.resolve("a").ref.version == 1  # nobody in particular asks
@@ -358,7 +359,7 @@ def test_rolling_back_during_a_canary_ends_the_canary_only(catalog: Catalog) -> 
 @pytest.mark.parametrize(("number", "canary"), [(3, None), (None, Canary(3, 1.0)), (1, Canary(1, 1.0))])
 def test_route_to_nowhere_is_refused(catalog: Catalog, number: int | None, canary: Canary | None) -> None:
     for letter in "ab":
-        catalog.add("a", version(letter))
+        catalog.add(Registration(id="a"), version(letter))
     with pytest.raises(InvalidRequestError):
         catalog.set_route("a", number, canary)
     assert catalog.entry("a").route == Route(2, None, (1,))
@@ -366,7 +367,7 @@ def test_route_to_nowhere_is_refused(catalog: Catalog, number: int | None, canar
 
 def test_removed_versions_leave_route_and_history(catalog: Catalog) -> None:
     for letter in "abcd":
-        catalog.add("a", version(letter))
+        catalog.add(Registration(id="a"), version(letter))
     catalog.set_route("a", 3, Canary(2, 10.0))
     assert catalog.entry("a").history == (1, 2, 4)
     catalog.remove("a", 2)
@@ -377,7 +378,7 @@ def test_removed_versions_leave_route_and_history(catalog: Catalog) -> None:
 
 def test_alias_leads_to_an_id_or_to_one_version(catalog: Catalog) -> None:
     for letter in "ab":
-        catalog.add("acme/a", version(letter))
+        catalog.add(Registration(id="acme/a"), version(letter))
     catalog.set_alias("acme/live", "acme/a")
     catalog.set_alias("acme/old", "acme/a@1")
     assert catalog.resolve("acme/live").ref.version == 2
@@ -392,12 +393,12 @@ def test_alias_leads_to_an_id_or_to_one_version(catalog: Catalog) -> None:
 
 
 def test_alias_and_id_cannot_share_a_name_and_an_alias_of_nothing_is_refused(catalog: Catalog) -> None:
-    catalog.add("a", version("a"))
+    catalog.add(Registration(id="a"), version("a"))
     catalog.set_alias("b", "a")
     with pytest.raises(ConflictError):
         catalog.set_alias("a", "a")
     with pytest.raises(ConflictError):
-        catalog.add("b", version("b"))
+        catalog.add(Registration(id="b"), version("b"))
     for target in ("b", "x", "a@2"):
         with pytest.raises(AdapterNotFoundError):
             catalog.set_alias("c", target)
@@ -407,7 +408,7 @@ def test_alias_and_id_cannot_share_a_name_and_an_alias_of_nothing_is_refused(cat
 
 def test_aliases_of_what_is_removed_go_with_it(catalog: Catalog) -> None:
     for letter in "ab":
-        catalog.add("a", version(letter))
+        catalog.add(Registration(id="a"), version(letter))
     for alias, target in (("x", "a"), ("y", "a@1"), ("z", "a@2")):
         catalog.set_alias(alias, target)
     catalog.remove("a", 1)
@@ -429,13 +430,13 @@ def test_readers_on_other_threads_always_see_whole_states(catalog: Catalog) -> N
             named = {version.digest for entry in snapshot.entries.values() for version in entry.versions}
             if snapshot.digests != named or snapshot.names != tuple(sorted(snapshot.entries)):
                 torn.append(snapshot)
-            torn.extend(entry for entry in catalog.entries() if entry.default not in entry.versions)
+            torn.extend(entry for entry in catalog.snapshot.page() if entry.default not in entry.versions)
 
     reader = threading.Thread(target=read)
     reader.start()
     for number in range(20):
-        catalog.add(f"a{number % 3}", version("a"))
-        newest = catalog.add(f"a{number % 3}", version("b"))[0].default_version
+        catalog.add(Registration(id=f"a{number % 3}"), version("a"))
+        newest = catalog.add(Registration(id=f"a{number % 3}"), version("b"))[0].default_version
         catalog.remove(f"a{number % 3}", newest if number % 2 else None)
     done.set()
     reader.join()
@@ -444,18 +445,18 @@ def test_readers_on_other_threads_always_see_whole_states(catalog: Catalog) -> N
 
 def test_owner_has_no_more_adapters_or_bytes_than_its_quota(catalog: Catalog) -> None:
     quota = Quota(max_adapters=2, max_stored_bytes=3000)
-    catalog.add("acme/a", version("a"), quota=quota)
-    catalog.add("acme/a", version("b"), quota=quota)
-    catalog.add("globex/a", version("a"), quota=Quota(max_stored_bytes=1000))
-    catalog.add("acme/b", version("a"), quota=quota)  # the same content again: charged in full
+    catalog.add(Registration(id="acme/a", quota=quota), version("a"))
+    catalog.add(Registration(id="acme/a", quota=quota), version("b"))
+    catalog.add(Registration(id="globex/a", quota=Quota(max_stored_bytes=1000)), version("a"))
+    catalog.add(Registration(id="acme/b", quota=quota), version("a"))  # the same content again: charged in full
     with pytest.raises(QuotaExceededError, match="has 2 adapters"):
-        catalog.add("acme/c", version("c"), quota=quota)
+        catalog.add(Registration(id="acme/c", quota=quota), version("c"))
     with pytest.raises(QuotaExceededError, match="has 3000 bytes"):
-        catalog.add("acme/b", version("c"), quota=quota)
-    catalog.add("acme/a", version("b"), quota=quota)
+        catalog.add(Registration(id="acme/b", quota=quota), version("c"))
+    catalog.add(Registration(id="acme/a", quota=quota), version("b"))
     assert sorted(catalog.snapshot.entries) == ["acme/a", "acme/b", "globex/a"]
     catalog.remove("acme/a", 1)
-    catalog.add("acme/b", version("c"), quota=quota)
+    catalog.add(Registration(id="acme/b", quota=quota), version("c"))
 
 
 def test_registrations_at_the_same_time_do_not_pass_a_quota_together(catalog: Catalog) -> None:
@@ -463,7 +464,7 @@ def test_registrations_at_the_same_time_do_not_pass_a_quota_together(catalog: Ca
 
     def register(letter: str) -> None:
         try:
-            catalog.add(f"acme/{letter}", version(letter), quota=Quota(max_adapters=3))
+            catalog.add(Registration(id=f"acme/{letter}", quota=Quota(max_adapters=3)), version(letter))
         except QuotaExceededError:
             outcomes.append(False)
         else:

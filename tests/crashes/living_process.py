@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.catalog import ledger
-from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import AdapterStorage, open_storage
 from lora_serve.app.warm_set import FILE_NAME as HOT_NAME
 from lora_serve.app.warm_set import WarmSet, read_warm_set, write_warm_set
@@ -38,6 +37,7 @@ from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey, UsageRow
 from tests.adapters.registration.registering_process import Verifier, say, spec_from
 from tests.crashes.crashing import Order, Points
 from tests.stateful.history_process import Life, state_of, wait_for_redis
+from tests.verifying_registry import VerifyingRegistry
 
 EVER = 2**40
 
@@ -46,9 +46,14 @@ class WholeLife(Life):
     """One open store. Each act is a method of its name."""
 
     def __init__(
-        self, registry: Registry, storage: AdapterStorage, directory: Directory, books: Accounting, order: Order,
+        self,
+        registry: VerifyingRegistry,
+        storage: AdapterStorage,
+        directory: Directory,
+        books: Accounting,
+        order: Order,
         folders: Sequence[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(registry, storage.catalog, folders)
         self._storage = storage
         self._directory = directory
@@ -160,7 +165,7 @@ async def live(spec: ModelSpec, folders: Sequence[str], order: Order, points: Po
         opening = open_accounting(config, AccountingConfig(), replica=storage.catalog.replica)
         books = await stack.enter_async_context(opening)
         admin_key = load_admin_key(None, config.store)
-        registry = Registry(config, spec, storage.catalog, storage.store, Verifier())
+        registry = VerifyingRegistry(config, spec, storage.catalog, storage.store, Verifier())
         registry.sweep()
         say(f"ready {len(list(storage.disk.orphans.all()))} {points.passed} {admin_key.digest.hex()}")
         life = WholeLife(registry, storage, directory, books, order, folders)

@@ -21,10 +21,10 @@ from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.loading.fetch import fetch_timed
 from lora_serve.adapters.loading.loader import Loaded, Loader
-from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.thread import ThreadEngineClient
+from lora_serve.client.verifier import EngineVerifier
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig, ServerConfig
 from lora_serve.core.messages import Evict
@@ -32,13 +32,12 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_host.local import LocalValidator
-from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.model.build import build_model
 from lora_serve.model.lora.host_adapter import HostAdapter
+from lora_serve.model.lora.validation import LocalValidator
 from lora_serve.server.app import build_app
 from lora_serve.server.background.caller_texts import GrammarChecks
-from lora_serve.server.background.registering import Staging
+from lora_serve.server.background.tasks import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.authentication.admin_key import AdminKey
@@ -46,6 +45,7 @@ from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTa
 from lora_serve.tenancy.directory.directory import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.e2e.conftest import KEY, Site
+from tests.verifying_registry import VerifyingRegistry
 
 PROMPT = [5, 6, 7, 8, 9]
 GREEDY = {"max_tokens": 6, "temperature": 0, "extra_body": {"ignore_eos": True, "return_tokens_as_token_ids": True}}
@@ -127,11 +127,12 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
             QueueGate(slices[0].queue),
         )
         verifier = EngineVerifier(LocalValidator(parts.fold, parts.undo), client, asyncio.get_running_loop())
-        registry = Registry(slices[1], parts.spec, catalog, store, verifier, BaseTokens(text.vocabulary()))
+        registry = VerifyingRegistry(slices[1], parts.spec, catalog, store, verifier, BaseTokens(text.vocabulary()))
         services = Services(
             client=client,
             catalog=catalog,
             registry=registry,
+            verifier=verifier,
             staging=Staging(build_sources(slices[1]), registry.new_folder, settings.max_upload_size),
             text=text,
             grammars=GrammarChecks(text, settings),

@@ -13,7 +13,7 @@ import torch
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import DeviceMemoryError
 from lora_serve.engine.scheduling.scheduler import Scheduler
-from lora_serve.engine_host.local import LocalValidator
+from lora_serve.model.lora.validation import LocalValidator
 from tests.canary.asking import Canaries
 from tests.canary.figures import at_rest, settled
 from tests.canary.house import INSIDE, House

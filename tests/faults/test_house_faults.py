@@ -173,14 +173,14 @@ def test_registry_thread_that_meets_a_bug_registers_the_next_one(
     house: House, canaries: Canaries, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [RuntimeError("injected"), MemoryError("injected")]
-    sound = house.services.registry.__class__._register
+    sound = house.services.registry.__class__.register
 
     def register(*arguments: Any) -> Any:
         if left:
             raise left.pop()
         return sound(*arguments)
 
-    monkeypatch.setattr(house.services.registry.__class__, "_register", register)
+    monkeypatch.setattr(house.services.registry.__class__, "register", register)
     body = {"id": "victim/x", "source": str(folder)}
     with watching(house, canaries) as watch:
         watch.expected_in_log = ["injected"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.start import memory_of
-from lora_serve.text.grammars.constraint import ConstraintKind
+from lora_serve.text.grammars import ConstraintKind
 from tests.canary.house import House
 from tests.hostile.sending import Reply, assert_refused, post
 from tests.hostile.test_loop_lag import measured

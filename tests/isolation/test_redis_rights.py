@@ -14,6 +14,7 @@ import redis
 from safetensors.numpy import save_file
 
 from lora_serve.adapters.archives.unpacking import WEIGHTS_NAME
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.stores.redis import RedisStore
@@ -74,12 +75,12 @@ def url_of(server: RedisServer, password: str = PASSWORD) -> str:
 def use_everything(url: str, prefix: str, tmp_path: Path, adapter: Path) -> None:
     """All that a server does with Redis."""
     with closing(open_catalog(tmp_path / "a", url, prefix)) as first:
-        first.add("acme/support", version("a"))
+        first.add(Registration(id="acme/support"), version("a"))
         first.set_alias("acme/alias", "acme/support")
         with closing(open_catalog(tmp_path / "b", url, prefix)) as second:
             before = second.snapshot.position
             assert second.resolve("acme/alias").ref.name == "acme/support"
-            first.add("acme/support", version("b"))
+            first.add(Registration(id="acme/support"), version("b"))
             second.ledger.wait(1.0)
             second.refresh()
             assert second.snapshot.position.generation > before.generation

@@ -1,5 +1,5 @@
 """Point 18: no request brings a chat template, and no adapter brings code; a template beside an adapter runs in a
-sandbox in a process of its own (tests/text/rendering has more of the hostile kind).
+sandbox in a process of its own (tests/text/test_adapter_template.py has more of the hostile kind).
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ import lora_serve
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import FinishReason, TokenGrammar
 from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.text.grammars import Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.tokenizer import TextModel
 from tests.local_engine import LocalEngine
 from tests.oracle import save_tiny_model

@@ -20,7 +20,6 @@ from safetensors.numpy import save_file
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
-from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable, build_sources
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.app.services import base_templates
@@ -29,19 +28,20 @@ from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import KernelDescription, LinearShape, ModelSpec
 from lora_serve.server.app import build_app
 from lora_serve.server.background.caller_texts import AdapterTemplates, GrammarChecks
-from lora_serve.server.background.registering import Staging
+from lora_serve.server.background.tasks import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.http_runner import HttpRunner
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.authentication.admin_key import AdminKey
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
 from lora_serve.tenancy.directory.directory import Directory, open_directory
-from lora_serve.text.rendering.processes import TemplateProcesses
+from lora_serve.text.adapter_template import TemplateProcesses
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier
 from tests.mock_engine import MockEngineClient
 from tests.server.answer_schemas import AnswerWatch
 from tests.text.tiny_tokenizer import byte_level_tokenizer
+from tests.verifying_registry import VerifyingRegistry
 
 BASE = "tiny-base"
 KEY = "admin-key-of-the-tests"
@@ -201,11 +201,12 @@ async def opened_services(
     processes = TemplateProcesses()
     templates = base_templates(text_model, spec, processes, config.adapter_chat_templates)
     store = DiskStore(config.store)
-    registry = Registry(config, spec, catalog, store, verifier, base_tokens, directory.quota_of, templates)
+    registry = VerifyingRegistry(config, spec, catalog, store, verifier, base_tokens, directory.quota_of, templates)
     made = Services(
         client=engine,
         catalog=catalog,
         registry=registry,
+        verifier=verifier,
         staging=Staging(sources(config), registry.new_folder, config.max_upload_size),
         text=text_model,
         grammars=GrammarChecks(text_model, server_config),

@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import save_file
 
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.entry import Canary, VersionEntry
 from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
-from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec
@@ -22,6 +22,7 @@ from lora_serve.server.services import Services
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier
 from tests.server.conftest import ADMIN, BASE, HIDDEN
+from tests.verifying_registry import VerifyingRegistry
 
 
 @pytest.fixture
@@ -75,7 +76,9 @@ async def registered(
 ) -> AdapterRef:
     config = services.adapter_config
     tokens = BaseTokens(text_model.vocabulary())
-    registry = Registry(config, services.spec, services.catalog, DiskStore(config.store), FakeVerifier(), tokens)
+    registry = VerifyingRegistry(
+        config, services.spec, services.catalog, DiskStore(config.store), FakeVerifier(), tokens
+    )
     done = await services.registrations.run(lambda: registry.register_folder(name, folder, activate=activate))
     return done.ref
 
@@ -156,9 +159,9 @@ async def test_nobody_with_another_vocabulary_answers_while_the_adapter_is_cold(
     http: aiohttp.ClientSession, services: Services, tickets: AdapterRef, on_cold: str
 ) -> None:
     plain = VersionEntry(0, "sha256:" + "1" * 64, 2, 10, {}, "test", 0.0)
-    services.catalog.add("acme/tickets", plain)
+    services.catalog.add(Registration(id="acme/tickets"), plain)
     newest = replace(services.catalog.entry("acme/tickets").versions[0], digest="sha256:" + "2" * 64)
-    services.catalog.add("acme/tickets", newest)
+    services.catalog.add(Registration(id="acme/tickets"), newest)
     status, body = await post(http, "/v1/completions", model="acme/tickets", prompt="x", on_cold=on_cold)
     assert (status, body["error"]["param"]) == (400, "on_cold")
     assert "vocabularies differ" in body["error"]["message"]

@@ -19,7 +19,6 @@ from lora_serve.adapters.catalog.entry import Canary
 from lora_serve.adapters.catalog.journals import redis as journals_redis
 from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.redis_connection import connect
-from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores import redis as stores_redis
 from lora_serve.adapters.stores.base import AdapterStore
@@ -27,6 +26,7 @@ from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, ConfigError, ConflictError, InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from tests.adapters.registration.registering_process import Verifier, spec_from
+from tests.verifying_registry import VerifyingRegistry
 
 PATIENCE = 120.0  # seconds for an answer of Redis: on a busy machine it is late, and never away
 STATUSES = {AdapterNotFoundError: 404, ConflictError: 409, InvalidRequestError: 400}
@@ -35,7 +35,7 @@ STATUSES = {AdapterNotFoundError: 404, ConflictError: 409, InvalidRequestError: 
 class Life:
     """One open registry. Each act is a method of its name."""
 
-    def __init__(self, registry: Registry, catalog: Catalog, folders: Sequence[str]) -> None:
+    def __init__(self, registry: VerifyingRegistry, catalog: Catalog, folders: Sequence[str]) -> None:
         self._registry = registry
         self._catalog = catalog
         self._folders = folders
@@ -122,7 +122,7 @@ def live(spec: ModelSpec, folders: Sequence[str], order: dict[str, Any]) -> None
     print(f"alive {os.getpid()}", flush=True)
     try:
         with open_storage(config) as storage:
-            registry = Registry(config, spec, storage.catalog, storage.store, Verifier())
+            registry = VerifyingRegistry(config, spec, storage.catalog, storage.store, Verifier())
             registry.sweep()
             print(f"ready {len(list(storage.disk.orphans.all()))}", flush=True)
             life = Life(registry, storage.catalog, folders)

@@ -76,10 +76,10 @@ def read_members(source: IO[bytes]) -> Iterator[TarMember]:
             records_left -= len(records)
             if records_left < 0:
                 raise BrokenArchiveError(f"its pax headers have more than {MAX_RECORDS} records")
-            told = {"path": _text(content.partition(b"\0")[0])} if kind == b"L" else _name_and_size(records)
-            if kind == b"g" and told:
+            noted = {"path": _text(content.partition(b"\0")[0])} if kind == b"L" else _name_and_size(records)
+            if kind == b"g" and noted:
                 raise BrokenArchiveError("a header of all members gives a name or a size")
-            longer |= told
+            longer |= noted
         else:
             yield from _member(source, header, int(longer.get("size", size)), longer.get("path"))
             longer = {}
@@ -191,7 +191,7 @@ _IN_EXTRA = 0xFFFFFFFF  # in place of a size that stands in the ZIP64 field
 MAX_READ_BYTES = 2**20  # of the directory, at once
 
 
-class ByteAllowance:
+class ByteBudget:
     """The number of bytes that an archive may still yield."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -245,7 +245,7 @@ class ZipMember:
 
     info: zipfile.ZipInfo
     _archive: zipfile.ZipFile
-    _allowance: ByteAllowance
+    _budget: ByteBudget
     _source: IO[bytes] | None = None
     num_bytes: int = field(default=0)
 
@@ -253,7 +253,7 @@ class ZipMember:
         """At most `size` bytes; b"" at the end. Raises BadZipFile, BrokenArchiveError."""
         if self._source is None:
             self._source = self._archive.open(self.info)
-        chunk = self._allowance.spend(self._source.read(size))
+        chunk = self._budget.spend(self._source.read(size))
         self.num_bytes += len(chunk)
         if not chunk and size and self.num_bytes != self.info.file_size:
             raise BrokenArchiveError("a member is not as long as the directory says")
@@ -264,7 +264,7 @@ class ZipMember:
             self._source.close()
 
 
-def read_zip_members(file: IO[bytes], allowance: ByteAllowance) -> Iterator[ZipMember]:
+def read_zip_members(file: IO[bytes], budget: ByteBudget) -> Iterator[ZipMember]:
     """The members of a zip. Raises PayloadTooLargeError, BrokenArchiveError and what `zipfile` raises."""
     capped = CappedFile(file, _end_of(CappedFile(file)))
     with zipfile.ZipFile(cast("IO[bytes]", capped)) as archive:
@@ -272,7 +272,7 @@ def read_zip_members(file: IO[bytes], allowance: ByteAllowance) -> Iterator[ZipM
         for info in archive.infolist():
             if info.flag_bits & _ENCRYPTED or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise BrokenArchiveError("it is encrypted, or compressed by something other than deflate")
-            member = ZipMember(info, archive, allowance)
+            member = ZipMember(info, archive, budget)
             yield member
             while member.read(_CHUNK_BYTES):
                 pass

@@ -18,7 +18,7 @@ from typing import IO, cast
 
 from lora_serve.adapters.archives.members import (
     BrokenArchiveError,
-    ByteAllowance,
+    ByteBudget,
     TarMember,
     ZipMember,
     read_members,
@@ -118,10 +118,10 @@ class _BoundedReader:
 
     def __init__(self, source: IO[bytes], max_bytes: int) -> None:
         self._source = source
-        self._allowance = ByteAllowance(max_bytes)
+        self._budget = ByteBudget(max_bytes)
 
     def read(self, size: int) -> bytes:
-        return self._allowance.spend(self._source.read(size))
+        return self._budget.spend(self._source.read(size))
 
 
 def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
@@ -161,7 +161,7 @@ def _take_tar(source: IO[bytes], taker: _Taker, max_bytes: int) -> None:
 
 
 def _take_zip(file: IO[bytes], taker: _Taker, max_bytes: int) -> None:
-    for member in read_zip_members(file, ByteAllowance(max_bytes + 4096 * MAX_MEMBERS)):
+    for member in read_zip_members(file, ByteBudget(max_bytes + 4096 * MAX_MEMBERS)):
         kind = stat.S_IFMT(member.info.external_attr >> 16)
         is_folder = member.info.filename.endswith("/")  # info.is_dir() fails on an empty name
         is_file = not is_folder and kind in (0, stat.S_IFREG)
@@ -237,12 +237,12 @@ class _Taker:
         return path
 
     def _copy(self, member: TarMember | ZipMember, file: IO[bytes], most: int) -> None:
-        """Writes a byte more than `most` at the most: whoever reads the file sees that it is too large."""
-        room = most + 1
+        """Writes a byte more than `most` at the most: a reader of the file sees that it is too large."""
+        left = most + 1
         while chunk := member.read(min(_CHUNK_BYTES, self._left + 1)):
             self._left -= len(chunk)
             if self._left < 0:
                 raise PayloadTooLargeError(
                     f"The archive's content exceeds --max-upload-size ({self._max_bytes} bytes)."
                 )
-            room -= file.write(chunk[:room])
+            left -= file.write(chunk[:left])

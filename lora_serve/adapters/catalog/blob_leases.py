@@ -1,7 +1,7 @@
-"""Leases on blobs that no version names (yet, or any more): taken by whoever writes or still uses them.
+"""Leases on blobs that no version names (yet, or any more): taken by those that write or still use them.
 
-A lease is noted before the blob is written. A blob is deleted only when no version names it and nobody leases it, and
-nobody can lease it while it is being deleted. So no crash leaves bytes behind for good, and no replica deletes what
+A lease is noted before the blob is written. A blob is deleted only when no version names it and none leases it, and
+none can lease it while it is being deleted. So no crash leaves bytes behind for good, and no replica deletes what
 another one is about to name.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_of
+from lora_serve.adapters.catalog.blob_records import BlobRecord, digests_of, key_of, record_of
 from lora_serve.adapters.catalog.journals.base import Position
-from lora_serve.adapters.catalog.ledger import Changes, Edit, Ledger
+from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.adapters.catalog.state import BlobLease, CatalogState, lease_change
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.errors import AdapterUnavailableError
@@ -27,15 +27,19 @@ _PAUSE = 0.05
 class BlobLeases:
     """This server's leases. Every method may be called from any thread, and raises AdapterUnavailableError."""
 
-    def __init__(self, replica: str, change: Edit[CatalogState], ledger: Ledger[CatalogState]) -> None:
-        """`replica`: the server's name, which outlives it. `change`: commits to `ledger`."""
+    def __init__(self, replica: str, ledger: Ledger[CatalogState]) -> None:
+        """`replica`: the server's name, which outlives it."""
         self._ledger = ledger
         self.drain_holder = f"{replica}:drain"  # leases removed blobs until no row here uses them
         self._replica = replica
-        self._change = change
         self._born = time.time_ns()
         self._numbers = itertools.count(self._born)
         self._deleting: set[str] = set()  # digests whose bytes this server is deleting now
+
+    @property
+    def state(self) -> CatalogState:
+        """The newest known state."""
+        return self._ledger.state
 
     def new_holder(self) -> str:
         """A name that no holder has had."""
@@ -45,7 +49,7 @@ class BlobLeases:
         """Note that the store is about to get `digest`; returns the holder's name. `holder` None: a new one.
 
         Waits, `wait_seconds` at most, for a deletion of the same bytes that is under way. After an error the lease may
-        have been noted all the same: whoever named the holder can release it.
+        have been noted all the same: the caller, who named the holder, can release it.
         """
         name = holder or self.new_holder()
 
@@ -56,7 +60,7 @@ class BlobLeases:
             return lease_change(digest, replace(lease, condemned=False).with_holder(name, time.time())), True
 
         deadline = time.monotonic() + wait_seconds
-        while not self._change(edit):
+        while not self._ledger.change(edit):
             if time.monotonic() > deadline:
                 raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
             time.sleep(_PAUSE)
@@ -72,7 +76,7 @@ class BlobLeases:
                 return {}, None
             return lease_change(digest, lease.with_holder(self.drain_holder, time.time())), None
 
-        self._change(edit)
+        self._ledger.change(edit)
 
     def release(self, digest: str, holder: str) -> bool:
         """End a lease. Returns True, and marks the blob as condemned, if no version names it and nobody else leases it:
@@ -90,8 +94,8 @@ class BlobLeases:
                 left = BlobLease({self.drain_holder: time.time()}, condemned=True)
             return lease_change(digest, left), is_free
 
-        with self._ledger.held():  # nobody sees it condemned and takes its deletion for a failed one
-            is_free = self._change(edit)
+        with self._ledger.held():  # no thread sees it condemned and takes its deletion for a failed one
+            is_free = self._ledger.change(edit)
             if is_free:
                 self._deleting.add(digest)
         return is_free
@@ -109,7 +113,7 @@ class BlobLeases:
 
     def deleted(self, digest: str) -> None:
         """Note that the store no longer has `digest`."""
-        self._change(lambda state: (lease_change(digest, BlobLease({})), None))
+        self._ledger.change(lambda state: (lease_change(digest, BlobLease({})), None))
         self._deleting.discard(digest)
 
     def expired(self, state: CatalogState) -> list[tuple[str, str]]:
@@ -135,11 +139,11 @@ class BlobLeases:
 
         self._deleting.discard(digest)
         with suppress(AdapterUnavailableError):  # this server remembers; others see it once it has started again
-            self._change(edit)
+            self._ledger.change(edit)
 
     def _has_failed_to_delete(self, digest: str, lease: BlobLease) -> bool:
-        """True if the blob was condemned and nobody deletes it: that failed here, the commit's answer was lost, or the
-        replica that condemned it has been away for as long as leases last.
+        """True if the blob was condemned and is not being deleted: that failed here, the commit's answer was lost, or
+        the replica that condemned it has been away for as long as leases last.
         """
         if not lease.condemned or digest in self._deleting:
             return False
@@ -148,6 +152,66 @@ class BlobLeases:
     def _is_earlier(self, holder: str) -> bool:
         replica, _, number = holder.partition(":")
         return replica == "schema-1" or (replica == self._replica and (number == "drain" or int(number) < self._born))
+
+
+class BlobCollector:
+    """Frees blobs that no version names and none leases. Every method may be called from any thread."""
+
+    def __init__(self, leases: BlobLeases, store: AdapterStore) -> None:
+        self._leases = leases
+        self._store = store
+        self._pending: set[tuple[str, str]] = set()  # digests, and holders whose leases are still to end
+
+    @property
+    def has_pending(self) -> bool:
+        """True if `retry_pending` has anything to do."""
+        return bool(self._pending)
+
+    @contextmanager
+    def leased(self, digest: str) -> Iterator[str]:
+        """A lease on the blob; the catalog's commit of a version ends it. After an error the blob is freed."""
+        holder = self._leases.new_holder()
+        try:
+            self._leases.acquire(digest, holder)
+        except AdapterUnavailableError:  # only the answer of its commit may have been lost
+            self._pending.add((digest, holder))
+            raise
+        try:
+            yield holder
+        except BaseException:
+            with suppress(AdapterUnavailableError):  # `retry_pending` tries again
+                self.collect(digest, holder)
+            raise
+
+    def collect(self, digest: str, holder: str) -> bool:
+        """End a lease; delete the blob unless a version names it or somebody else leases it.
+
+        Returns whether it was deleted; this server's own copy is dropped if no version names it. Raises
+        AdapterUnavailableError; `retry_pending` then tries again.
+        """
+        try:
+            is_gone = self._collect(digest, holder)
+        except AdapterUnavailableError:
+            self._pending.add((digest, holder))
+            raise
+        self._pending.discard((digest, holder))
+        return is_gone
+
+    def retry_pending(self) -> None:
+        """Retry what failed: the disk, or Redis, may be back."""
+        for digest, holder in list(self._pending):
+            with suppress(AdapterUnavailableError):
+                self.collect(digest, holder)
+
+    def _collect(self, digest: str, holder: str) -> bool:
+        if digests_of(self._store, self._leases.state.unreadable, [digest]):  # it may be named: its lease stays
+            return False
+        if not self._leases.release(digest, holder):
+            if digest not in self._leases.state.snapshot.digests:
+                self._store.release(digest)
+            return False
+        self._leases.delete(digest, self._store)
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from lora_serve.adapters.catalog.entry import CatalogEntry, document_of, entry_of
 from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.ledger import Ledger
-from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, Snapshot
 from lora_serve.adapters.stores.base import RecordStore
 from lora_serve.core.errors import AdapterUnavailableError
 

@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
 from lora_serve.adapters.catalog import edits, resolution
 from lora_serve.adapters.catalog.blob_leases import BlobLeases
 from lora_serve.adapters.catalog.blob_records import BlobRecordWriter
-from lora_serve.adapters.catalog.edits import TenantRemoval, without_tenant
-from lora_serve.adapters.catalog.entry import (
-    Canary,
-    CatalogEntry,
-    VersionEntry,
-    check_metadata,
-    check_tenant,
-    tenant_of,
-)
+from lora_serve.adapters.catalog.edits import Registration, TenantRemoval, without_tenant
+from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.catalog.journals.base import Journal
-from lora_serve.adapters.catalog.ledger import Changes, Ledger
+from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.resolution import Resolution
-from lora_serve.adapters.catalog.snapshot import Snapshot, check_allowance, check_pinned, owner_of
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, lease_change, saved
+from lora_serve.adapters.catalog.state import (
+    ADAPTER,
+    ALIAS,
+    CatalogLedger,
+    CatalogState,
+    Snapshot,
+    check_pinned,
+    lease_change,
+    saved,
+)
 from lora_serve.adapters.stores.base import RecordStore
 from lora_serve.adapters.stores.files import StoreLock
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
-from lora_serve.core.tenant import NO_LIMITS, Quota
 
-T = TypeVar("T")
 _OUTAGE_GRACE = 2.0  # seconds without the journal, after which an unknown id may be one that others registered
 
 
 class Catalog:
-    """Every method may be called from any thread. `resolve`, `entry`, `entries` and `snapshot` never wait."""
+    """Every method may be called from any thread. `resolve`, `entry` and `snapshot` never wait."""
 
     def __init__(self, journal: Journal, replica: str, lock: StoreLock | None = None, is_shared: bool = False) -> None:
         """`replica`: a name of this server that outlives it. `lock`: on the store folder, released by `close`.
@@ -47,8 +46,8 @@ class Catalog:
         self._store_lock = lock
         self.replica = replica
         self.is_shared = is_shared
-        self.ledger = Ledger(journal, CatalogState(), "adapter registry")
-        self.leases = BlobLeases(replica, self.change, self.ledger)
+        self.ledger = CatalogLedger(journal, CatalogState(), "adapter registry")
+        self.leases = BlobLeases(replica, self.ledger)
 
     # -- readers -----------------------------------------------------------------------------------------------
 
@@ -92,54 +91,27 @@ class Catalog:
         """Raises AdapterNotFoundError."""
         return _entry_in(self.ledger.state, name)
 
-    def entries(
-        self, tenant: str | None = None, after: str | None = None, limit: int = 100, seen_by: str | None = None
-    ) -> tuple[CatalogEntry, ...]:
-        """See `Snapshot.page`."""
-        return self.snapshot.page(tenant, after, limit, seen_by)
-
     # -- adapters ----------------------------------------------------------------------------------------------
 
-    def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
-        """Refuse early what `add` would refuse. Raises InvalidRequestError, ConflictError."""
-        _check_new(self.ledger.state, name, tenant, metadata)
-
     def add(
-        self,
-        name: str,
-        version: VersionEntry,
-        tenant: str | None = None,
-        pinned: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        activate: bool = True,
-        holder: str = "",
-        quota: Quota = NO_LIMITS,
-        only: str | None = None,
+        self, registration: Registration, version: VersionEntry, holder: str = ""
     ) -> tuple[CatalogEntry, VersionEntry, bool]:
         """Commit a version durably; `holder`'s lease ends. Returns (entry, version, whether it is new).
 
-        The version number is chosen here; the same content keeps its number. `pinned=False` and `metadata=None` leave
-        an old entry's values, `activate=False` leaves its route. `quota`: the owner's; holds even if several register
-        at once; raises QuotaExceededError. `only`: a known id must have files of this digest already (None: any files);
-        raises OtherContentError. Raises AdapterUnavailableError if the lease has run out and the blob may be gone.
+        The version number is chosen here; the same content keeps its number. The owner's quota holds even if several
+        register at once. Raises what `Registration.entry_in` does, and AdapterUnavailableError if the lease has run out
+        and the blob may be gone.
         """
 
         def edit(state: CatalogState) -> tuple[Changes, tuple[CatalogEntry, VersionEntry, bool]]:
-            _check_new(state, name, tenant, metadata)
-            owner = owner_of(state.snapshot, name, tenant)
-            check_allowance(state.snapshot, owner, name, version.digest, version.num_bytes, quota)
-            old = state.snapshot.entries.get(name)
-            edits.check_same_content(old, only)
-            if old is None:
-                entry = edits.new_entry(name, tenant_of(name, tenant), version, pinned, metadata)
-            else:
-                entry = edits.with_version(old, version, pinned, metadata, activate)
+            entry = registration.entry_in(state.snapshot, version)
+            old = state.snapshot.entries.get(entry.name)
             added = next(v for v in entry.versions if v.digest == version.digest)
             released = _released(state, version.digest, holder) if holder else {}
             is_new = old is None or not old.has_version(added.version)
             return {**saved(entry), **released}, (entry, added, is_new)
 
-        return self.change(edit)
+        return self.ledger.change(edit)
 
     def edit(self, name: str, change: Callable[[CatalogEntry], CatalogEntry]) -> CatalogEntry:
         """Replace an entry by `change(entry)`, durably. Raises AdapterNotFoundError, and what `change` raises."""
@@ -149,7 +121,7 @@ class Catalog:
             new = change(old)
             return ({} if new == old else saved(new)), new
 
-        return self.change(edit)
+        return self.ledger.change(edit)
 
     def set_pinned(self, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
         """Pin or unpin. `max_bytes`: the most that the tenant may pin; holds even if several are pinned at once.
@@ -164,7 +136,7 @@ class Catalog:
                 check_pinned(state.snapshot, new, max_bytes)
             return ({} if new == old else saved(new)), new
 
-        return self.change(edit)
+        return self.ledger.change(edit)
 
     def set_route(self, name: str, version: int | None, canary: Canary | None) -> CatalogEntry:
         """Set the default version (None: it stays) and the canary. Raises AdapterNotFoundError, InvalidRequestError."""
@@ -208,11 +180,11 @@ class Catalog:
                 changes |= state.leased_by(self.leases.drain_holder, digest, time.time())
             return changes | _dangling(state.snapshot, name, left), strays
 
-        return self.change(edit)
+        return self.ledger.change(edit)
 
     def remove_tenant(self, tenant: str) -> TenantRemoval:
         """Remove all that a tenant has, in one durable commit."""
-        return self.change(lambda state: without_tenant(state, tenant, self.leases.drain_holder, time.time()))
+        return self.ledger.change(lambda state: without_tenant(state, tenant, self.leases.drain_holder, time.time()))
 
     # -- aliases -----------------------------------------------------------------------------------------------
 
@@ -234,7 +206,7 @@ class Catalog:
                 raise AdapterNotFoundError(target)
             return {ALIAS + alias: target}, None
 
-        self.change(edit)
+        self.ledger.change(edit)
 
     def remove_alias(self, alias: str) -> None:
         """Raises AdapterNotFoundError."""
@@ -244,26 +216,13 @@ class Catalog:
                 raise AdapterNotFoundError(alias)
             return {ALIAS + alias: None}, None
 
-        self.change(edit)
+        self.ledger.change(edit)
 
-    # -- whole records -----------------------------------------------------------------------------------------
-
-    def change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
-        """Commit the records that `edit` returns. `edit` gets the newest state, and is called again whenever another
-        replica was first; without changes nothing is committed. Raises AdapterUnavailableError, and what `edit` raises.
-        """
-
-        def edit_and_record(state: CatalogState) -> tuple[Changes, T]:
-            changes, result = edit(state)
-            return (state.with_lineage(changes) if changes else {}), result
-
-        return self.ledger.change(edit_and_record)
+    # -- the journal --------------------------------------------------------------------------------------------
 
     def record_lineage(self) -> None:
         """Write the lineage of a registry of an older version; an empty registry is not begun by this."""
-        self.change(lambda state: (state.with_lineage({}) if state.position.epoch else {}, None))
-
-    # -- what others wrote -------------------------------------------------------------------------------------
+        self.ledger.change(lambda state: (state.with_lineage({}) if state.position.epoch else {}, None))
 
     def refresh(self) -> None:
         """Bring in what others wrote. Raises AdapterUnavailableError."""
@@ -289,18 +248,6 @@ def _entry_in(state: CatalogState, name: str) -> CatalogEntry:
     if entry is None:
         raise AdapterNotFoundError(name)
     return entry
-
-
-def _check_new(state: CatalogState, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
-    check_adapter_id(name)
-    state.snapshot.check_held(name)
-    entry = state.snapshot.entries.get(name)
-    if entry is not None and tenant is not None and entry.tenant != tenant:
-        raise ConflictError(f"The adapter `{name}` belongs to another tenant.")
-    if name in state.snapshot.aliases:
-        raise ConflictError(f"`{name}` is an alias of `{state.snapshot.aliases[name]}`.")
-    check_tenant(tenant)
-    check_metadata(metadata)
 
 
 def _released(state: CatalogState, digest: str, holder: str) -> Changes:

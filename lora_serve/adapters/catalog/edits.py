@@ -1,4 +1,4 @@
-"""The changes of a catalog entry as functions from an entry to the changed one, and the removal of a tenant."""
+"""A registration as one value, the changes of a catalog entry as functions, and the removal of a tenant."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from lora_serve.adapters.catalog.entry import (
     VersionEntry,
     check_metadata,
     check_sharing,
+    check_tenant,
     noted_template,
+    tenant_of,
     vouched,
 )
 from lora_serve.adapters.catalog.ledger import Changes
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, saved
-from lora_serve.core.errors import ConflictError, InvalidRequestError
-from lora_serve.core.tenant import EVERYBODY
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, Snapshot, saved
+from lora_serve.core.adapter import check_adapter_id
+from lora_serve.core.errors import ConflictError, InvalidRequestError, QuotaExceededError
+from lora_serve.core.tenant import EVERYBODY, NO_LIMITS, Quota
 
 MAX_HISTORY = 20
 
@@ -30,10 +33,79 @@ class OtherContentError(ConflictError):
     """The id has other content, and no new version was asked for."""
 
 
-def check_same_content(entry: CatalogEntry | None, digest: str | None) -> None:
-    """Raises OtherContentError if files of this digest are new to a known id; `digest` None: new files are allowed."""
-    if digest is not None and entry is not None and not entry.has_content(digest):
-        raise OtherContentError(f"`{entry.name}` has other content.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """A caller's wish that files become a version of an id: all of it but the files."""
+
+    id: str
+    source: str = "upload"  # where the files are
+    tenant: str | None = None  # that is to own a new id; None: the id tells
+    pin: bool = False  # False: a known id's pin stays
+    metadata: Mapping[str, Any] | None = None  # None: a known id's stays
+    allow_noop: bool = False
+    activate: bool = True  # the bare id means this version from now on
+    digest: str | None = None  # that the version must come to have
+    may_change: bool = True  # False: a known id gets no other content
+    by_admin: bool = False  # the operator's own key registers it
+    quota: Quota = NO_LIMITS  # the owner's
+
+    def owner_in(self, snapshot: Snapshot) -> str:
+        """The tenant that owns the id, or will own it."""
+        known = snapshot.entries.get(self.id)
+        return tenant_of(self.id, self.tenant) if known is None else known.tenant
+
+    def check(self, snapshot: Snapshot, digest: str = "", num_bytes: int = 0) -> None:
+        """Called before anything is fetched, once the version's digest and size are known, and in the commit.
+
+        Raises InvalidRequestError, ConflictError, UnreadableRecordError, QuotaExceededError.
+        """
+        check_adapter_id(self.id)
+        snapshot.check_held(self.id)
+        known = snapshot.entries.get(self.id)
+        if known is not None and self.tenant is not None and known.tenant != self.tenant:
+            raise ConflictError(f"The adapter `{self.id}` belongs to another tenant.")
+        if self.id in snapshot.aliases:
+            raise ConflictError(f"`{self.id}` is an alias of `{snapshot.aliases[self.id]}`.")
+        check_tenant(self.tenant)
+        check_metadata(self.metadata)
+        self._check_quota(snapshot, known, digest, num_bytes)
+
+    def _check_quota(self, snapshot: Snapshot, known: CatalogEntry | None, digest: str, num_bytes: int) -> None:
+        """Each version counts with all of its bytes even if other tenants have the same content: a tenant must not
+        learn from its own figures what others have. `digest` empty: only the number of ids is checked.
+        """
+        quota = self.quota
+        if quota.max_adapters is None and quota.max_stored_bytes is None:
+            return
+        owner = self.owner_in(snapshot)
+        own = [entry for entry in snapshot.entries.values() if entry.tenant == owner]
+        if known is None and quota.max_adapters is not None and len(own) >= quota.max_adapters:
+            raise QuotaExceededError(
+                f"The tenant `{owner}` has {len(own)} adapters and may have {quota.max_adapters}: delete one first."
+            )
+        if known is not None and digest in known.digests:
+            return
+        held = sum(version.num_bytes for entry in own for version in entry.versions)
+        if digest and quota.max_stored_bytes is not None and held + num_bytes > quota.max_stored_bytes:
+            raise QuotaExceededError(
+                f"The tenant `{owner}` has {held} bytes of adapters and may have {quota.max_stored_bytes}; this "
+                f"version has {num_bytes}: delete some first."
+            )
+
+    def check_content(self, snapshot: Snapshot, digest: str) -> None:
+        """`digest`: of the files as they were sent. Raises OtherContentError."""
+        known = snapshot.entries.get(self.id)
+        if not self.may_change and known is not None and not known.has_content(digest):
+            raise OtherContentError(f"`{self.id}` has other content.")
+
+    def entry_in(self, snapshot: Snapshot, version: VersionEntry) -> CatalogEntry:
+        """The id's entry with this version. Raises what `check` and `check_content` raise."""
+        self.check(snapshot, version.digest, version.num_bytes)
+        self.check_content(snapshot, version.sent_digest)
+        known = snapshot.entries.get(self.id)
+        if known is None:
+            return new_entry(self.id, tenant_of(self.id, self.tenant), version, self.pin, self.metadata)
+        return with_version(known, version, self.pin, self.metadata, self.activate)
 
 
 def new_entry(

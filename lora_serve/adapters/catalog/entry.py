@@ -72,6 +72,11 @@ class VersionEntry(_Record, frozen=True, eq=False):  # noqa: PLW1641 - no hash, 
         """Raises msgspec.ValidationError for facts of another form."""
         return _read(self.noted, Facts)
 
+    @property
+    def sent_digest(self) -> str:
+        """The digest of its files as they were sent, before a conversion."""
+        return str(self.facts.converted_from.get("digest", self.digest))
+
 
 def _read(noted: Noted, kind: type[T]) -> T:
     if isinstance(noted, msgspec.Raw):
@@ -144,7 +149,7 @@ class CatalogEntry(_Record, frozen=True):
 
     def has_content(self, digest: str) -> bool:
         """True if files of this digest are one of the versions, as stored or as sent before a conversion."""
-        return any(digest in (v.digest, v.summary.get("converted_from", {}).get("digest")) for v in self.versions)
+        return any(digest in (version.digest, version.sent_digest) for version in self.versions)
 
     def ref(self, version: VersionEntry | None = None) -> AdapterRef:
         """The reference that travels with requests."""
@@ -315,7 +320,7 @@ def entry_of(text: str) -> CatalogEntry | None:
 
 
 def _checked(entry: CatalogEntry) -> CatalogEntry:
-    """Whoever can write into the journal must not be able to name a file of this machine, and one malformed record
+    """Those who can write into the journal must not be able to name a file of this machine, and a malformed record
     must not break the listing of all.
     """
     check_adapter_id(entry.name)

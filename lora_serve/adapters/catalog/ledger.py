@@ -24,7 +24,7 @@ T = TypeVar("T")
 _MAX_TRIES = 50  # commits of other replicas that may come first
 
 
-class State(Protocol):
+class JournaledState(Protocol):
     """The meaning of the records; immutable."""
 
     @property
@@ -34,15 +34,8 @@ class State(Protocol):
         """The state once these records have changed."""
 
 
-S = TypeVar("S", bound=State)
-S_co = TypeVar("S_co", bound=State, covariant=True)
-S_contra = TypeVar("S_contra", bound=State, contravariant=True)
-
-
-class Edit(Protocol[S_co]):
-    """See Ledger.change."""
-
-    def __call__(self, edit: Callable[[S_co], tuple[Changes, T]]) -> T: ...
+S = TypeVar("S", bound=JournaledState)
+S_contra = TypeVar("S_contra", bound=JournaledState, contravariant=True)
 
 
 class CommitObserver(Protocol[S_contra]):
@@ -67,7 +60,7 @@ class _NoObserver:
 
 
 @dataclass(slots=True)
-class _Waiting(Generic[S]):
+class _WaitingEdit(Generic[S]):
     edit: Callable[[S], tuple[Changes, Any]]
     outcome: Callable[[], Any] | None = None  # returns the result of the edit, or raises
 
@@ -95,8 +88,8 @@ class Ledger(Generic[S]):
         self._empty = empty
         self._lock = threading.RLock()
         self._num_held = 0  # blocks of `held` on the thread that has the lock
-        self._waiting: list[_Waiting[S]] = []  # edits; each is appended by its own thread
-        self._listeners: list[Callable[[], None]] = []
+        self._waiting: list[_WaitingEdit[S]] = []  # edits; each is appended by its own thread
+        self._listeners: list[Callable[[], object]] = []
         self._listeners_lock = threading.Lock()  # they come and go on the event loop, which waits for no commit
         self._away_since: float | None = None
         self.problem: str | None = None  # why the last read or commit failed
@@ -125,7 +118,7 @@ class Ledger(Generic[S]):
         nothing is to be changed, or that the edit is refused, is true of the newest state; while the journal is away a
         refusal is of the last known one. Raises AdapterUnavailableError, and what `edit` raises.
         """
-        own = _Waiting[S](edit)
+        own = _WaitingEdit[S](edit)
         self._waiting.append(own)
         with self._lock:
             if own.outcome is None:
@@ -133,7 +126,7 @@ class Ledger(Generic[S]):
         assert own.outcome is not None
         return cast(T, own.outcome())
 
-    def _change_together(self, edits: list[_Waiting[S]]) -> None:
+    def _change_together(self, edits: list[_WaitingEdit[S]]) -> None:
         try:
             self._make(edits)
         except BaseException as error:
@@ -148,7 +141,7 @@ class Ledger(Generic[S]):
                 with suppress(ValueError):
                     self._waiting.remove(one)
 
-    def _make(self, edits: list[_Waiting[S]]) -> None:
+    def _make(self, edits: list[_WaitingEdit[S]]) -> None:
         """Give every edit its outcome, or none. Raises AdapterUnavailableError."""
         is_newest = False
         for _ in range(_MAX_TRIES):
@@ -171,7 +164,7 @@ class Ledger(Generic[S]):
             if changes and not self._commit(changes, state):
                 self._refresh()
             elif is_open and not changes and not is_newest:
-                self.refresh()  # no commit has told whether another replica has changed it
+                self.refresh()  # no commit has shown whether another replica has changed it
                 is_newest = True
             else:
                 for one, outcome in zip(edits, outcomes, strict=True):
@@ -181,7 +174,7 @@ class Ledger(Generic[S]):
 
     @contextmanager
     def held(self) -> Iterator[S]:
-        """The newest known state, which nobody changes during the block, except the block itself."""
+        """The newest known state, which only the block itself changes while it lasts."""
         with self._lock:
             self._num_held += 1
             try:
@@ -189,12 +182,12 @@ class Ledger(Generic[S]):
             finally:
                 self._num_held -= 1
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def listen(self, listener: Callable[[], object]) -> None:
         """Call `listener`, on whichever thread, after each change of the state."""
         with self._listeners_lock:
             self._listeners = [*self._listeners, listener]
 
-    def unlisten(self, listener: Callable[[], None]) -> None:
+    def unlisten(self, listener: Callable[[], object]) -> None:
         with self._listeners_lock:
             self._listeners = [other for other in self._listeners if other is not listener]
 
@@ -262,7 +255,7 @@ class Ledger(Generic[S]):
             listener()
 
 
-_LONGEST_WAIT = 1.0  # seconds without news, after which the journal is read anyway
+_LONGEST_WAIT = 1.0  # seconds without a notice, after which the journal is read anyway
 _PAUSE = 0.25  # seconds between two attempts
 _log = logging.getLogger(__name__)
 
@@ -293,9 +286,9 @@ class Follower:
     def _run(self) -> None:
         problem, num_losses = None, -1
         while not self._stopping.is_set():
-            is_away, told = not self._succeeds(self._follow), problem
+            is_away, before = not self._succeeds(self._follow), problem
             problem = self._followed.problem if is_away else None
-            if problem != told:
+            if problem != before:
                 what = f"is away; what is known here is served: {problem}" if problem else "is back"
                 _log.warning("the shared %s %s", self._title, what)
             newest = self._followed.num_losses
@@ -305,14 +298,14 @@ class Follower:
                 num_losses = newest
 
     def _follow(self) -> None:
-        """Waits for news and brings it in. Raises AdapterUnavailableError if the journal is away."""
+        """Waits for others' commits and brings them in. Raises AdapterUnavailableError if the journal is away."""
         if not self._followed.is_away:
             with suppress(AdapterUnavailableError):  # the refresh fails likewise, and notes it
                 self._followed.wait(_LONGEST_WAIT)
         self._followed.refresh()
 
     def _succeeds(self, act: Callable[[], None]) -> bool:
-        """False if it raised anything, which ends no thread that nobody would miss."""
+        """False if it raised anything, which must not end the thread unseen."""
         try:
             act()
         except AdapterUnavailableError:

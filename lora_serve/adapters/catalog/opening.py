@@ -7,7 +7,7 @@ import importlib
 import os
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from lora_serve.adapters.catalog.blob_leases import CatalogHistory
 from lora_serve.adapters.catalog.blob_records import BlobRecord, read_records, record_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import CatalogEntry, document_of, entry_of
-from lora_serve.adapters.catalog.journals.base import Journal, Position
+from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal, open_mirror
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.state import (
@@ -201,9 +201,6 @@ def _keep_name(path: Path, name: str) -> None:
     flush(path)
 
 
-_POSITION = "position"  # the name of a file
-
-
 def check_catalog_exists(catalog: Path, blobs: Path, flag: str) -> None:
     """Check, before any file is made, that no catalog is begun anew beside blobs. Raises ConfigError."""
     there = any(path.is_file() and path.stat().st_size for path in (catalog, catalog.with_name(f"{catalog.name}-wal")))
@@ -211,13 +208,8 @@ def check_catalog_exists(catalog: Path, blobs: Path, flag: str) -> None:
         _check_begun(sum(1 for path in listed(blobs) if BLOB_NAME.match(path.name)), flag)
 
 
-def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str, folder: Path | None = None) -> None:
-    """Check the catalog of a store that only this server writes. `flag`: names the registry. Raises ConfigError.
-
-    `folder`: the store's; a catalog at the very position that was noted there last needs no look at every blob.
-    """
-    if folder is not None and _noted_position(folder) == _text_of(state.position):
-        return
+def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str) -> None:
+    """Check the catalog of a store that only this server writes. `flag`: names the registry. Raises ConfigError."""
     digests = store.digests()
     if not state.position.epoch:
         _check_begun(len(digests), flag)
@@ -228,30 +220,6 @@ def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str, folde
             f"{flag}: the catalog is older than {num_ahead} of the {len(digests)} blobs beside it, or another store's. "
             + _ways_out(flag)
         )
-
-
-def note_position(folder: Path, position: Position) -> None:
-    """Note the catalog's position in the store's folder, after every commit. Not flushed: where power was lost, or the
-    server killed meanwhile, another one, or none, is found, and every blob is looked at. Written over what is there:
-    ext4 flushes a file that was emptied first as it is closed.
-    """
-    path = folder / _POSITION
-    with suppress(OSError):
-        path.touch(FILE_MODE)
-        with path.open("r+") as file:
-            file.write(_text_of(position))
-            file.truncate()
-
-
-def _noted_position(folder: Path) -> str:
-    try:
-        return read_regular(folder / _POSITION, 1000).decode()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _text_of(position: Position) -> str:
-    return f"{position.epoch} {position.generation} {position.head}" if position.epoch else "none"
 
 
 def check_shared_catalog(state: CatalogState, store: AdapterStore, near: AdapterStore, flag: str) -> None:

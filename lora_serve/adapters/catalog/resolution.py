@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
-from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import Snapshot
 from lora_serve.core.adapter import AdapterRef, split_name
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")

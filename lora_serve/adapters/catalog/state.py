@@ -1,26 +1,141 @@
-"""The state of the catalog, as its journal's records tell it: entries, aliases, leases on blobs, lineage."""
+"""The catalog at one moment, as its journal's records tell it: a snapshot for readers, leases on blobs, lineage."""
 
 from __future__ import annotations
 
+import bisect
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, document_of, entry_of
 from lora_serve.adapters.catalog.journals.base import Page, Position
-from lora_serve.adapters.catalog.ledger import Changes
-from lora_serve.adapters.catalog.snapshot import MENDED, Snapshot
+from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.core.adapter import is_adapter_id, split_name
+from lora_serve.core.errors import ForbiddenError, UnreadableRecordError
 
 ADAPTER, ALIAS, BLOB = "adapter:", "alias:", "blob:"
 LINEAGE = "mark:"  # in every registry that was written to: where it is missing all records are
 MAX_EPOCHS = 50
 UNREADABLE = "?"  # the holder of a lease that cannot be read
 LEASE_SECONDS = 3600.0  # a replica that is gone loses its leases after this time
+MENDED = "`lora-serve registry rebuild` makes it again, or the admin deletes it"
+_MANY = 1000  # changed ids, beyond which everything is counted anew
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Entries by name, aliases, and indexes over them."""
+
+    position: Position
+    entries: Mapping[str, CatalogEntry]
+    aliases: Mapping[str, str]  # name -> `id` or `id@selector`
+    names: tuple[str, ...]  # the ids, sorted
+    named: Mapping[str, int]  # digest -> how many versions name it, at least one
+    pinned: frozenset[str]  # ids
+    held: frozenset[str] = frozenset()  # ids and aliases whose records cannot be read: neither there nor free
+    num_gone: int = field(default=0, compare=False)  # how often, since the opening, a digest was no longer named
+
+    @classmethod
+    def of(
+        cls,
+        position: Position,
+        entries: Mapping[str, CatalogEntry],
+        aliases: Mapping[str, str],
+        unreadable: Collection[str] = (),
+    ) -> Snapshot:
+        """The snapshot of these entries. `unreadable`: names of which the newest record cannot be read; one of which an
+        older record is known goes on with that.
+        """
+        named = Counter([version.digest for entry in entries.values() for version in entry.versions])
+        pinned = frozenset(entry.name for entry in entries.values() if entry.pinned)
+        held = frozenset(name for name in unreadable if name not in entries and name not in aliases)
+        return cls(position, entries, aliases, tuple(sorted(entries)), named, pinned, held)
+
+    def after(
+        self,
+        position: Position,
+        entries: Mapping[str, CatalogEntry],
+        aliases: Mapping[str, str],
+        names: Set[str],
+        unreadable: Collection[str] = (),
+    ) -> Snapshot:
+        """The snapshot of other entries, which differ for these names only: nothing else is counted again."""
+        if len(names) > _MANY:
+            return replace(Snapshot.of(position, entries, aliases, unreadable), num_gone=self.num_gone + 1)
+        known, named, num_gone = list(self.names), dict(self.named), self.num_gone
+        for name in names:
+            old, new = self.entries.get(name), entries.get(name)
+            for version in new.versions if new else ():
+                named[version.digest] = named.get(version.digest, 0) + 1
+            for version in old.versions if old else ():
+                named[version.digest] -= 1
+                if not named[version.digest]:
+                    del named[version.digest]
+                    num_gone += 1
+            if old is None and new is not None:
+                bisect.insort(known, name)
+            elif new is None and old is not None:
+                del known[bisect.bisect_left(known, name)]
+        pinned = self.pinned - names | {name for name in names if name in entries and entries[name].pinned}
+        held = frozenset(name for name in unreadable if name not in entries and name not in aliases)
+        return Snapshot(position, entries, aliases, tuple(known), named, pinned, held, num_gone)
+
+    @property
+    def digests(self) -> Set[str]:
+        """All that a version names."""
+        return self.named.keys()
+
+    def held_for(self, tenant: str | None) -> list[str]:
+        """The held names that `tenant` (None: a caller that sees all) may be shown, sorted: those of its namespace."""
+        return sorted(name for name in self.held if tenant is None or name.startswith(f"{tenant}/"))
+
+    def check_held(self, name: str, tenant: str | None = None) -> None:
+        """Raises UnreadableRecordError for a held name, unless it lies in another tenant's namespace."""
+        if name in self.held and (tenant is None or "/" not in name or name.startswith(f"{tenant}/")):
+            raise UnreadableRecordError(
+                f"The record of the name `{name}` cannot be read: it is held until {MENDED}.", 60
+            )
+
+    def page(
+        self, tenant: str | None = None, after: str | None = None, limit: int = 100, seen_by: str | None = None
+    ) -> tuple[CatalogEntry, ...]:
+        """Entries by name after `after`, at most `limit`, of `tenant` (None: any), visible to `seen_by` (None: all)."""
+        start = bisect.bisect_right(self.names, after) if after is not None else 0
+        found: list[CatalogEntry] = []
+        for name in self.names[start:]:
+            if len(found) >= limit:
+                break
+            entry = self.entries[name]
+            if (tenant is None or entry.tenant == tenant) and entry.is_visible_to(seen_by):
+                found.append(entry)
+        return tuple(found)
+
+    def aliases_of(self, name: str) -> dict[str, str]:
+        """The aliases that lead to an id, with their targets, sorted by name."""
+        return dict(sorted(pair for pair in self.aliases.items() if split_name(pair[1])[0] == name))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes that each named digest takes in host memory."""
+        return {v.digest: v.num_bytes for entry in self.entries.values() for v in entry.versions}
+
+
+def check_pinned(snapshot: Snapshot, entry: CatalogEntry, max_bytes: int) -> None:
+    """Raises ForbiddenError if pinning `entry` would take its tenant beyond `max_bytes` of pinned versions."""
+    others = (one for one in snapshot.entries.values() if one.tenant == entry.tenant and one.name != entry.name)
+    pinned = [entry, *(one for one in others if one.pinned)]
+    needed = sum(version.num_bytes for one in pinned for version in one.routed)
+    if needed > max_bytes:
+        raise ForbiddenError(
+            f"With this one, {needed} bytes would be pinned; {max_bytes} bytes of device memory are guaranteed to "
+            f"the tenant `{entry.tenant}`."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +161,8 @@ class BlobLease:
 
 
 def lease_of(text: str | None) -> BlobLease:
-    """The lease that a journal's text describes; None: no lease. An unreadable one may be anybody's, and a deletion may
-    be under way: nobody takes or frees the blob for as long as leases last.
+    """The lease that a journal's text describes; None: no lease. An unreadable one may be any replica's, and a
+    deletion may be under way: the blob is neither leased nor freed for as long as leases last.
     """
     if text is None:
         return BlobLease({})
@@ -139,6 +254,17 @@ class CatalogState:
     def leased_by(self, holder: str, digest: str, now: float) -> Changes:
         """The change that adds a holder to a blob."""
         return lease_change(digest, self.lease_on(digest).with_holder(holder, now))
+
+
+class CatalogLedger(Ledger[CatalogState]):
+    """The catalog's ledger: whatever is changed, its lineage is in the journal too."""
+
+    def change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
+        def edit_and_record(state: CatalogState) -> tuple[Changes, T]:
+            changes, result = edit(state)
+            return (state.with_lineage(changes) if changes else {}), result
+
+        return super().change(edit_and_record)
 
 
 def lineage_change(lineage: Lineage) -> Changes:

@@ -119,7 +119,7 @@ class _Binder:
             self._left[place] = name
 
     def _copy(self, first: str, second: str) -> None:
-        """Notes two tensors of one shape that must be equal; `registration/validation.py` compares their values."""
+        """Notes two tensors of one shape that must be equal; `model/lora/validation.py` compares their values."""
         if self._tensors[first].shape != self._tensors[second].shape:
             self.reasons.append(f"tensors {first!r} and {second[:200]!r} are one and the same to PEFT, but they differ")
         self._copies.append((first, second))

@@ -18,16 +18,17 @@ from lora_serve.adapters.catalog.blob_records import sync_records
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, redis_journal
 from lora_serve.adapters.catalog.state import BLOB, CatalogState
-from lora_serve.adapters.maintenance.backup_folder import MARK as INCOMPLETE
-from lora_serve.adapters.maintenance.backup_folder import (
+from lora_serve.adapters.maintenance.copying import MARK as INCOMPLETE
+from lora_serve.adapters.maintenance.copying import (
     BackupList,
+    BlobCopier,
+    OnProgress,
     copy_database,
     read_journal,
     read_list,
     write_journal,
     write_list,
 )
-from lora_serve.adapters.maintenance.blob_copier import BlobCopier, OnProgress
 from lora_serve.adapters.maintenance.registries import (
     NotCopyableError,
     RegistryAddress,

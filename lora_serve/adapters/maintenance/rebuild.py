@@ -22,8 +22,8 @@ from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, DamagedCatalogError, load_own
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, Lineage, lineage_change, saved
 from lora_serve.adapters.checkpoint.content import content_names
-from lora_serve.adapters.maintenance.blob_copier import OnProgress, SurvivingBlobs
-from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome, RebuildPlan, plan_rebuild
+from lora_serve.adapters.maintenance.copying import OnProgress
+from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome, RebuildPlan, SurvivingBlobs, plan_rebuild
 from lora_serve.adapters.maintenance.registries import RegistryAddress, is_readable, open_redis_store
 from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.stores.base import AdapterStore

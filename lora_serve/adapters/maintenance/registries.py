@@ -21,8 +21,7 @@ from lora_serve.adapters.catalog.opening import (
     open_own,
     redis_journal,
 )
-from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.adapters.catalog.state import ADAPTER
+from lora_serve.adapters.catalog.state import ADAPTER, Snapshot
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore, is_sound
 from lora_serve.adapters.stores.files import FILE_MODE, flush, lock_store, make_private, remove_folder

@@ -18,9 +18,8 @@ from pathlib import Path
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.ledger import Changes
-from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.adapters.catalog.state import ALIAS, CatalogState, lease_change, saved
-from lora_serve.adapters.maintenance.blob_copier import BlobCopier, OnProgress
+from lora_serve.adapters.catalog.state import ALIAS, CatalogState, Snapshot, lease_change, saved
+from lora_serve.adapters.maintenance.copying import BlobCopier, OnProgress
 from lora_serve.adapters.maintenance.registries import (
     REPLICA,
     NotCopyableError,
@@ -45,7 +44,7 @@ class MergeOutcome(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class IdMerge:
     """`reason` of a conflict. `strays`: digests that no version names once `changes` are made."""
 
     outcome: MergeOutcome
@@ -58,19 +57,19 @@ class Merge:
         return self.outcome in (MergeOutcome.MADE, MergeOutcome.OVERWRITTEN)
 
 
-def merge(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str], overwrite: bool) -> Merge:
-    """Merge `entry` and its aliases (name -> target) into the registry of `snapshot`.
+def merge(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str], overwrite: bool) -> IdMerge:
+    """IdMerge `entry` and its aliases (name -> target) into the registry of `snapshot`.
 
     Without `overwrite` an id of the same versions is unchanged, whatever its route, pin, metadata and aliases are.
     """
     old = snapshot.entries.get(entry.name)
     if old is not None and _is_there(snapshot, old, entry, aliases, overwrite):
-        return Merge(MergeOutcome.UNCHANGED)
+        return IdMerge(MergeOutcome.UNCHANGED)
     reason = _blocked(snapshot, entry, aliases) or ("" if overwrite else _contradiction(snapshot, entry, aliases))
     if reason:
-        return Merge(MergeOutcome.CONFLICT, reason)
+        return IdMerge(MergeOutcome.CONFLICT, reason)
     outcome = MergeOutcome.MADE if old is None else MergeOutcome.OVERWRITTEN
-    return Merge(outcome, "", _changes(snapshot, entry, aliases), _strays(snapshot, entry))
+    return IdMerge(outcome, "", _changes(snapshot, entry, aliases), _strays(snapshot, entry))
 
 
 def _is_there(
@@ -82,7 +81,7 @@ def _is_there(
 
 
 def _blocked(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str]) -> str:
-    """The reason why not even overwriting is possible: it would remove another id, or what nobody can read."""
+    """The reason why not even overwriting is possible: it would remove another id, or what cannot be read."""
     if held := sorted(snapshot.held & {entry.name, *aliases}):
         return f"the record of `{held[0]}` there cannot be read"
     taken = sorted(alias for alias in aliases if alias in snapshot.entries)
@@ -207,7 +206,7 @@ class Transfer:
                 self._blobs.pass_over(digest)
         return TransferredId(entry.name, done.outcome, done.reason)
 
-    def _merge(self, entry: CatalogEntry, aliases: Mapping[str, str], digests: list[str]) -> Merge:
+    def _merge(self, entry: CatalogEntry, aliases: Mapping[str, str], digests: list[str]) -> IdMerge:
         planned = merge(self._target.catalog.snapshot, entry, aliases, self._overwrite)
         if planned.outcome is MergeOutcome.CONFLICT:
             return planned
@@ -243,14 +242,14 @@ class Transfer:
                 for digest, holder in holders.items():
                     self._collect(digest, holder)
 
-    def _write(self, entry: CatalogEntry, aliases: Mapping[str, str], holders: Mapping[str, str]) -> Merge:
-        def edit(state: CatalogState) -> tuple[Changes, Merge]:
+    def _write(self, entry: CatalogEntry, aliases: Mapping[str, str], holders: Mapping[str, str]) -> IdMerge:
+        def edit(state: CatalogState) -> tuple[Changes, IdMerge]:
             done = merge(state.snapshot, entry, aliases, self._overwrite)
             return (self._changes(state, done, holders) if done.is_written else {}), done
 
-        return self._target.catalog.change(edit)
+        return self._target.catalog.ledger.change(edit)
 
-    def _changes(self, state: CatalogState, done: Merge, holders: Mapping[str, str]) -> Changes:
+    def _changes(self, state: CatalogState, done: IdMerge, holders: Mapping[str, str]) -> Changes:
         """A merge's changes; leases on named blobs end, blobs that lose their names are leased until `_clean`."""
         changes = dict(done.changes)
         for digest, holder in holders.items():
@@ -264,7 +263,7 @@ class Transfer:
 
     def _collect(self, digest: str, holder: str) -> None:
         """Ends a lease, if it has not ended; deletes the blob unless a version names it or somebody else leases it."""
-        holders = self._target.catalog.change(lambda state: ({}, state.lease_on(digest).holders))
+        holders = self._target.catalog.ledger.change(lambda state: ({}, state.lease_on(digest).holders))
         if holder in holders and self._leases.release(digest, holder):
             self._blobs.forget(digest)
             self._leases.delete(digest, self._target.store)

@@ -1,11 +1,12 @@
 """Registers adapters and frees the blobs of removed ones. Registrations run side by side on a few threads.
 
 Order of a registration: private copy, validation, a lease on its blob, store (flushed), smoke test, catalog commit. So
-an adapter whose registration was answered is found again after a crash, and `sweep` removes what any other left.
+an adapter whose registration was answered is found again after a crash, and `sweep` removes what any other left. What
+only the base model can tell is asked of the caller: `register` yields calls of an AdapterVerifier.
 
 Before the lease a registration touches nothing but its private folder. Shared state has one owner each: the catalog
 commits one edit after another and decides version numbers, limits and changes of an id inside that edit; the store may
-be given the same content twice at once, and its bytes go only when nobody leases them; the engine runs one smoke test
+be given the same content twice at once, and its bytes go only when none leases them; the engine runs one smoke test
 after another.
 """
 
@@ -15,33 +16,38 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.catalog.blob_records import digests_of
+from lora_serve.adapters.catalog.blob_leases import BlobCollector, CatalogHistory
+from lora_serve.adapters.catalog.blob_records import digests_of, synced_records
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.edits import check_same_content
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, vouched
-from lora_serve.adapters.catalog.snapshot import check_allowance, owner_of
+from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates
 from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
-from lora_serve.adapters.registration.blob_collector import BlobCollector, sweep_store
-from lora_serve.adapters.registration.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.registration.verification import (
-    AdapterVerifier,
     StagedAdapter,
+    Steps,
     ValidationBudget,
     check_smoke_test,
+    origin_of,
     smoke_test_prompt,
+    summary_of,
+    traits_of,
 )
-from lora_serve.adapters.sources.folder import copy_files, find_folder
+from lora_serve.adapters.sources.base import RegistrationProgress, Stage, Staged
 from lora_serve.adapters.stores.base import AdapterStore
-from lora_serve.adapters.stores.files import new_folder, remove_folder
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.files import listed, new_folder, private_or_later, remove_folder
 from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import (
@@ -50,23 +56,20 @@ from lora_serve.core.errors import (
     InvalidRequestError,
     StoreUnwritableError,
 )
-from lora_serve.core.messages import AdapterSize
+from lora_serve.core.messages import AdapterSize, SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.tenant import NO_LIMITS, Quota
 
+_MAX_NAMED = 10  # digests in one line of the log
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class Registered:
     """The result of a registration."""
 
     entry: CatalogEntry
     ref: AdapterRef
     created: bool  # False: this id had this very content already
-
-
-def _nothing() -> None: ...
 
 
 class Registry:
@@ -78,91 +81,58 @@ class Registry:
         spec: ModelSpec,
         catalog: Catalog,
         store: AdapterStore,
-        verifier: AdapterVerifier,
         base_tokens: BaseTokens | None = None,
-        quota_of: Callable[[str], Quota] = lambda tenant: NO_LIMITS,
         base_templates: BaseTemplates | None = None,
     ) -> None:
-        """`base_tokens` None: adapters' tokenizers are not read, `base_templates` None: nor are their chat templates.
-        `quota_of`: a tenant's current quota.
-        """
+        """`base_tokens` None: adapters' tokenizers are not read, `base_templates` None: nor their chat templates."""
         self._base_templates = base_templates
         self._base_tokens = base_tokens
-        self._quota_of = quota_of
         self._config = config
-        self._verifier = verifier
         self._spec = spec
         self._catalog = catalog
         self._store = store
         self._tmp = config.store / "tmp"
         self._record_writer = catalog.keep_blob_records(store)
-        self._blobs = BlobCollector(catalog, store)
+        self._blobs = BlobCollector(catalog.leases, store)
         self._sweeping = sweep_store(catalog, store, config, self.collect)
 
     def new_folder(self) -> Path:
-        """A private folder for incoming files; `register_staged` removes it, or the next sweep. Raises OSError."""
+        """A private folder for incoming files; `private_folder` removes it, or the next sweep. Raises OSError."""
         return new_folder(self._tmp)
 
-    def register_folder(
-        self,
-        name: str,
-        folder: str | Path,
-        tenant: str | None = None,
-        pin: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        allow_noop: bool = False,
-        trusted: bool = False,
-        activate: bool = True,
-    ) -> Registration:
-        """Register a folder of this machine for the operator. `trusted`: named by a flag, so the roots do not apply.
-        `activate`: the bare id means this version from now on.
+    def register(self, registration: Registration, staged: Staged, progress: RegistrationProgress) -> Steps[Registered]:
+        """Register files that lie in a folder of `new_folder`, which is the caller's to remove (`private_folder`).
 
-        Raises InvalidRequestError, ConflictError, InvalidAdapterError, PayloadTooLargeError, AdapterUnavailableError.
+        Raises InvalidRequestError, ConflictError (OtherContentError), QuotaExceededError, InvalidAdapterError,
+        AdapterUnavailableError, OSError.
         """
-        self.check_new(name, tenant, metadata)
-        roots = None if trusted else self._config.adapter_root
-        found = Path(folder) if roots is None else find_folder(folder, roots)
-        with _private_folder(self.new_folder) as copy:
-            copy_files(found, copy, self._config.max_upload_size, roots)
-            source = f"folder {folder}"
-            return self._register(name, copy, source, tenant, pin, metadata, allow_noop, activate, by_admin=True)
-
-    def register_staged(
-        self,
-        name: str,
-        staged_folder: Path,
-        source: str = "upload",
-        tenant: str | None = None,
-        pin: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        allow_noop: bool = False,
-        activate: bool = True,
-        may_change: bool = True,
-        digest: str | None = None,
-        by_admin: bool = False,
-        on_probe: Callable[[], None] = _nothing,
-    ) -> Registration:
-        """Register files that were received or fetched into a folder of `new_folder`, which is removed afterwards.
-
-        `source`: shown on the card. `may_change` False: a known id gets no new content; raises OtherContentError
-        instead. `digest`: the version must have it, or nothing is stored. `by_admin`: the operator's own key registers
-        it. `on_probe`: called once the files are found right. Raises as `register_folder` does.
-        """
-        assert staged_folder.parent == self._tmp, "files are staged in a folder of new_folder()"
-        with _private_folder(lambda: staged_folder) as folder:
-            self.check_new(name, tenant, metadata)
-            return self._register(
-                name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change, digest, by_admin,
-                on_probe,
-            )  # fmt: skip
-
-    def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
-        """Refuse early, before anything is fetched.
-
-        Raises InvalidRequestError, ConflictError, QuotaExceededError.
-        """
-        self._catalog.check_new(name, tenant, metadata)
-        self._check_allowance(name, tenant)
+        assert staged.folder.parent == self._tmp, "files are staged in a folder of new_folder()"
+        progress.stage = Stage.EXAMINING
+        registration.check(self._catalog.snapshot)
+        budget = ValidationBudget(self._config.registration_seconds)
+        sent = self._read(staged.folder)
+        budget.check()
+        registration.check_content(self._catalog.snapshot, sent.digest)
+        known = self._converted_before(registration.id, sent)
+        origin: dict[str, Any] = {}
+        files = StagedAdapter(staged.folder, sent, self._spec, self._config.max_lora_rank, budget)
+        if known is None and sent.config.init:
+            files, origin = yield from self._converted(files)
+        digest = files.artifact.digest if known is None else known.digest
+        if registration.digest not in (None, digest):
+            raise InvalidRequestError(f"The adapter's content is {digest}, not what `digest` says.", param="digest")
+        with self._blobs.leased(digest) as holder:
+            if known is None:
+                ref, summary = yield from self._verified(registration, files, progress)
+                facts = {**summary, **origin}
+                version = VersionEntry(0, digest, ref.rank, ref.num_bytes, facts, staged.source, time.time())
+            elif self._store.has(digest):
+                version = known
+            else:  # it was deleted before the lease began
+                raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
+            version = vouched(version) if registration.by_admin else version
+            entry, added, created = self._catalog.add(registration, version, holder)
+        return Registered(entry, entry.ref(added), created)
 
     def delete(self, name: str, version: int | None = None) -> tuple[str, ...]:
         """Unregister a version, or all, durably. Returns the digests that no version names any more: `collect` frees
@@ -204,79 +174,11 @@ class Registry:
         end = time.monotonic() + seconds
         return any(time.monotonic() >= end for _ in self._sweeping)
 
-    def _register(
-        self,
-        name: str,
-        folder: Path,
-        source: str,
-        tenant: str | None,
-        pin: bool,
-        metadata: Mapping[str, Any] | None,
-        allow_noop: bool,
-        activate: bool,
-        may_change: bool = True,
-        wanted: str | None = None,
-        by_admin: bool = False,
-        on_probe: Callable[[], None] = _nothing,
-    ) -> Registration:
-        budget = ValidationBudget(self._config.registration_seconds)
-        sent = self._read(folder)
-        budget.check()
-        only = None if may_change else sent.digest
-        check_same_content(self._catalog.snapshot.entries.get(name), only)
-        known = self._converted_before(name, sent)
-        artifact, origin = (sent, {}) if known else self._converted(folder, sent, budget)
-        digest = known.digest if known else artifact.digest
-        if wanted not in (None, digest):
-            raise InvalidRequestError(f"The adapter's content is {digest}, not what `digest` says.", param="digest")
-        with self._blobs.leased(digest) as holder:
-            if known and not self._store.has(digest):  # it was deleted before the lease began
-                raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
-            version = known or self._verified(
-                name, folder, source, tenant, artifact, origin, allow_noop, budget, on_probe
-            )
-            version = vouched(version) if by_admin else version
-            quota = self._quota_of(owner_of(self._catalog.snapshot, name, tenant))
-            entry, added, created = self._catalog.add(
-                name, version, tenant, pin, metadata, activate, holder, quota, only
-            )
-        return Registration(entry, entry.ref(added), created)
-
     def _read(self, folder: Path) -> Artifact:
         tokens, templates = self._base_tokens, self._base_templates
         return read_artifact(
             folder, self._spec, self._config.max_lora_rank, base_tokens=tokens, base_templates=templates
         )
-
-    def _verified(
-        self,
-        name: str,
-        folder: Path,
-        source: str,
-        tenant: str | None,
-        artifact: Artifact,
-        origin: Mapping[str, Any],
-        allow_noop: bool,
-        budget: ValidationBudget,
-        on_probe: Callable[[], None],
-    ) -> VersionEntry:
-        """Validates the adapter, puts it into the store and runs the smoke test."""
-        size = self._validated(folder, artifact, allow_noop, budget)
-        self._check_allowance(name, tenant, artifact.digest, size.num_bytes)
-        traits = traits_of(artifact, self._spec)
-        ref = AdapterRef(tenant or "", name, 0, artifact.digest, size.rank, size.num_bytes, traits)
-        self._store.put(artifact.digest, folder)
-        on_probe()
-        prompt = smoke_test_prompt(artifact.config, self._spec, artifact.bound.vocab_size)
-        result = self._verifier.smoke_test(ref, prompt)
-        check_smoke_test(result, allow_noop)
-        summary = summary_of(artifact, traits, result, (self._spec.name, self._config.base_name))
-        return VersionEntry(0, ref.digest, ref.rank, ref.num_bytes, {**summary, **origin}, source, time.time())
-
-    def _check_allowance(self, name: str, tenant: str | None, digest: str = "", num_bytes: int = 0) -> None:
-        snapshot = self._catalog.snapshot
-        owner = owner_of(snapshot, name, tenant)
-        check_allowance(snapshot, owner, name, digest, num_bytes, self._quota_of(owner))
 
     def _converted_before(self, name: str, sent: Artifact) -> VersionEntry | None:
         """The version of this id that was converted from the very same files, if its bytes are still there."""
@@ -289,32 +191,40 @@ class Registry:
                 return version
         return None
 
-    def _converted(self, folder: Path, sent: Artifact, budget: ValidationBudget) -> tuple[Artifact, dict[str, Any]]:
-        """The folder as it will be stored, and what its card says about the conversion."""
-        if not sent.config.init:
-            return sent, {}
-        started = time.perf_counter()
-        self._verifier.convert(self._staged(folder, sent, budget))
-        plain = read_artifact(folder, self._spec, self._config.max_lora_rank)
-        num_modules, seconds = len(sent.bound.linears), time.perf_counter() - started
-        _log.info("%s undone for %d modules in %.1f s", sent.config.init, num_modules, seconds)
-        plain = replace(plain, template=sent.template, ends=sent.ends)
-        return plain, {"converted_from": origin_of(sent, self._spec)}
+    def _converted(self, sent: StagedAdapter) -> Steps[tuple[StagedAdapter, dict[str, Any]]]:
+        """The files as they will be stored, and what the card says about the conversion."""
+        started, artifact = time.perf_counter(), sent.artifact
+        yield methodcaller("convert", sent)
+        plain = read_artifact(sent.folder, self._spec, self._config.max_lora_rank)
+        num_modules, seconds = len(artifact.bound.linears), time.perf_counter() - started
+        _log.info("%s undone for %d modules in %.1f s", artifact.config.init, num_modules, seconds)
+        plain = replace(plain, template=artifact.template, ends=artifact.ends)
+        return replace(sent, artifact=plain), {"converted_from": origin_of(artifact, self._spec)}
 
-    def _validated(self, folder: Path, artifact: Artifact, allow_noop: bool, budget: ValidationBudget) -> AdapterSize:
-        size = self._verifier.validate(self._staged(folder, artifact, budget), allow_noop=allow_noop)
+    def _verified(
+        self, registration: Registration, files: StagedAdapter, progress: RegistrationProgress
+    ) -> Steps[tuple[AdapterRef, dict[str, Any]]]:
+        """Validates the adapter, puts it into the store and runs the smoke test; its summary is for the card."""
+        artifact, allow_noop = files.artifact, registration.allow_noop
+        size: AdapterSize = yield methodcaller("validate", files, allow_noop=allow_noop)
         if size.num_bytes > self._config.adapter_host_memory:
             raise InvalidAdapterError(
                 [f"it needs {size.num_bytes} bytes; --adapter-host-memory allows {self._config.adapter_host_memory}"]
             )
-        return size
-
-    def _staged(self, folder: Path, artifact: Artifact, budget: ValidationBudget) -> StagedAdapter:
-        return StagedAdapter(folder, artifact, self._spec, self._config.max_lora_rank, budget)
+        registration.check(self._catalog.snapshot, artifact.digest, size.num_bytes)
+        self._store.put(artifact.digest, files.folder)
+        progress.stage = Stage.PROBING
+        traits = traits_of(artifact, self._spec)
+        tenant = registration.tenant or ""
+        ref = AdapterRef(tenant, registration.id, 0, artifact.digest, size.rank, size.num_bytes, traits)
+        prompt = smoke_test_prompt(artifact.config, self._spec, artifact.bound.vocab_size)
+        result: SmokeTestResult = yield methodcaller("smoke_test", ref, prompt)
+        check_smoke_test(result, allow_noop)
+        return ref, summary_of(artifact, traits, result, (self._spec.name, self._config.base_name))
 
 
 @contextmanager
-def _private_folder(make: Callable[[], Path]) -> Iterator[Path]:
+def private_folder(make: Callable[[], Path]) -> Iterator[Path]:
     """The folder that `make` returns, removed afterwards. Raises StoreUnwritableError in place of OSError."""
     folder = None
     try:
@@ -326,3 +236,79 @@ def _private_folder(make: Callable[[], Path]) -> Iterator[Path]:
     finally:
         if folder is not None:
             remove_folder(folder)
+
+
+def sweep_store(
+    catalog: Catalog, store: AdapterStore, config: AdapterConfig, collect: Callable[[str, str], bool]
+) -> Generator[None, None, None]:
+    """Free the unnamed blobs that the catalog let go, and keep the others aside, piece by piece.
+
+    The first piece, what an earlier life of this server left, comes before anything else changes catalog or store. The
+    others may run beside registrations: the writer of a blob has leased it, and a blob is moved while the ledger is
+    held, so that none can lease it meanwhile. `collect`: ends a lease and frees its blob.
+    """
+    own = store.near if isinstance(store, TieredStore) else store
+    assert isinstance(own, DiskStore), "blobs are swept on this machine only"
+    with _unwritable_till_next_start():
+        for folder in (*listed(private_or_later(config.store / "tmp")), *listed(own.tmp)):
+            remove_folder(folder)
+        state = catalog.ledger.state
+        expired = catalog.leases.expired(state)
+        history = CatalogHistory(state, catalog.is_shared)
+        if state.position.epoch:  # without one the catalog cannot tell whether anything is named
+            for digest in {digest for digest, _ in expired}:
+                own.sweep_blob(digest, _may_be_named(own, state, digest), history.may_delete)
+        records = _records_of(store, {digest for digest, _ in expired})
+        for digest, holder in expired:
+            if history.may_delete(digest, records.get(digest, {}), {}):
+                with suppress(AdapterUnavailableError):  # the collector retries later
+                    collect(digest, holder)
+    with suppress(AdapterUnavailableError):  # an unreachable store is synchronised when it is back
+        catalog.record_lineage()
+    yield
+    if not state.position.epoch:
+        return
+    with _unwritable_till_next_start():
+        yield from _swept(own, catalog, config)
+    with suppress(AdapterUnavailableError):
+        yield from synced_records(own, catalog.ledger)
+
+
+def _may_be_named(own: DiskStore, state: CatalogState, digest: str) -> bool:
+    return digest in state.snapshot.digests or bool(digests_of(own, state.unreadable, [digest]))
+
+
+def _swept(own: DiskStore, catalog: Catalog, config: AdapterConfig) -> Iterator[None]:
+    for digest in own.digests():
+        if digest not in catalog.snapshot.digests or not own.is_well_formed(digest):
+            with catalog.ledger.held() as state:
+                if not catalog.leases.is_ours(state.lease_on(digest)):
+                    history = CatalogHistory(state, catalog.is_shared)
+                    own.sweep_blob(digest, _may_be_named(own, state, digest), history.may_delete)
+        yield
+    own.orphans.expire(config.unnamed_blob_days)
+    if digests := sorted({digest for digest, _ in own.orphans.all()}):
+        more = f" and {len(digests) - _MAX_NAMED} more" if len(digests) > _MAX_NAMED else ""
+        _log.warning(
+            "blobs that the catalog does not know are kept aside in %s: %d (%s); `lora-serve registry rebuild` brings "
+            "back what they were",
+            config.store,
+            len(digests),
+            ", ".join(digests[:_MAX_NAMED]) + more,
+        )
+
+
+@contextmanager
+def _unwritable_till_next_start() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, AdapterUnavailableError) as error:
+        said = words_of(error) if isinstance(error, OSError) else error
+        _log.warning("what an earlier life left over stays until the next start: %s", said)
+
+
+def _records_of(store: AdapterStore, digests: Collection[str]) -> dict[str, dict[str, str]]:
+    try:
+        return store.records(digests) if digests else {}
+    except AdapterUnavailableError:
+        return {}

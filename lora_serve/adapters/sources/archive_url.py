@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote_to_bytes, urljoin, urlsplit
 
 from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.http_content import Decoder, ExpectedDigests, decoder_for
-from lora_serve.adapters.sources.base import CHUNK_BYTES, Intake, Progress, refuse
+from lora_serve.adapters.sources.base import CHUNK_BYTES, Checksum, Intake, OnBytes, checked, of_base64, of_s3, refuse
 from lora_serve.adapters.sources.connections import (
     DEFAULT_TIMEOUTS,
     TimedSocket,
@@ -29,7 +29,6 @@ from lora_serve.adapters.sources.connections import (
     TransferClock,
     connect_outward,
 )
-from lora_serve.adapters.sources.named_files import Checksum, checked, of_base64, of_s3
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import (
     AdapterUnavailableError,
@@ -226,7 +225,7 @@ class ArchiveUrlSource:
         """Made when first needed: reading the system's certificates takes 20 ms of a start."""
         return ssl.create_default_context()
 
-    def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
+    def fetch(self, source: str, target: Path, limit: int, progress: OnBytes) -> str:
         url = self._checked(source)
         with scratch_folder(target.parent) as scratch:
             archive = scratch / "archive"

@@ -6,12 +6,13 @@ import io
 import ipaddress
 import logging
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from lora_serve.adapters.sources.base import Progress, refuse
-from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError
+from lora_serve.adapters.sources.base import OnBytes, refuse
+from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError, NotReadyError
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052
 _METADATA = tuple(  # of clouds whose instances find credentials elsewhere than at a link-local address
@@ -147,13 +148,24 @@ class TransferClock:
         self._waited += seconds
 
 
-def within(seconds: float, progress: Progress) -> Progress:
+def within(seconds: float, progress: OnBytes) -> OnBytes:
     """`progress`, aborting the transfer once it has taken `seconds`."""
     end = time.monotonic() + seconds
 
     def limited(num_bytes: int) -> None:
         if time.monotonic() > end:
             raise AdapterUnavailableError("The transfer takes too long.")
+        progress(num_bytes)
+
+    return limited
+
+
+def until(closing: threading.Event, progress: OnBytes) -> OnBytes:
+    """`progress`, aborting the transfer once the server closes."""
+
+    def limited(num_bytes: int) -> None:
+        if closing.is_set():
+            raise NotReadyError("The server is shutting down.")
         progress(num_bytes)
 
     return limited

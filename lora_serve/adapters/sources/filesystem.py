@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.sources.base import Intake, Progress, refuse
-from lora_serve.adapters.sources.named_files import Checksum, of_base64, of_bytes, of_s3, take_files
+from lora_serve.adapters.sources.base import Checksum, Intake, OnBytes, of_base64, of_bytes, of_s3, refuse, take_files
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 
 PACKAGES: Mapping[str, str] = {  # scheme -> the package that implements it
@@ -44,7 +43,7 @@ class FilesystemSource:
         self._package = package
         self._options = dict(options or {})
 
-    def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
+    def fetch(self, source: str, target: Path, limit: int, progress: OnBytes) -> str:
         """A folder whose objects change meanwhile is refused."""
         folder = _folder(self._scheme, source)
         files = self._files(folder)

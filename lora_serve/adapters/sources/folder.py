@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from lora_serve.adapters.checkpoint.content import SIDE_NAMES
 from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError, as_regular, pieces_of, size_of
-from lora_serve.adapters.sources.base import NAMES, PICKLE_NAME, Intake, Progress, no_progress
+from lora_serve.adapters.sources.base import NAMES, PICKLE_NAME, Intake, OnBytes, no_progress
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, InvalidRequestError
 
 
@@ -24,7 +24,7 @@ class FolderSource:
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)
 
-    def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
+    def fetch(self, source: str, target: Path, limit: int, progress: OnBytes) -> str:
         folder = find_folder(source, self._roots)
         copy_files(folder, target, limit, self._roots, progress)
         return f"folder {source}"
@@ -53,7 +53,7 @@ def is_inside(path: Path, roots: Sequence[Path]) -> bool:
 
 
 def copy_files(
-    source: Path, target: Path, max_bytes: int, roots: Sequence[Path] | None, progress: Progress = no_progress
+    source: Path, target: Path, max_bytes: int, roots: Sequence[Path] | None, progress: OnBytes = no_progress
 ) -> None:
     """Copy the adapter's files; missing files are left to the later checks. Raises OSError.
 

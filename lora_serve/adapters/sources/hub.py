@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.regular_file import open_regular, pieces_of
-from lora_serve.adapters.sources.base import Intake, Progress, refuse
-from lora_serve.adapters.sources.named_files import Checksum, of_hub, take_files
+from lora_serve.adapters.sources.base import Checksum, Intake, OnBytes, of_hub, refuse, take_files
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 
@@ -34,7 +33,7 @@ class HubSource:
         self._endpoint = endpoint
         self._timeout = timeout
 
-    def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
+    def fetch(self, source: str, target: Path, limit: int, progress: OnBytes) -> str:
         """The card names the commit of the revision."""
         match = _FORM.fullmatch(source)
         if match is None or ".." in source:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.archives.unpacking import unpack
-from lora_serve.adapters.sources.base import CHUNK_BYTES, Intake, Progress, refuse
-from lora_serve.adapters.sources.named_files import take_files
+from lora_serve.adapters.sources.base import CHUNK_BYTES, Intake, OnBytes, refuse, take_files
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError
 
@@ -29,7 +28,7 @@ class RedisKeySource:
         self._own_prefix = own_prefix
         self._redis: Any = None if url is None else _connect(url, timeout)
 
-    def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
+    def fetch(self, source: str, target: Path, limit: int, progress: OnBytes) -> str:
         key = source[len(_START) :]
         if not key or "@" in key:
             raise refuse("`source` is redis://KEY, a key in the server's own Redis; no host, no credentials.")

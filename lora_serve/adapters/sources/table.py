@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.artifact import check_files
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
-from lora_serve.adapters.sources.base import AdapterSource, Progress, no_progress, refuse
+from lora_serve.adapters.sources.base import AdapterSource, OnBytes, no_progress, refuse
 from lora_serve.adapters.sources.connections import DEFAULT_TIMEOUTS, within
 from lora_serve.adapters.sources.filesystem import PACKAGES, FilesystemSource
 from lora_serve.adapters.sources.folder import FolderSource
@@ -31,7 +31,7 @@ class SourceTable:
     def __init__(self, sources: Mapping[str, AdapterSource]) -> None:
         self._sources = dict(sources)
 
-    def fetch(self, source: str, target: Path, limit: int, progress: Progress = no_progress) -> str:
+    def fetch(self, source: str, target: Path, limit: int, progress: OnBytes = no_progress) -> str:
         """See AdapterSource; `target` is removed after an error, and complete otherwise."""
         try:
             words = self._source_of(source).fetch(source, target, limit, within(DEFAULT_TIMEOUTS.total, progress))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +50,7 @@ class AdapterStore(RecordStore, Protocol):
     def open(self, digest: str) -> AbstractContextManager[Path]:
         """A folder with those files, to be read only, valid until the context ends.
 
-        The content is not promised to be sound: whoever loads it checks the digest. Raises
+        The content is not promised to be sound: its loader checks the digest. Raises
         AdapterUnavailableError if the store does not have it.
         """
 
@@ -65,13 +65,6 @@ class AdapterStore(RecordStore, Protocol):
 
     def release(self, digest: str) -> None:
         """Drop this machine's own copy beside one that other replicas may need, if there is such a copy."""
-
-    def sweep(self, named: Set[str], may_delete: MayDelete, days: float = 0) -> int:
-        """At start: remove leftovers of a crash on this machine, and set broken blobs aside.
-
-        A blob that is not in `named` is removed if `may_delete` says so; otherwise it is kept as an orphan for `days`
-        (0: for ever). Returns the number of orphans.
-        """
 
 
 class StoreFigures(Protocol):

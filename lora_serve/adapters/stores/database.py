@@ -181,7 +181,7 @@ class Database:
 
 
 def check_pages(path: Path, title: str) -> None:
-    """Check every page of a file that nobody has open, as a damaged file may look as if records had been deleted.
+    """Check every page of a file that is not open, as a damaged file may look as if records had been deleted.
 
     Raises DamagedFileError.
     """

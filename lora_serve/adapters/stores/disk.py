@@ -16,7 +16,17 @@ from lora_serve.adapters.checkpoint.content import WEIGHTS_NAME, adapter_digest,
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
 from lora_serve.adapters.regular_file import UnsoundFileError
 from lora_serve.adapters.stores.base import MayDelete, Records
-from lora_serve.adapters.stores.blob_table import BlobTable
+from lora_serve.adapters.stores.disk_tables import (
+    TOMBSTONE,
+    BlobTable,
+    OrphanedBlobs,
+    is_record,
+    read_records,
+    record_path,
+    remove_record,
+    staged_records,
+    write_record,
+)
 from lora_serve.adapters.stores.files import (
     FILE_MODE,
     UNWRITABLE,
@@ -29,16 +39,6 @@ from lora_serve.adapters.stores.files import (
     scratch_folder,
 )
 from lora_serve.adapters.stores.monitor import words_of
-from lora_serve.adapters.stores.record_files import (
-    TOMBSTONE,
-    OrphanedBlobs,
-    is_record,
-    read_records,
-    record_path,
-    remove_record,
-    staged_records,
-    write_record,
-)
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,
@@ -205,9 +205,11 @@ class DiskStore:
             remove_record(self._blob(digest), key, tombstone)
 
     def sweep(self, named: Set[str], may_delete: MayDelete, days: float = 0) -> int:
-        """Raises OSError. Foreign files among the blobs stay.
+        """Remove leftovers of a crash, and set broken blobs aside. Raises OSError. Foreign files among the blobs stay.
 
-        Only the form of the files is checked; their digests are checked whenever they are loaded.
+        A blob that is not in `named` is removed if `may_delete` says so; otherwise it is kept as an orphan for `days`
+        (0: for ever). Returns the number of orphans. Only the form of the files is checked; their digests are checked
+        whenever they are loaded.
         """
         for folder in listed(self.tmp):
             remove_folder(folder)
@@ -221,7 +223,7 @@ class DiskStore:
         return _is_well_formed(self._blob(digest))
 
     def sweep_blob(self, digest: str, is_named: bool, may_delete: MayDelete) -> None:
-        """`sweep` of one blob, which nobody may be writing meanwhile. Raises OSError."""
+        """`sweep` of one blob, which must not be written meanwhile. Raises OSError."""
         blob = self._blob(digest)
         if not blob.is_dir() or (is_named and _is_well_formed(blob)):
             return
@@ -312,7 +314,7 @@ def is_sound(folder: Path, digest: str) -> bool:
 
 def _is_intact(folder: Path, digest: str) -> bool:
     """True if the folder has exactly the content that `digest` names. Raises OSError if it cannot be read at present:
-    nobody knows then.
+    then it may be either.
     """
     try:
         check_sizes(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import redis
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, OPTIONAL_NAMES, WEIGHTS_NAME, content_names
 from lora_serve.adapters.redis_connection import connect, drop_other_type, said
 from lora_serve.adapters.regular_file import CHUNK_BYTES, open_regular, pieces_of
-from lora_serve.adapters.stores.base import MayDelete, Records
+from lora_serve.adapters.stores.base import Records
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError
 
@@ -110,10 +110,6 @@ class RedisStore:
         """Leaves no tombstone, as this store is never swept."""
         with _readable_errors():
             self._redis.hdel(self._key(digest, "records"), key)
-
-    def sweep(self, named: Set[str], may_delete: MayDelete, days: float = 0) -> int:
-        """A no-op: other replicas may name what is in Redis."""
-        return 0
 
     def close(self) -> None:
         self._redis.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.content import adapter_digest, check_sizes
 from lora_serve.adapters.regular_file import UnsoundFileError
-from lora_serve.adapters.stores.base import AdapterStore, MayDelete, Records, TierCounts
+from lora_serve.adapters.stores.base import AdapterStore, Records, TierCounts
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tier_stats import EvictionReason, TierStats
@@ -118,10 +118,6 @@ class TieredStore:
             self.far.remove_record(digest, key, tombstone)
         finally:
             self.near.remove_record(digest, key, tombstone)
-
-    def sweep(self, named: Set[str], may_delete: MayDelete, days: float = 0) -> int:
-        """Sweeps the near store; the far one's blobs may be named by other replicas."""
-        return self.near.sweep(named, may_delete, days)
 
     def replenish(self, digests: Set[str]) -> None:
         """Restore the blobs that the far store has lost and the near one still has."""

@@ -1,7 +1,7 @@
 """`lora-serve bench`: sends a load to any server that speaks OpenAI's HTTP API, and reports latencies and throughput.
 
-Its parts can be used alone: `load.run_load(target, plan)` with `target.Target`, `plan.Plan` and `workload.Workload`
-gives a `result.LoadResult`, `report.summarise` its figures.
+Its parts can be used alone: `load.run_load(target, plan)` with `Target`, `Plan` and `Workload` of `workload` gives a
+`report.LoadResult`, `report.summarise` its figures.
 """
 
 from __future__ import annotations

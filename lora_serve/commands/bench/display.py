@@ -10,8 +10,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lora_serve.commands.bench.report import processor_words
-from lora_serve.commands.bench.result import LoadResult, RequestRecord, percentile
+from lora_serve.commands.bench.report import LoadResult, RequestRecord, percentile, processor_words
 from lora_serve.commands.output import Output, facts_table
 
 LATENCIES = {

@@ -8,9 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from lora_serve.commands.bench.plan import AdapterField, Endpoint, UsageReports
-from lora_serve.commands.bench.result import Objective
-from lora_serve.commands.bench.workload import POPULARITIES, ZIPF_EXPONENT, parse_lengths
+from lora_serve.commands.bench.report import Objective
+from lora_serve.commands.bench.workload import (
+    POPULARITIES,
+    ZIPF_EXPONENT,
+    AdapterField,
+    Endpoint,
+    UsageReports,
+    parse_lengths,
+)
 from lora_serve.commands.flags import CommandParser, count, json_object, seconds, server_url
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.strict_json import JsonError, parse_json

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import aiohttp
 
-from lora_serve.commands.bench.plan import Plan, PlannedRequest, Target
-from lora_serve.commands.bench.result import LoadResult, RequestRecord
+from lora_serve.commands.bench.report import LoadResult, RequestRecord
 from lora_serve.commands.bench.sending import Clock, open_session, send
+from lora_serve.commands.bench.workload import Plan, PlannedRequest, Target
 
 OnDone = Callable[[RequestRecord], None]
 

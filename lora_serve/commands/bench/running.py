@@ -10,9 +10,9 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -21,10 +21,8 @@ from lora_serve.commands.bench.discovery import ServerFacts, discover, find_word
 from lora_serve.commands.bench.display import draw_report, progress_bar, tables
 from lora_serve.commands.bench.flags import api_key, num_spawned, popularity_of
 from lora_serve.commands.bench.load import run_load
-from lora_serve.commands.bench.plan import Plan, Target
-from lora_serve.commands.bench.report import RunFacts, make_report, write_report
-from lora_serve.commands.bench.result import LoadResult
-from lora_serve.commands.bench.workload import FIRST_TOKEN_ID, Arrivals, Workload
+from lora_serve.commands.bench.report import LoadResult, RunFacts, make_report, write_report
+from lora_serve.commands.bench.workload import FIRST_TOKEN_ID, Arrivals, Plan, Target, Workload
 from lora_serve.commands.output import ExitCode, Output
 from lora_serve.commands.server_process import ServerProcess
 from lora_serve.core.errors import ConfigError, how_to_install
@@ -72,36 +70,34 @@ def run_against(
     server: dict[str, Any],
     peak_rss: Any = None,
 ) -> int:
-    prepared, result = asyncio.run(_load(flags, url, output))
+    facts, result = asyncio.run(_load(flags, url, output, command))
     if peak_rss is not None:
         server = {**server, "peak_rss_bytes": peak_rss()}
-    report = make_report(result, _facts(flags, prepared, command, server), flags.slo)
+    report = make_report(result, replace(facts, server=server), flags.slo)
     if flags.out is not None:
         _write(flags, result, report, output)
     output.show(report, *tables(report))
     return ExitCode.REFUSED if report["failed"] else ExitCode.OK
 
 
-async def _load(flags: argparse.Namespace, url: str, output: Output) -> tuple[Prepared, LoadResult]:
-    prepared = await prepare(flags, url)
-    with progress_bar(output, prepared.workload.num_requests) as on_done:
-        return prepared, await run_load(prepared.target, prepared.plan, on_done)
-
-
-def _facts(flags: argparse.Namespace, prepared: Prepared, command: str, server: dict[str, Any]) -> RunFacts:
-    return RunFacts(
-        prepared.engine,
-        prepared.target.model,
-        prepared.workload.popularity,
-        len(prepared.workload.adapters),
-        prepared.plan.concurrency,
+async def _load(flags: argparse.Namespace, url: str, output: Output, command: str) -> tuple[RunFacts, LoadResult]:
+    target, workload, found = await prepare(flags, url)
+    plan = _plan(flags, workload)
+    with progress_bar(output, workload.num_requests) as on_done:
+        result = await run_load(target, plan, on_done)
+    facts = RunFacts(
+        flags.engine or found.engine or "unknown",
+        target.model,
+        workload.popularity,
+        len(workload.adapters),
+        plan.concurrency,
         flags.rate,
         flags.seed,
         command,
-        prepared.version,
-        server,
-        prepared.kernels,
+        found.version,
+        kernels=found.kernels,
     )
+    return facts, result
 
 
 def _write(flags: argparse.Namespace, result: LoadResult, report: dict[str, Any], output: Output) -> None:
@@ -119,20 +115,10 @@ NUM_REQUESTS = 64
 CONCURRENCY = 16  # of a closed loop
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Everything a run needs."""
-
-    target: Target
-    workload: Workload
-    plan: Plan
-    engine: str
-    version: str | None
-    kernels: Mapping[str, str]
-
-
-async def prepare(flags: argparse.Namespace, url: str) -> Prepared:
-    """Makes the run's target and plan. Raises ConfigError for what neither the flags nor the server tell."""
+async def prepare(flags: argparse.Namespace, url: str) -> tuple[Target, Workload, ServerFacts]:
+    """Asks the server and makes the run's target and workload. Raises ConfigError for what neither it nor the flags
+    tell.
+    """
     key = api_key(flags)
     root = Target(url, "").root
     found = await discover(root, key)
@@ -142,15 +128,7 @@ async def prepare(flags: argparse.Namespace, url: str) -> Prepared:
     is_text = flags.prompt_form == "text" or flags.endpoint == "chat"
     vocab_size = flags.vocab_size or found.vocab_size
     words = await find_words(root, key, vocab_size, flags.seed) if is_text else ()
-    workload = _workload(flags, found, vocab_size, words)
-    return Prepared(
-        _target(flags, url, model, key, found),
-        workload,
-        _plan(flags, workload),
-        flags.engine or found.engine or "unknown",
-        found.version,
-        found.kernels,
-    )
+    return _target(flags, url, model, key, found), _workload(flags, found, vocab_size, words), found
 
 
 def _target(flags: argparse.Namespace, url: str, model: str, key: str | None, found: ServerFacts) -> Target:

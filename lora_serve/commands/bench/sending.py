@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from lora_serve.commands.bench.plan import PlannedRequest, Target
-from lora_serve.commands.bench.result import Chunk, CountedBy, RequestRecord
+from lora_serve.commands.bench.report import Chunk, CountedBy, RequestRecord
+from lora_serve.commands.bench.workload import PlannedRequest, Target
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
@@ -41,7 +41,7 @@ async def send(
     """Sends the request and returns its record, which names what went wrong. Raises only CancelledError."""
     body = json.dumps(request_body(target, request, index)).encode()
     headers = request_headers(target, request)
-    answer, events, error, detail = Answer(), list[tuple[float, bytes]](), None, ""
+    answer, events, error, detail = StreamedAnswer(), list[tuple[float, bytes]](), None, ""
     sent = clock.now()
     try:
         async with asyncio.timeout(target.timeout):
@@ -59,7 +59,24 @@ async def send(
         await answer.read(events)
     except StreamError as wrong:
         error, detail = (error, detail) if error else (wrong.kind, str(wrong))
-    return _record(request, index, answer, (sent, ended), error, detail)
+    chunks, counted_by = answer.chunks()
+    if error is None and not chunks:
+        error, detail = "empty", "the answer has no token"
+    return RequestRecord(
+        index=index,
+        adapter=request.adapter,
+        prompt_tokens=answer.prompt_tokens or request.prompt_tokens,
+        asked_tokens=request.output_tokens,
+        planned=sent if request.at is None else request.at,
+        sent=sent,
+        ended=ended,
+        chunks=chunks,
+        counted_by=counted_by,
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        error=error,
+        detail=detail,
+    )
 
 
 async def _receive(
@@ -78,34 +95,6 @@ async def _receive(
         async for read in response.content.iter_any():
             now = clock.now()
             events.extend((now, event) for event in stream.feed(read))
-
-
-def _record(
-    request: PlannedRequest,
-    index: int,
-    answer: Answer,
-    times: tuple[float, float],
-    error: str | None,
-    detail: str,
-) -> RequestRecord:
-    chunks, counted_by = answer.chunks()
-    if error is None and not chunks:
-        error, detail = "empty", "the answer has no token"
-    return RequestRecord(
-        index=index,
-        adapter=request.adapter,
-        prompt_tokens=answer.prompt_tokens or request.prompt_tokens,
-        asked_tokens=request.output_tokens,
-        planned=times[0] if request.at is None else request.at,
-        sent=times[0],
-        ended=times[1],
-        chunks=chunks,
-        counted_by=counted_by,
-        text=answer.text,
-        finish_reason=answer.finish_reason,
-        error=error,
-        detail=detail,
-    )
 
 
 def request_headers(target: Target, request: PlannedRequest) -> dict[str, str]:
@@ -167,7 +156,7 @@ class StreamError(Exception):
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """The tokens and figures of the events read so far."""
 
     text: str = ""

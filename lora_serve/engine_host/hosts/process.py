@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.process import EngineProcess, ProcessEngineClient
+from lora_serve.client.verifier import EngineVerifier, RemoteValidator
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.messages import WarmUpDone
 from lora_serve.core.settings import Settings
@@ -19,7 +20,6 @@ from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.configure import configure_of
 from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
 from lora_serve.engine_host.remote_blobs import BlobServer
-from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
 from lora_serve.text.tokenizer import TextModel
 
 COMMAND = (sys.executable, "-m", "lora_serve.engine_host.child")

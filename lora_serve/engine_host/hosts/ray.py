@@ -15,6 +15,7 @@ from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
+from lora_serve.client.verifier import EngineVerifier, RemoteValidator
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
@@ -22,7 +23,6 @@ from lora_serve.engine_host.fleet.blobs import FleetBlobs
 from lora_serve.engine_host.fleet.cluster import Cluster, open_cluster
 from lora_serve.engine_host.fleet.model_files import check_model_files
 from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
-from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
 
 if TYPE_CHECKING:
     from lora_serve.text.tokenizer import TextModel

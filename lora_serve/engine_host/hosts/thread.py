@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.thread import ThreadEngineClient
+from lora_serve.client.verifier import EngineVerifier
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
 from lora_serve.engine_host.local import LocalEngine, build_parts
-from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.logs import timed
 from lora_serve.model.system.threads import use_one_core
 from lora_serve.text.tokenizer import TextModel

@@ -1,4 +1,4 @@
-"""/admin/adapters: list, show, share, pin, delete, choose a version (.../route, .../rollback); and /admin/aliases"""
+"""/admin/adapters: list; of one show, share, delete, choose its version (.../route, .../rollback); /admin/aliases"""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from aiohttp import web
 from msgspec import UNSET
 
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry
-from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import Snapshot
 from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import ConflictError, InvalidRequestError, LoraServeError
 from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.tenant import EVERYBODY, Caller, check_tenant_name
 from lora_serve.server.admin.answers import (
-    AdapterCard,
     AdapterPage,
     Alias,
     AliasList,
@@ -24,21 +23,28 @@ from lora_serve.server.admin.answers import (
     DeletedAlias,
     RowPage,
 )
-from lora_serve.server.admin.card import CardFigures, adapter_card, adapter_row, as_shown_to, figures_for
-from lora_serve.server.admin.permissions import entry_for, own_name_in, pinnable_bytes
+from lora_serve.server.admin.card import (
+    CardFigures,
+    adapter_row,
+    card_from,
+    card_of,
+    entry_for,
+    figures_for,
+    own_name_in,
+    pinnable_bytes,
+)
 from lora_serve.server.admin.protocol import AdaptersQuery, AliasFields, DeletionQuery, RouteFields, SharingFields
 from lora_serve.server.answers import json_answer, json_response
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.inference.defaults import known_defaults
 from lora_serve.server.json_body import check_fields, check_query, read_json
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.upkeep import pinned_refs
 
+PAGE = 1000  # catalog entries that are looked at in one go
+Aliases = Mapping[str, list[str]]  # id -> the aliases that lead to it, as far as the caller may see them
 _CARD_VALUES = 100  # the size of a card, as values of an answer
 _ENTRY_VALUES = 4  # the work of looking at one entry, in the same unit
 _SCHEME, _DIGITS = "sha256:", 6  # so many digits of a digest are no word by chance
-PAGE = 1000  # catalog entries that are looked at in one go
-Aliases = Mapping[str, list[str]]  # id -> the aliases that lead to it, as far as the caller may see them
 
 
 async def get_adapter(request: web.Request) -> web.StreamResponse:
@@ -57,7 +63,7 @@ async def set_sharing(request: web.Request) -> web.StreamResponse:
 
 def _check_tenants(services: Services, names: list[str]) -> None:
     """Raises InvalidRequestError for a name that is well-formed and no tenant's: a slip of the pen would share with
-    nobody, or with whoever is made a tenant of that name later.
+    no tenant, or with one of that name that is made later.
     """
     tenants = services.keys.directory.snapshot.tenants
     unknown = [name for name in names if name != EVERYBODY and check_tenant_name(name, "shared_with") not in tenants]
@@ -92,20 +98,6 @@ async def card_response(request: web.Request, name: str) -> web.Response:
     services, caller = request.app[SERVICES], request[CONTEXT].known_caller
     entry = entry_for(services.catalog.snapshot, name, caller)
     return json_response(await card_of(services, entry, caller))
-
-
-async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> AdapterCard:
-    """The adapter's card, with the figures of this moment that the caller may see."""
-    return card_from(services, entry, await figures_for(services, caller), caller)
-
-
-def card_from(services: Services, entry: CatalogEntry, figures: CardFigures, caller: Caller) -> AdapterCard:
-    """The adapter's card as the caller may see it."""
-    every, scope = services.catalog.snapshot.aliases_of(entry.name), caller.scope
-    aliases = [alias for alias in every if scope is None or alias.startswith(f"{scope}/")]
-    defaults = known_defaults(entry.metadata, services.config).card()
-    rule = services.adapter_config.adapter_chat_templates
-    return adapter_card(as_shown_to(entry, scope), figures, aliases, defaults, rule)
 
 
 async def set_route(request: web.Request) -> web.StreamResponse:

@@ -8,10 +8,10 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar
 from msgspec import UNSET, Struct, UnsetType, field
 
 from lora_serve.adapters.catalog.entry import Canary
+from lora_serve.adapters.sources.base import Stage
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.tenant import Role
 from lora_serve.core.tier_stats import EvictionReason
-from lora_serve.server.background.registering import Stage
 from lora_serve.tenancy.usage.figures import UsageFigures
 
 Item = TypeVar("Item")

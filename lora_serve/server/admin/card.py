@@ -1,4 +1,4 @@
-"""An adapter's card: the catalog's facts, and the tiers that have the adapter."""
+"""The adapters that a caller of the admin API may see and change, and their cards: facts, and the tiers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,65 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from aiohttp import web
 from msgspec import to_builtins
 from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.entry import KEY, CatalogEntry, VersionEntry, noted_template, shown_source
+from lora_serve.adapters.catalog.resolution import own_name
+from lora_serve.adapters.catalog.state import Snapshot
 from lora_serve.core.adapter import AdapterState
+from lora_serve.core.errors import AdapterNotFoundError, ForbiddenError, InvalidRequestError
 from lora_serve.core.stats import AdapterCounters, EngineStats, ReplicaStats
 from lora_serve.core.tenant import Caller
 from lora_serve.core.tier_stats import LoadTimes
 from lora_serve.server.admin import answers as wire
 from lora_serve.server.admin.answers import ActivityCard, AdapterPlace
 from lora_serve.server.answers import as_given
-from lora_serve.server.inference.defaults import metadata_warnings
-from lora_serve.server.services import Services
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.inference.defaults import known_defaults, metadata_warnings
+from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.telemetry.metrics import NO_ANSWERS, WINDOW, Activity, Answers
+
+
+def entry_for(snapshot: Snapshot, name: str, caller: Caller) -> CatalogEntry:
+    """The adapter that `name` means for the caller. Raises AdapterNotFoundError with the name as given;
+    UnreadableRecordError for a held name.
+    """
+    names = (name,) if caller.scope is None else (own_name(caller.scope, name), name)
+    for candidate in names:
+        entry = snapshot.entries.get(candidate)
+        if entry is not None and entry.is_visible_to(caller.scope):
+            return entry
+        snapshot.check_held(candidate, caller.scope)
+    raise AdapterNotFoundError(name)
+
+
+def owned_entry(snapshot: Snapshot, name: str, caller: Caller) -> CatalogEntry:
+    """An adapter that the caller may change. Raises AdapterNotFoundError; ForbiddenError if it is only shared;
+    InvalidRequestError for an alias, for a caller that sees all.
+    """
+    if caller.sees_all and (target := snapshot.aliases.get(name)) is not None:
+        raise InvalidRequestError(
+            f"`{name}` is an alias of `{target}`: name the adapter itself. DELETE /admin/aliases/{name} takes "
+            f"the alias away (lora-serve adapters alias --delete {name}).",
+            param="id",
+        )
+    entry = entry_for(snapshot, name, caller)
+    if not caller.sees_all and entry.tenant != caller.tenant:
+        raise ForbiddenError(f"The adapter `{entry.name}` is shared with you; only its owner may change it.")
+    return entry
+
+
+def own_name_in(request: web.Request) -> str:
+    """The full id of the adapter in the URL, which the caller may change. Raises what `owned_entry` does."""
+    snapshot = request.app[SERVICES].catalog.snapshot
+    return owned_entry(snapshot, request.match_info["id"], request[CONTEXT].known_caller).name
+
+
+def pinnable_bytes(caller: Caller) -> int | None:
+    """The device memory within which a caller may pin: a tenant's guaranteed share. None: no limit."""
+    return None if caller.sees_all else caller.quota.device_bytes_guaranteed or 0
 
 
 def _nowhere(digest: str) -> tuple[str, ...]:
@@ -99,6 +144,20 @@ async def figures_for(services: Services, caller: Caller) -> CardFigures:
     if caller.scope is not None:
         return CardFigures(activity=services.activity, tenant=caller.scope, since=caller.since)
     return figures_of(await services.engine_stats(), cache(services.places_of), services.activity)
+
+
+async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> wire.AdapterCard:
+    """The adapter's card, with the figures of this moment that the caller may see."""
+    return card_from(services, entry, await figures_for(services, caller), caller)
+
+
+def card_from(services: Services, entry: CatalogEntry, figures: CardFigures, caller: Caller) -> wire.AdapterCard:
+    """The adapter's card as the caller may see it."""
+    every, scope = services.catalog.snapshot.aliases_of(entry.name), caller.scope
+    aliases = [alias for alias in every if scope is None or alias.startswith(f"{scope}/")]
+    defaults = known_defaults(entry.metadata, services.config).card()
+    rule = services.adapter_config.adapter_chat_templates
+    return adapter_card(as_shown_to(entry, scope), figures, aliases, defaults, rule)
 
 
 def activity_card(answers: Answers) -> ActivityCard:

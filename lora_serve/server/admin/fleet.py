@@ -9,7 +9,7 @@ from typing import Literal
 from aiohttp import web
 from msgspec import Struct
 
-from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import Snapshot
 from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.core.stats import EMPTY, ReplicaState, ReplicaStats, SlotInfo
 from lora_serve.core.tier_stats import TierStats

@@ -16,7 +16,6 @@ from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lora_serve.adapters.archives.unpacking import unpack
-from lora_serve.adapters.catalog.snapshot import owner_of
 from lora_serve.adapters.checkpoint.content import (
     CONFIG_NAME,
     GENERATION_CONFIG_NAME,
@@ -27,6 +26,7 @@ from lora_serve.adapters.checkpoint.content import (
     WEIGHTS_NAME,
 )
 from lora_serve.adapters.http_content import CONTENT_DIGEST
+from lora_serve.adapters.sources.base import RegistrationProgress, Stage, Staged
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.errors import (
     AdapterUnavailableError,
@@ -35,10 +35,8 @@ from lora_serve.core.errors import (
     SlowRequestError,
     UnsupportedMediaError,
 )
-from lora_serve.server.admin.permissions import registration_for
 from lora_serve.server.admin.protocol import RegisterFields, UploadFields
-from lora_serve.server.admin.registration import check_new_id, complete_registration
-from lora_serve.server.background.registering import Progress, Stage, Staged
+from lora_serve.server.admin.registration import answer_registration, registration_for
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import CHUNK_BYTES, BodyStream, check_fields, parse_json, read_query
 from lora_serve.server.route import OtherBody
@@ -93,7 +91,7 @@ class Upload:
     archive: Path  # for an archive of them
     max_bytes: int
     timeout: float  # seconds for each TIMELY_BYTES
-    progress: Progress
+    progress: RegistrationProgress
     deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))  # moved on with every chunk
     num_bytes: int = 0
     num_timely: int = 0  # of num_received, when the deadline was moved on last
@@ -101,10 +99,6 @@ class Upload:
     is_handed_over: bool = False  # the registration removes `folder`, perhaps after the request
     fields: dict[str, Any] = field(default_factory=dict)
     unpacking: Future[None] | None = None  # on a thread, which a client that leaves does not stop
-
-    async def staged(self) -> Staged:
-        """The files to register."""
-        return Staged(self.folder, "upload")
 
     def hand_over(self) -> None:
         """Leave `folder` to the registration."""
@@ -138,34 +132,27 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     """
     services, caller = request.app[SERVICES], request[CONTEXT].known_caller
     wanted = registration_for(services, caller, RegisterFields(id=request.match_info["id"], source="upload"))
-    check_new_id(services, wanted.id)
     query = read_query(request)
-    services.registrations.check(owner_of(services.catalog.snapshot, wanted.id, wanted.tenant))
+    services.registrations.check(wanted.owner_in(services.catalog.snapshot))
     await services.quotas.begin_registration(caller)
-    progress = Progress(wanted.id, caller.scope, Stage.RECEIVING, total_bytes=request.content_length)
+    progress = RegistrationProgress(wanted.id, caller.scope, Stage.RECEIVING, total_bytes=request.content_length)
     with services.registering.listed(progress):
-        return await _upload(request, services, wanted, query, progress)
-
-
-async def _upload(
-    request: web.Request, services: Services, wanted: RegisterFields, query: dict[str, str], progress: Progress
-) -> web.StreamResponse:
-    async with _staged(services, progress) as upload:
-        upload.fields.update(query)
-        await _receive(request, upload)
-        request[CONTEXT].enter_again()
-        caller = request[CONTEXT].known_caller
-        fields = registration_for(services, caller, _typed(wanted.id, check_fields(UploadFields, upload.fields)))
-        if upload.archive.exists():
-            owner = owner_of(services.catalog.snapshot, fields.id, fields.tenant)
-            upload.unpacking = services.registrations.submit(lambda: _unpack(upload), owner)
-            await asyncio.wrap_future(upload.unpacking)
-        note = request[CONTEXT].audit
-        return await complete_registration(services, fields, upload.staged, caller, note, progress, upload.hand_over)
+        async with _staged(services, progress) as upload:
+            upload.fields.update(query)
+            await _receive(request, upload)
+            request[CONTEXT].enter_again()
+            fields = _typed(wanted.id, check_fields(UploadFields, upload.fields))
+            registration = registration_for(services, request[CONTEXT].known_caller, fields)
+            if upload.archive.exists():
+                owner = registration.owner_in(services.catalog.snapshot)
+                upload.unpacking = services.registrations.submit(lambda: _unpack(upload), owner)
+                await asyncio.wrap_future(upload.unpacking)
+            uploaded = Staged(upload.folder, registration.source)
+            return await answer_registration(request, registration, progress, uploaded, upload.hand_over)
 
 
 @asynccontextmanager
-async def _staged(services: Services, progress: Progress) -> AsyncIterator[Upload]:
+async def _staged(services: Services, progress: RegistrationProgress) -> AsyncIterator[Upload]:
     """Private folders, gone afterwards. Made and given up without an `await`, at which a cancellation could come."""
     try:
         folder, aside = services.registry.new_folder(), services.registry.new_folder()

@@ -6,18 +6,16 @@ import logging
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.edits import OtherContentError
-from lora_serve.adapters.catalog.snapshot import owner_of
-from lora_serve.adapters.registration.registry import Registration
+from lora_serve.adapters.catalog.edits import OtherContentError, Registration
+from lora_serve.adapters.sources.base import RegistrationProgress, Stage
 from lora_serve.core.errors import AdapterNotFoundError, ConflictError, InvalidAdapterError, InvalidRequestError
 from lora_serve.server.admin.adapters import remove_adapter
 from lora_serve.server.admin.protocol import LoadLoraFields, UnloadLoraFields
-from lora_serve.server.admin.registration import check_new_id, register_and_pin
+from lora_serve.server.admin.registration import carry_out, check_new_id, with_quota
 from lora_serve.server.answers import WireError
-from lora_serve.server.background.registering import Progress, Stage, Staged
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields, read_json
-from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.services import SERVICES
 
 _log = logging.getLogger(__name__)
 
@@ -33,17 +31,17 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
     note.subject = name
     if not name or not fields.lora_path:
         return _refused(400, "Both 'lora_name' and 'lora_path' must be provided.", "InvalidUserInput")
+    registration = Registration(
+        id=name,
+        source=fields.lora_path,
+        allow_noop=fields.allow_noop,
+        may_change=fields.load_inplace,  # other content under a known name must not be served for a moment
+        by_admin=True,  # the route is the admin's alone
+    )
     try:
         check_new_id(services, name)
-        services.registry.check_new(name, None, None)
-        owner, progress = owner_of(services.catalog.snapshot, name, None), Progress(name, caller.scope, Stage.FETCHING)
-        registration, _ = await register_and_pin(
-            services,
-            progress,
-            lambda: services.staging.stage(fields.lora_path, owner, progress.receive),
-            lambda staged: _register(services, fields, staged, progress),
-            caller,
-        )
+        with_quota(services, registration).check(services.catalog.snapshot)
+        await carry_out(request, registration, RegistrationProgress(name, caller.scope, Stage.FETCHING))
     except OtherContentError:
         message = (
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
@@ -57,7 +55,6 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
         return _refused(404, _not_found(fields, error), "NotFoundError")
     except (InvalidAdapterError, ConflictError) as error:
         return _refused(400, str(error), "BadRequestError")
-    note.owner, note.digest = registration.entry.tenant, registration.ref.digest
     return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -73,20 +70,6 @@ async def unload_lora_adapter(request: web.Request) -> web.StreamResponse:
     except AdapterNotFoundError:
         return _refused(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError")
     return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
-
-
-def _register(services: Services, fields: LoadLoraFields, staged: Staged, progress: Progress) -> Registration:
-    """Register on a thread of the registry. Other content under a known name must not be served for a moment."""
-    progress.examine()
-    return services.registry.register_staged(
-        fields.lora_name,
-        staged.folder,
-        staged.source,
-        allow_noop=fields.allow_noop,
-        may_change=fields.load_inplace,
-        by_admin=True,  # the route is the admin's alone
-        on_probe=progress.probe,
-    )
 
 
 def _not_found(fields: LoadLoraFields, error: InvalidRequestError) -> str:

@@ -19,11 +19,16 @@ from lora_serve.core.adapter import AddedToken
 from lora_serve.core.request import TokenGrammar
 from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.server.background.tasks import FairThreads
-from lora_serve.text.adapter_template import AdapterChatTemplate, TemplateTexts
-from lora_serve.text.grammars.checking import GrammarCompiler, checked_own_text, checked_text
-from lora_serve.text.grammars.constraint import Constraint
-from lora_serve.text.grammars.translation import check_size, content, measured
-from lora_serve.text.rendering.processes import TemplateProcesses
+from lora_serve.text.adapter_template import AdapterChatTemplate, TemplateProcesses, TemplateTexts
+from lora_serve.text.grammars import Constraint
+from lora_serve.text.grammars.checking import (
+    GrammarCompiler,
+    check_size,
+    checked_own_text,
+    checked_text,
+    content,
+    measured,
+)
 from lora_serve.text.template import ChatTemplate
 from lora_serve.text.tokenizer import TextModel
 

@@ -1,9 +1,5 @@
-"""Work beside the event loop's handlers: after the request that asked for it, for ever, or on threads that tenants
-share fairly.
-
-A tenant holds a limited number of threads, whatever it sends. The next call is of the tenant that holds the fewest,
-then of the one that had the fewest turns. A new tenant begins with as many turns as the one that was served last had. A
-tenant that has used up its seconds of a minute comes after all others.
+"""Work beside the event loop's handlers: tasks that outlive a request or never end, threads that tenants share, and
+the transfers of registrations.
 """
 
 from __future__ import annotations
@@ -13,28 +9,35 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from lora_serve.core.errors import NotReadyError, RateLimitedError, RequestError, contained
+from lora_serve.adapters.sources.base import OnBytes, RegistrationProgress, Staged, no_progress
+from lora_serve.adapters.sources.connections import until
+from lora_serve.adapters.sources.table import SourceTable
+from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.core.errors import NotReadyError, RateLimitedError, RequestError, StoreUnwritableError, contained
 from lora_serve.core.process import PatientThreads
 
 RESUME_SECONDS = 1.0
 LONG = 8_000  # characters, token ids, or values: work on more would hold up the event loop too long
-T = TypeVar("T")
 MAX_WAITING = 64  # calls of one tenant
 RETRY_AFTER = 10.0  # seconds
+NUM_TRANSFERS = 4  # of files from sources, at once; more wait their turn
 _CLOSING = "The server is shutting down."
 _NO_THREAD = "The system gives the server no thread for this at present; try again later."
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 async def kept_going(work: Callable[[], Awaitable[None]], name: str) -> None:
-    """Work for as long as the server runs: an exception is logged, and the work begun again. Otherwise nobody would
-    notice that, say, no deleted adapter is freed any more.
+    """Work for as long as the server runs: an exception is logged, and the work begun again. Otherwise it would
+    go unseen that, say, no deleted adapter is freed any more.
     """
     while True:
         try:
@@ -89,14 +92,19 @@ class BackgroundTasks:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingCall:
     call: Callable[[], Any]
     future: Future[Any]
     is_refused: bool = False  # the pool may take it all the same, once it has a thread
 
 
 class FairThreads:
-    """The threads and the calls that wait for them. Every method may be called from any thread."""
+    """A few threads that tenants share fairly, and the calls that wait for them. Methods may be called from any thread.
+
+    A tenant holds a limited number of them, whatever it sends. The next call is of the tenant that holds the fewest,
+    then of the one that had the fewest turns. A new tenant begins with as many turns as the one that was served last
+    had. A tenant that has used up its seconds of a minute comes after all others.
+    """
 
     def __init__(
         self,
@@ -120,7 +128,7 @@ class FairThreads:
         self._max_waiting = max_waiting
         self._calls = calls
         self._lock = threading.Lock()
-        self._lines: dict[str, deque[_Waiting]] = {}  # by tenant
+        self._lines: dict[str, deque[_WaitingCall]] = {}  # by tenant
         self._turns: dict[str, int] = {}  # of those that wait or hold a thread
         self._last_turn = 0
         self._running: Counter[str] = Counter()
@@ -157,7 +165,7 @@ class FairThreads:
             self.check(tenant)
             if tenant not in self._lines:
                 self._turns[tenant] = max(self._turns.get(tenant, 0), self._last_turn)
-            self._lines.setdefault(tenant, deque()).append(_Waiting(call, future))
+            self._lines.setdefault(tenant, deque()).append(_WaitingCall(call, future))
             self._start_next()
         return future
 
@@ -175,7 +183,7 @@ class FairThreads:
     def _start_next(self) -> None:
         """Start calls while threads are free. Called under the lock.
 
-        Raises NotReadyError if there is not one thread; then nobody waits but the call that just came.
+        Raises NotReadyError if there is not one thread; then none waits but the call that just came.
         """
         while self._running.total() < self._num_threads and (tenant := self._next()) is not None:
             line = self._lines.pop(tenant)
@@ -210,7 +218,7 @@ class FairThreads:
             if tenant not in self._lines:
                 del self._turns[tenant]
 
-    def _work(self, tenant: str, waiting: _Waiting) -> None:
+    def _work(self, tenant: str, waiting: _WaitingCall) -> None:
         if waiting.is_refused:
             return
         begun, future = self._clock(), waiting.future
@@ -218,7 +226,8 @@ class FairThreads:
         is_wanted = future.set_running_or_notify_cancel()
         if is_wanted:
             try:
-                result = contained(waiting.call)
+                with contained():
+                    result = waiting.call()
             except Exception as raised:
                 error = raised
         with self._lock:
@@ -252,3 +261,71 @@ class _Spent:
     def _level(self, tenant: str, now: float) -> float:
         level, noted = self._levels.get(tenant, (0.0, now))
         return max(0.0, level - (now - noted) * (self._limit or 0.0) / 60)
+
+
+class Staging:
+    """Transfers of adapter files from a source into a private folder, a few at once, on threads of their own: a slow
+    download holds none of the registry's. One tenant's downloads never hold all of them.
+    """
+
+    def __init__(self, sources: SourceTable, new_folder: Callable[[], Path], max_bytes: int) -> None:
+        """`new_folder`: makes a private folder; may raise OSError. `max_bytes`: the limit for one adapter's files."""
+        self._sources = sources
+        self._new_folder = new_folder
+        self._max_bytes = max_bytes
+        self._threads = FairThreads("staging", NUM_TRANSFERS, each=NUM_TRANSFERS - 1)
+        self._closing = threading.Event()
+
+    async def stage(self, source: str, tenant: str = "", progress: OnBytes = no_progress) -> Staged:
+        """The files that `source` names, for `tenant`. `progress`: gets the bytes that came, on another thread. Raises
+        what `SourceTable.fetch` does, RateLimitedError, NotReadyError after `close`.
+
+        After an error nothing stays behind, nor if the caller is cancelled meanwhile.
+        """
+        future = self._threads.submit(lambda: self._fetch(source, progress), tenant)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_discard)
+            raise
+
+    def close(self) -> None:
+        """Break the transfers off; they end at their next bytes, or after their own timeout."""
+        self._closing.set()
+        self._threads.close(wait=False)
+
+    def _fetch(self, source: str, progress: OnBytes) -> Staged:
+        try:
+            folder = self._new_folder()
+        except OSError as error:
+            raise StoreUnwritableError(f"The store cannot be written at present: {words_of(error)}.") from None
+        return Staged(folder, self._sources.fetch(source, folder, self._max_bytes, until(self._closing, progress)))
+
+
+def _discard(future: Future[Staged]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        remove_folder(future.result().folder)
+
+
+class Registering:
+    """The registrations under way; changed on the event loop."""
+
+    def __init__(self) -> None:
+        self._all: Counter[RegistrationProgress] = Counter()  # how many blocks work on each
+
+    @contextmanager
+    def listed(self, progress: RegistrationProgress) -> Iterator[None]:
+        """Lists a registration until the block ends, and every other block for it: the request's may end first."""
+        self._all[progress] += 1
+        try:
+            yield
+        finally:
+            self._all[progress] -= 1
+            if not self._all[progress]:
+                del self._all[progress]
+
+    def seen_by(self, scope: str | None, since: float = 0.0) -> list[RegistrationProgress]:
+        """Those that a tenant began (None: all), the oldest first. `since`: when the tenant was made, in Unix seconds;
+        what began before was begun by another one of that name.
+        """
+        return [one for one in self._all if scope is None or (one.scope == scope and one.started >= since)]

@@ -17,7 +17,7 @@ from lora_serve.server.schemas.inference import ChatFields, CompletionFields, Sa
 from lora_serve.server.schemas.pooling import InputFields
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.control_tokens import RenderedChat
-from lora_serve.text.grammars.translation import measured
+from lora_serve.text.grammars.checking import measured
 from lora_serve.text.tokenizer import TextModel
 
 MAX_PROMPTS = 64

@@ -19,13 +19,19 @@ from lora_serve.server.schemas import generated as wire
 from lora_serve.server.schemas.constraints import NO_TOOLS, StructuredFields, ToolUse, constraint_of, tool_use
 from lora_serve.server.schemas.inference import ChatFields
 from lora_serve.server.services import Services
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
-from lora_serve.text.grammars.translation import Thinking, joined_grammars
+from lora_serve.text.grammars import Constraint, ConstraintKind
 from lora_serve.text.past_calls import CallForm, written_id
 from lora_serve.text.reasoning import reasoning_format
-from lora_serve.text.reasoning.base import BetweenMarkers, ReasoningFormat, ReasoningText
+from lora_serve.text.reasoning.base import ReasoningFormat, ReasoningText
 from lora_serve.text.tool_calls import tool_call_format
-from lora_serve.text.tool_calls.base import CallArguments, CallStarted, ContentText, ToolCallFormat, ToolEvent
+from lora_serve.text.tool_calls.base import (
+    CallArguments,
+    CallStarted,
+    ContentText,
+    ToolCallFormat,
+    ToolEvent,
+    joined_grammars,
+)
 
 _NAMES = frozenset(StructuredFields.model_fields)
 # Of parameters in which a value has the wrong type.
@@ -112,7 +118,9 @@ async def read_grammar(
         ids = {marker: number for marker in reading.markers if (number := model.text.token_id(marker)) is not None}
         if calls is not None:
             texts.append(calls.grammar(tools.callable_tools, parallel=tools.parallel, token_ids=ids))
-        return joined_grammars(texts, _thinking(reading), ids)
+        if reading.reasoning is None:
+            return joined_grammars(texts)
+        return reading.reasoning.grammar(texts, starts_inside=reading.starts_inside, token_ids=ids)
 
     try:
         text = await asyncio.to_thread(joined)
@@ -144,17 +152,6 @@ def amount_of(value: Any) -> int:
             if amount <= LONG:
                 waiting.extend(item.values() if isinstance(item, Mapping) else item)
     return amount
-
-
-def _thinking(reading: AnswerReading) -> Thinking | None:
-    """Raises InvalidRequestError if the format of the reasoning cannot be part of a grammar."""
-    match reading.reasoning:
-        case None:
-            return None
-        case BetweenMarkers(opening=opening, closing=closing):
-            return Thinking(opening, closing, reading.starts_inside)
-    message = "This model's reasoning cannot stand before an answer of a given form: ask for free text."
-    raise InvalidRequestError(message, param="response_format")
 
 
 def _call_format(services: Services, model: ResolvedModel) -> ToolCallFormat:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.strict_json import depth_of
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH, Fields, Ignored, ObjectOrNull
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
+from lora_serve.text.grammars import Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.past_calls import MAX_NESTING
 from lora_serve.text.tool_calls.base import Tool
 

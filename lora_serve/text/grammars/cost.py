@@ -15,42 +15,42 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class SchemaPlace:
     """The place of one schema. Its text is the whole pointer."""
 
-    around: Place | None  # of the schema that it stands in
+    around: SchemaPlace | None  # of the schema that it stands in
     part: str  # of the pointer, from the schema around it on
     depth: int  # schemas around it
 
     def __str__(self) -> str:
         return "".join(reversed([place.part for place in self.upwards()]))
 
-    def upwards(self) -> Iterator[Place]:
+    def upwards(self) -> Iterator[SchemaPlace]:
         """The place itself and those around it."""
-        place: Place | None = self
+        place: SchemaPlace | None = self
         while place is not None:
             yield place
             place = place.around
 
 
-class Places:
+class SchemaPlaces:
     """The places of all schemas in one."""
 
     def __init__(self) -> None:
-        self.root = Place(None, "#", 0)
-        self._below: dict[tuple[Place, str], Place] = {}
+        self.root = SchemaPlace(None, "#", 0)
+        self._below: dict[tuple[SchemaPlace, str], SchemaPlace] = {}
 
-    def add(self, around: Place, part: str) -> Place:
+    def add(self, around: SchemaPlace, part: str) -> SchemaPlace:
         """A new place. `part`: of the pointer; a keyword, perhaps with a name or a number behind it."""
-        place = Place(around, part, around.depth + 1)
+        place = SchemaPlace(around, part, around.depth + 1)
         self._below[around, part] = place
         return place
 
-    def below_root(self) -> Reversible[Place]:
+    def below_root(self) -> Reversible[SchemaPlace]:
         """All places but the root; each comes behind that around it."""
         return self._below.values()
 
-    def find(self, pointer: str) -> Place | None:
+    def find(self, pointer: str) -> SchemaPlace | None:
         """The place that a pointer from the root leads to; None: no schema stands there."""
         place, part = self.root, ""
         for name in pointer.split("/")[1:]:
@@ -83,8 +83,8 @@ class SchemaCost:
     num_patterns: int = 0
     joins: bool = False
     multiples: set[Fraction] = field(default_factory=set)  # of all `multipleOf`
-    places: Places = field(default_factory=Places)
-    refs: list[tuple[Place, Place]] = field(default_factory=list)  # place, and the place that it refers to
+    places: SchemaPlaces = field(default_factory=SchemaPlaces)
+    refs: list[tuple[SchemaPlace, SchemaPlace]] = field(default_factory=list)  # place, and the place that it refers to
 
     def add(self, schema: Mapping[str, Any]) -> None:
         """Count one schema, without those inside it."""
@@ -147,7 +147,7 @@ class SchemaCost:
             deepest[place.around] = max(deepest[place.around], deepest[place])
         targets = {target for _, target in self.refs} | {self.places.root}
         height = {target: deepest[target] - target.depth + 1 for target in targets}
-        uses: dict[Place, set[Place]] = {target: set() for target in targets}
+        uses: dict[SchemaPlace, set[SchemaPlace]] = {target: set() for target in targets}
         for place, target in self.refs:
             for owner in targets.intersection(place.upwards()):
                 uses[owner].add(target)
@@ -158,9 +158,9 @@ def _is_length(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def _longest_path(weights: Mapping[Place, int], uses: Mapping[Place, set[Place]]) -> int:
+def _longest_path(weights: Mapping[SchemaPlace, int], uses: Mapping[SchemaPlace, set[SchemaPlace]]) -> int:
     """The weight of the heaviest path; all that refer to one another in a circle count together."""
-    best: dict[Place, int] = {}
+    best: dict[SchemaPlace, int] = {}
     longest = 0
     for circle in _circles(uses):  # what others refer to comes before them
         members = set(circle)
@@ -171,12 +171,12 @@ def _longest_path(weights: Mapping[Place, int], uses: Mapping[Place, set[Place]]
     return longest
 
 
-def _circles(uses: Mapping[Place, set[Place]]) -> Iterator[list[Place]]:
+def _circles(uses: Mapping[SchemaPlace, set[SchemaPlace]]) -> Iterator[list[SchemaPlace]]:
     """Strongly connected components, each after those that it refers to (Tarjan, 1972), without recursion."""
-    index: dict[Place, int] = {}
-    low: dict[Place, int] = {}
-    stack: list[Place] = []
-    on_stack: set[Place] = set()
+    index: dict[SchemaPlace, int] = {}
+    low: dict[SchemaPlace, int] = {}
+    stack: list[SchemaPlace] = []
+    on_stack: set[SchemaPlace] = set()
     for start in uses:
         if start in index:
             continue

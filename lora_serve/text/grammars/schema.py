@@ -7,12 +7,13 @@ takes for a blank), the schema is written more narrowly. What it does not know i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from lora_serve.text.grammars.constraint import refused
-from lora_serve.text.grammars.cost import Place, SchemaCost
+from lora_serve.text.grammars import refused
+from lora_serve.text.grammars.cost import SchemaCost, SchemaPlace
 
 KNOWN_FORMATS = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))  # by llguidance, exactly
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
@@ -63,6 +64,7 @@ SINGLE = (
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _NOT_BLANK = re.compile(r"(?<!\\)((?:\\\\)*)\\S")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # those without an escape of their own
+MAX_SEARCH_SECONDS = 0.3  # for a faulty place; the one found by then is shown
 _BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
@@ -96,7 +98,7 @@ class SchemaWriter:
         self._max_regex = max_regex
         self._named_only = named_only
         self._cost = SchemaCost()
-        self._refs: list[tuple[Place, str]] = []  # the place of each, and the pointer
+        self._refs: list[tuple[SchemaPlace, str]] = []  # the place of each, and the pointer
 
     def write(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """The whole schema. Raises InvalidRequestError."""
@@ -110,7 +112,7 @@ class SchemaWriter:
             raise refused(self._param, problem)
         return made
 
-    def _written(self, schema: Any, place: Place) -> Any:
+    def _written(self, schema: Any, place: SchemaPlace) -> Any:
         if not isinstance(schema, dict):
             return schema
         self._cost.add(schema)
@@ -120,7 +122,7 @@ class SchemaWriter:
         self._narrow(made, place)
         return made
 
-    def _check_texts(self, schema: Mapping[str, Any], place: Place) -> None:
+    def _check_texts(self, schema: Mapping[str, Any], place: SchemaPlace) -> None:
         """Refuse characters that JSON could only write as an escape that no answer holds."""
         names = schema.get("properties")
         texts = {name: schema.get(name) for name in ("const", "enum", "required")}
@@ -128,7 +130,7 @@ class SchemaWriter:
             if _has_control_character(value):
                 raise refused(self._param, "a control character cannot be part of an answer", f"{place}/{name}")
 
-    def _note_ref(self, schema: Mapping[str, Any], place: Place) -> None:
+    def _note_ref(self, schema: Mapping[str, Any], place: SchemaPlace) -> None:
         ref = schema.get("$ref")
         if not isinstance(ref, str):
             return
@@ -138,7 +140,7 @@ class SchemaWriter:
         if ref == "#" or ref.startswith("#/"):
             self._refs.append((place, unquote(ref)))
 
-    def _value(self, name: str, value: Any, place: Place) -> Any:
+    def _value(self, name: str, value: Any, place: SchemaPlace) -> Any:
         """The value of one keyword; of others than those that hold schemas as it is."""
         if name in TABLES and isinstance(value, dict):
             change = _pattern if name == "patternProperties" else str
@@ -153,10 +155,10 @@ class SchemaWriter:
             return int(value)
         return value
 
-    def _inner(self, schema: Any, around: Place, part: str) -> Any:
+    def _inner(self, schema: Any, around: SchemaPlace, part: str) -> Any:
         return self._written(schema, self._cost.places.add(around, part))
 
-    def _narrow(self, made: dict[str, Any], place: Place) -> None:
+    def _narrow(self, made: dict[str, Any], place: SchemaPlace) -> None:
         """Change what `llguidance` would take too widely, and leave out what says nothing."""
         if made.get("uniqueItems") is False:
             del made["uniqueItems"]
@@ -227,3 +229,20 @@ def _add_patterns(made: dict[str, Any], patterns: list[str]) -> None:
 def _pattern(regex: str) -> str:
     r"""ECMA-262's \S: the byte order mark is a blank there."""
     return _NOT_BLANK.sub(r"\1[^\\s\\x{FEFF}]", regex)
+
+
+def faulty_place(schema: Mapping[str, Any], error: str, fault: Callable[[Mapping[str, Any]], str]) -> str:
+    """JSON pointer of the innermost schema that has the same error by itself: `llguidance` says what is wrong, not
+    where. `fault`: the error of a schema.
+    """
+    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    place, inner, until = "#", schema, time.monotonic() + MAX_SEARCH_SECONDS
+    while True:
+        for pointer, child in subschemas(inner):
+            if time.monotonic() > until:
+                return place
+            if isinstance(child, dict) and fault({**definitions, **child}) == error:
+                place, inner = place + pointer, child
+                break
+        else:
+            return place

@@ -147,7 +147,7 @@ class Vocabularies:
             is_mine = future is None
             if future is None:
                 future = self._built[added] = Future()
-                self._make_room()
+                self._drop_oldest()
         if is_mine:
             try:
                 future.set_result(self._build(added))
@@ -157,8 +157,8 @@ class Vocabularies:
                 future.set_exception(error)
         return future.result()
 
-    def _make_room(self) -> None:
-        """Drops the oldest vocabulary of an adapter; the base's stays."""
+    def _drop_oldest(self) -> None:
+        """Drops an adapter's vocabulary if there are too many; the base's stays."""
         if len(self._built) > MAX_VOCABULARIES:
             del self._built[next(added for added in self._built if added)]
 

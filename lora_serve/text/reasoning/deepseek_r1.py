@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lora_serve.text.reasoning.base import BetweenMarkers
+from lora_serve.text.reasoning.base import ReasoningFormat
 
 
-class Format(BetweenMarkers):
+class Format(ReasoningFormat):
     """Reasoning between tags."""
 
     opening = ("<think>",)

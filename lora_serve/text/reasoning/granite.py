@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lora_serve.text.reasoning.base import BetweenMarkers
+from lora_serve.text.reasoning.base import ReasoningFormat
 
 
-class Format(BetweenMarkers):
+class Format(ReasoningFormat):
     """Reasoning between two sentences, of which models write two forms."""
 
     opening = ("Here is my thought process:", "Here's my thought process:")

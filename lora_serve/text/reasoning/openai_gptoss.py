@@ -5,12 +5,12 @@ Source: cookbook.openai.com/articles/openai-harmony. Calls in its `commentary` c
 
 from __future__ import annotations
 
-from lora_serve.text.reasoning.base import BetweenMarkers
+from lora_serve.text.reasoning.base import ReasoningFormat
 
 _FINAL = "<|channel|>final<|message|>"
 
 
-class Format(BetweenMarkers):
+class Format(ReasoningFormat):
     """Reasoning as a message of its own, before the one with the answer."""
 
     opening = ("<|channel|>analysis<|message|>",)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lora_serve.text.tool_calls.base import Tool
-from lora_serve.text.tool_calls.parts.deepseek import (
-    CALL_BEGIN,
-    CALL_END,
-    CALLS_BEGIN,
-    CALLS_END,
-    SEPARATOR,
-    DeepSeekFormat,
-)
-from lora_serve.text.tool_calls.parts.lark import call_rules, lark, marker, quoted
+from lora_serve.text.tool_calls.base import Tool, call_rules, lark, marker, quoted
+from lora_serve.text.tool_calls.deepseek_v3 import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from lora_serve.text.tool_calls.deepseek_v3 import Format as DeepSeekV3
 
 
-class Format(DeepSeekFormat):
+class Format(DeepSeekV3):
     """Calls between markers, name and arguments on either side of one."""
 
     @classmethod

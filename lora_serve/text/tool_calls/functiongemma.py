@@ -5,11 +5,11 @@ Source: ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices.
 
 from __future__ import annotations
 
-from lora_serve.text.tool_calls.parts.gemma import GemmaFormat
+from lora_serve.text.tool_calls.gemma4 import Format as Gemma4
 
 
-class Format(GemmaFormat):
-    """Calls one after another, each between markers."""
+class Format(Gemma4):
+    """Gemma 4's way with other markers."""
 
     begin, end, quote = "<start_function_call>", "<end_function_call>", "<escape>"
     markers = (begin, end, quote)

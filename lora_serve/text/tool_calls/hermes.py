@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lora_serve.text.pieces import Reading, nowhere
-from lora_serve.text.tool_calls.base import Tool, ToolCallFormat, ToolCallParser
-from lora_serve.text.tool_calls.parts.call_object import CallObject, Outcome
-from lora_serve.text.tool_calls.parts.lark import call_rules, lark, marker, named_object, quoted
-from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
+from lora_serve.text.pieces import Reading
+from lora_serve.text.tool_calls.base import (
+    CallEnd,
+    Tool,
+    ToolCallFormat,
+    ToolCallParser,
+    call_rules,
+    lark,
+    marker,
+    named_object,
+    quoted,
+    repeated,
+)
+from lora_serve.text.tool_calls.json import CallObject
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _OTHERS = ("<function=", "<arg_key>")  # Qwen3-Coder and GLM write something else between the same markers
@@ -26,30 +35,14 @@ class Format(ToolCallFormat):
     def matches(cls, template: str) -> bool:
         return _BEGIN in template and _END in template and not any(other in template for other in _OTHERS)
 
-    def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
-        return _Parser(tools)
-
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
-        begin, end = marker(_BEGIN, token_ids), marker(_END, token_ids)
         newline = quoted("\n")
-        block = f"block: {begin} {newline} call {newline} {end}"
-        return lark(f"block ({newline} block)*" if parallel else "block", [block, *call_rules(tools, named_object)])
+        block = f"block: {marker(_BEGIN, token_ids)} {newline} call {newline} {marker(_END, token_ids)}"
+        return lark(repeated("block", newline, parallel), [block, *call_rules(tools, named_object)])
 
+    def read(self, answer: ToolCallParser) -> Reading[None]:
+        def call(_begin: str) -> Reading[CallEnd]:
+            yield from answer.reader.spaces()
+            return (yield from CallObject(answer, is_marked=True, stops="<").read())
 
-class _Parser(ReadingParser):
-    def read(self) -> Reading[None]:
-        reader = self.reader
-        found = yield from reader.until((_BEGIN,), self.content)
-        while found:
-            reader.hold(found)
-            yield from reader.spaces()
-            outcome = yield from CallObject(self, is_marked=True, stops="<").read()
-            if outcome is Outcome.CUT:
-                return
-            if outcome is Outcome.NO_CALL:
-                self.release()
-                found = yield from reader.until((_BEGIN,), self.content)
-                continue
-            found = yield from reader.until((_END, _BEGIN), nowhere)
-            if found == _END:
-                found = yield from reader.until((_BEGIN,), self.content)
+        return answer.marked_calls((_BEGIN,), call, lambda: answer.next_begin(_BEGIN, _END))

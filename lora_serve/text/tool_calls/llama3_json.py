@@ -9,10 +9,18 @@ import re
 from collections.abc import Mapping, Sequence
 
 from lora_serve.text.pieces import Reading
-from lora_serve.text.tool_calls.base import Tool, ToolCallFormat, ToolCallParser
-from lora_serve.text.tool_calls.parts.call_object import CallObject, Outcome
-from lora_serve.text.tool_calls.parts.lark import call_rules, lark, named_object, quoted
-from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
+from lora_serve.text.tool_calls.base import (
+    CallEnd,
+    Tool,
+    ToolCallFormat,
+    ToolCallParser,
+    call_rules,
+    lark,
+    named_object,
+    quoted,
+    repeated,
+)
+from lora_serve.text.tool_calls.json import CallObject
 
 _TAG = "<|python_tag|>"
 _KEY = re.compile(r"""\\?"parameters\\?": """)
@@ -28,34 +36,29 @@ class Format(ToolCallFormat):
     def matches(cls, template: str) -> bool:
         return any(header in template for header in _HEADERS) and _KEY.search(template) is not None
 
-    def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
-        return _Parser(tools)
-
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
         rules = call_rules(tools, lambda tool, arguments: named_object(tool, arguments, key="parameters"))
-        return lark(f"call ({quoted('; ')} call)*" if parallel else "call", rules)
+        return lark(repeated("call", quoted("; "), parallel), rules)
 
-
-class _Parser(ReadingParser):
-    def read(self) -> Reading[None]:
-        reader = self.reader
+    def read(self, answer: ToolCallParser) -> Reading[None]:
+        reader = answer.reader
         reader.hold()
         yield from reader.spaces()
         tag = yield from reader.literal(_TAG)
         while True:
             yield from reader.spaces()
-            outcome = yield from CallObject(self, is_marked=bool(tag)).read()
-            if outcome is Outcome.CUT and tag:
+            end = yield from CallObject(answer, is_marked=bool(tag)).read()
+            if end is CallEnd.CUT and tag:
                 return
-            if outcome is Outcome.COMPLETE:
+            if end is CallEnd.COMPLETE:
                 reader.hold()
                 yield from reader.spaces()
                 yield from reader.literal(";")
                 yield from reader.spaces()
                 tag = yield from reader.literal(_TAG)
                 continue
-            self.release()
-            tag = yield from reader.until((_TAG,), self.content)
+            answer.release()
+            tag = yield from reader.until((_TAG,), answer.content)
             if not tag:
                 return
             reader.hold(tag)

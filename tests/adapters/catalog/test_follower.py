@@ -12,6 +12,7 @@ from threading import Event
 import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.ledger import Follower
 from lora_serve.core.errors import AdapterUnavailableError
 from tests.catalog_versions import version
@@ -67,7 +68,7 @@ def test_what_follows_a_return_is_done_again_until_it_succeeds_and_then_no_more(
         follower.start()
         assert done.wait(PATIENCE)
         catalog.ledger.listen(heard.set)
-        catalog.add("a", version("a"))
+        catalog.add(Registration(id="a"), version("a"))
         assert heard.wait(PATIENCE)
     assert len(calls) == 1
     bugs = [record for record in caplog.records if record.levelno >= logging.ERROR]

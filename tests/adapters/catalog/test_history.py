@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from lora_serve.adapters.catalog.blob_leases import CatalogHistory
 from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, text_of
 from lora_serve.adapters.catalog.edits import new_entry
 from lora_serve.adapters.catalog.journals.base import Page, Position
-from lora_serve.adapters.catalog.opening import check_own_catalog, note_position
 from lora_serve.adapters.catalog.state import CatalogState
 from tests.catalog_versions import digest, version
 
@@ -43,10 +40,3 @@ def test_copy_with_a_record_goes_only_if_the_record_is_of_this_catalog_s_past(
     position: Position, is_past: bool
 ) -> None:
     assert CatalogHistory(STATE, is_shared=True).may_delete(digest("a"), records(position), {}) is is_past
-
-
-def test_noted_position_is_the_last_one_whether_longer_or_shorter(tmp_path: Path) -> None:
-    for position in (Position("e" * 32, 10, "h" * 32), Position("e" * 32, 9, "h"), Position(), Position("e", 2**40)):
-        note_position(tmp_path, position)
-        nobody_looks: Any = None
-        check_own_catalog(CatalogState.of(Page(position, {})), nobody_looks, "--store", tmp_path)

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_of, sync_records, text_of
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.maintenance.rebuild import rebuild_folder
 from lora_serve.adapters.maintenance.registries import open_registry
-from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import open_storage
-from lora_serve.adapters.stores import record_files
+from lora_serve.adapters.stores import disk_tables
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.cli import main
 from lora_serve.core.config import AdapterConfig
@@ -30,6 +30,7 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.model_spec import ModelSpec
 from tests import registries
 from tests.fake_verifier import FakeVerifier
+from tests.verifying_registry import VerifyingRegistry
 
 CATALOG = "catalog.sqlite3"
 
@@ -116,7 +117,7 @@ def test_start_on_an_older_copy_of_the_catalog_is_refused(filled: AdapterConfig)
 
 def test_record_that_is_too_large_counts_like_one_that_makes_no_sense(filled: AdapterConfig) -> None:
     for path in filled.store.glob("blobs/*/named-*.json"):
-        os.truncate(path, record_files.MAX_BYTES + 1)
+        os.truncate(path, disk_tables.MAX_BYTES + 1)
     with open_storage(filled) as storage:
         assert len(storage.catalog.snapshot.entries) == 3
     lose(filled.store)
@@ -166,14 +167,14 @@ def test_sweep_on_a_catalog_that_was_begun_anew_deletes_nothing(
     before = blobs_in(filled.store)
     damage(filled.store)
     with closing(open_catalog(filled.store)) as catalog:
-        registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
+        registry = VerifyingRegistry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
         registry.sweep()
         assert blobs_in(filled.store) == before
         catalog.leases.deleted(catalog.leases.acquire("sha256:" + "0" * 64) and "sha256:" + "0" * 64)
-        Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier()).sweep()
+        VerifyingRegistry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier()).sweep()
     aside = list(DiskStore(filled.store).orphans.all())
     assert {digest.removeprefix("sha256:") for digest, _ in aside} == before
-    assert all(record_files.read_records(path) for _, path in aside)
+    assert all(disk_tables.read_records(path) for _, path in aside)
     assert "registry rebuild" in caplog.text
     (told,) = [line for line in caplog.messages if "kept aside in" in line][:1]
     assert all(f"sha256:{name}" in told for name in before)
@@ -189,7 +190,7 @@ def test_crash_leftovers_are_freed_as_ever(filled: AdapterConfig, spec: ModelSpe
             catalog.leases.acquire(coming)
         (filled.store / "blobs" / ("7" * 64)).mkdir()
     with closing(open_catalog(filled.store)) as catalog:
-        registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
+        registry = VerifyingRegistry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
         registry.sweep()
         assert coming not in catalog.ledger.state.leases
     left = blobs_in(filled.store)
@@ -208,7 +209,7 @@ def test_note_of_an_older_catalog_gives_no_right_to_what_came_after_it(filled: A
         registries.put(place, "initech/z", "five")
     os.replace(filled.store / "older", filled.store / CATALOG)
     with closing(open_catalog(filled.store)) as catalog:
-        Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier()).sweep()
+        VerifyingRegistry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier()).sweep()
         assert [found for found, _ in DiskStore(filled.store).orphans.all()] == [digest]
 
 
@@ -220,7 +221,7 @@ def test_id_whose_record_makes_no_sense_keeps_its_blob(filled: AdapterConfig, sp
         database.execute("UPDATE records SET text = '{' WHERE key = 'adapter:initech/z'")
     with open_storage(filled) as storage:
         digest = storage.catalog.ledger.state.leases.keys() - storage.catalog.snapshot.digests
-        Registry(filled, spec, storage.catalog, storage.store, FakeVerifier()).sweep()
+        VerifyingRegistry(filled, spec, storage.catalog, storage.store, FakeVerifier()).sweep()
         assert list(storage.disk.orphans.all()) == []
         assert next(iter(storage.store.records(digest).values())).keys() == {key_of("initech/z")}
 
@@ -231,9 +232,9 @@ def test_what_is_kept_aside_goes_when_its_term_is_over_and_not_before(
     store = DiskStore(filled.store)
     num_blobs = len(store.digests())
     assert store.sweep(frozenset(), lambda *_: False, 30) == num_blobs
-    now = record_files.time.time()
+    now = disk_tables.time.time()
     for days, left in ((29.9, num_blobs), (30.1, 0)):
-        monkeypatch.setattr(record_files.time, "time", lambda days=days: now + 86400 * days)
+        monkeypatch.setattr(disk_tables.time, "time", lambda days=days: now + 86400 * days)
         assert store.sweep(frozenset(), lambda *_: False, 0) == num_blobs  # 0: for ever
         assert store.sweep(frozenset(), lambda *_: False, 30) == left
         assert DiskStore(filled.store).sweep(frozenset(), lambda *_: False, 30) == left
@@ -281,7 +282,7 @@ def test_each_change_of_an_id_is_beside_its_blobs_before_it_is_acknowledged(fill
 
 def assert_newest_records_say_what_the_catalog_does(catalog: Catalog, store: Path) -> None:
     found = [
-        record_of(text) for path in (store / "blobs").iterdir() for text in record_files.read_records(path).values()
+        record_of(text) for path in (store / "blobs").iterdir() for text in disk_tables.read_records(path).values()
     ]
     for name, entry in catalog.snapshot.entries.items():
         records = [record for record in found if record is not None and record.entry.name == name]
@@ -305,7 +306,7 @@ def test_alias_that_was_being_moved_is_there_after_a_rebuild(
     with open_registry(registries.at(filled.store), is_source=False) as place:
         place.catalog.set_alias("other", target)
         with monkeypatch.context() as patched:
-            patched.setattr(record_files, "flush", flush)
+            patched.setattr(disk_tables, "flush", flush)
             with pytest.raises(KeyboardInterrupt):
                 place.catalog.set_alias("other", later)
     lose(filled.store)
@@ -320,7 +321,7 @@ def test_deleted_id_leaves_no_record_beside_what_others_name(filled: AdapterConf
         place.catalog.remove("acme/x")
         (digest,) = {version.digest for version in place.catalog.entry("y").versions}
     blob = registries.blob(filled.store, digest)
-    assert list(record_files.read_records(blob)) == [key_of("y")]
+    assert list(disk_tables.read_records(blob)) == [key_of("y")]
     assert b"acme" not in b"".join(path.read_bytes() for path in blob.iterdir())
 
 
@@ -329,7 +330,7 @@ def test_broken_blob_that_is_replaced_keeps_the_records_of_all_who_name_it(fille
         (digest,) = {version.digest for version in place.catalog.entry("y").versions}
         registries.corrupt(filled.store, digest)
         registries.put(place, "acme/x", "one")
-    assert set(record_files.read_records(registries.blob(filled.store, digest))) == {key_of("acme/x"), key_of("y")}
+    assert set(disk_tables.read_records(registries.blob(filled.store, digest))) == {key_of("acme/x"), key_of("y")}
 
 
 def test_record_for_which_there_is_no_room_refuses_the_change_and_a_deletion_goes_through(
@@ -341,7 +342,7 @@ def test_record_for_which_there_is_no_room_refuses_the_change_and_a_deletion_goe
     with open_registry(registries.at(filled.store), is_source=False) as place:
         before = place.catalog.snapshot
         with monkeypatch.context() as patched:
-            patched.setattr(record_files, "flush", full)
+            patched.setattr(disk_tables, "flush", full)
             with pytest.raises(AdapterUnavailableError, match="No space left"):
                 place.catalog.set_pinned("y", True)
             assert place.catalog.snapshot is before
@@ -363,7 +364,10 @@ def test_record_that_is_tried_again_is_not_older_than_a_commit_that_comes_meanwh
         known = catalog.entry("initech/z").default
         acts: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
             "staging": (lambda: catalog.set_pinned("initech/z", True), lambda: catalog.set_pinned("initech/z", False)),
-            "remove_record": (lambda: catalog.remove("initech/z"), lambda: catalog.add("initech/z", known)),
+            "remove_record": (
+                lambda: catalog.remove("initech/z"),
+                lambda: catalog.add(Registration(id="initech/z"), known),
+            ),
         }
         first, second = acts[part]
         thread, sound = threading.Thread(target=second), getattr(store, part)
@@ -420,5 +424,5 @@ def test_start_writes_the_records_of_a_store_that_has_none(filled: AdapterConfig
     for path in filled.store.glob("blobs/*/named-*"):
         path.unlink()
     with open_storage(filled) as storage:
-        Registry(filled, spec, storage.catalog, storage.store, FakeVerifier()).sweep()
+        VerifyingRegistry(filled, spec, storage.catalog, storage.store, FakeVerifier()).sweep()
         assert_newest_records_say_what_the_catalog_does(storage.catalog, filled.store)

@@ -8,7 +8,7 @@ from lora_serve.adapters.catalog.edits import new_entry, routed, with_version
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.resolution import find, split
-from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import Snapshot
 from tests.catalog_versions import digest, version
 
 KEYS = [f"tenant-{number % 7}\0user-{number}" for number in range(10_000)]

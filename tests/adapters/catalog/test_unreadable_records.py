@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.state import BLOB
 from lora_serve.adapters.maintenance.rebuild import rebuild_folder, rebuild_redis
 from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome
 from lora_serve.adapters.maintenance.registries import open_registry
-from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import AdapterStorage, open_storage
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.cli import main
@@ -24,6 +24,7 @@ from lora_serve.core.model_spec import ModelSpec
 from tests import registries
 from tests.fake_verifier import FakeVerifier
 from tests.redis_server import RedisServer
+from tests.verifying_registry import VerifyingRegistry
 
 HELD = "acme/x"
 
@@ -39,13 +40,13 @@ def filled(config: AdapterConfig) -> AdapterConfig:
     return config
 
 
-def started(storage: AdapterStorage, config: AdapterConfig, spec: ModelSpec) -> Registry:
-    registry = Registry(config, spec, storage.catalog, storage.store, FakeVerifier())
+def started(storage: AdapterStorage, config: AdapterConfig, spec: ModelSpec) -> VerifyingRegistry:
+    registry = VerifyingRegistry(config, spec, storage.catalog, storage.store, FakeVerifier())
     registry.sweep()
     return registry
 
 
-def refused(registry: Registry, storage: AdapterStorage) -> None:
+def refused(registry: VerifyingRegistry, storage: AdapterStorage) -> None:
     catalog = storage.catalog
     for name in (HELD, f"{HELD}@1", "live", "first"):
         with pytest.raises(UnreadableRecordError, match="cannot be read"):
@@ -55,7 +56,7 @@ def refused(registry: Registry, storage: AdapterStorage) -> None:
     with pytest.raises(AdapterNotFoundError):
         catalog.resolve(HELD, "globex")  # who is told of no other tenant's names
     for act in (
-        lambda: registry.check_new(HELD, None, None),
+        lambda: Registration(id=HELD).check(storage.catalog.snapshot),
         lambda: catalog.set_route(HELD, 1, None),
         lambda: registry.delete(HELD, 1),
         lambda: catalog.set_alias(HELD, "y"),
@@ -109,14 +110,14 @@ def test_admin_frees_a_held_id_with_its_blobs(filled: AdapterConfig, spec: Model
         gone = registry.delete(HELD)
         assert all(registry.collect(digest) for digest in gone)
         assert storage.store.digests() == storage.catalog.snapshot.digests
-        registry.check_new(HELD, None, None)
+        Registration(id=HELD).check(storage.catalog.snapshot)
         with pytest.raises(AdapterNotFoundError):
             storage.catalog.resolve("live")
 
 
 def test_rebuild_frees_a_held_id_of_which_nothing_is_left(filled: AdapterConfig) -> None:
     with open_registry(registries.at(filled.store), is_source=True) as place:
-        place.catalog.change(lambda state: ({"adapter:nobody/z": "?", "alias:lost": "{}"}, None))
+        place.catalog.ledger.change(lambda state: ({"adapter:nobody/z": "?", "alias:lost": "{}"}, None))
         assert place.catalog.snapshot.held == {"nobody/z", "lost"}
     rebuilt = rebuild_folder(filled.store, [], False, lambda done, total: None)
     assert [one.name for one in rebuilt.plan.ids if one.outcome is RebuildOutcome.LOST] == ["lost", "nobody/z"]
@@ -127,7 +128,7 @@ def test_rebuild_frees_a_held_id_of_which_nothing_is_left(filled: AdapterConfig)
 def test_lease_that_cannot_be_read_lets_nobody_free_or_take_the_blob(filled: AdapterConfig) -> None:
     with closing(open_catalog(filled.store)) as catalog:
         digest = catalog.entry("initech/z").default.digest
-        catalog.change(lambda state: ({BLOB + digest: '{"x":1}'}, None))
+        catalog.ledger.change(lambda state: ({BLOB + digest: '{"x":1}'}, None))
         catalog.remove("initech/z")
         assert not catalog.leases.release(digest, catalog.leases.drain_holder)
         with pytest.raises(AdapterUnavailableError):

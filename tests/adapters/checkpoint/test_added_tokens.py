@@ -28,15 +28,15 @@ from lora_serve.adapters.checkpoint.own_tokens import (
     read_added_tokens,
     write_added_tokens,
 )
-from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.record_files import is_record
+from lora_serve.adapters.stores.disk_tables import is_record
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec
 from tests.fake_verifier import FakeVerifier
 from tests.text.tiny_tokenizer import byte_level_tokenizer
+from tests.verifying_registry import VerifyingRegistry
 
 V, GROWN, DIM = 32, 36, 4
 BASE = BaseTokens({f"t{number}": number for number in range(V)})
@@ -167,8 +167,8 @@ def test_the_list_is_found_behind_any_other_value(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def registry(config: AdapterConfig, catalog: Catalog) -> Registry:
-    return Registry(config, SPEC, catalog, DiskStore(config.store), FakeVerifier(), BASE)
+def registry(config: AdapterConfig, catalog: Catalog) -> VerifyingRegistry:
+    return VerifyingRegistry(config, SPEC, catalog, DiskStore(config.store), FakeVerifier(), BASE)
 
 
 def make(folder: Path, rows: int = GROWN, tokens: Any = (NEW,), **tensors: torch.Tensor) -> Path:
@@ -188,7 +188,7 @@ def make(folder: Path, rows: int = GROWN, tokens: Any = (NEW,), **tensors: torch
 
 
 def test_a_registered_adapter_keeps_its_tokens_in_the_store_and_the_catalog(
-    registry: Registry, config: AdapterConfig, catalog: Catalog
+    registry: VerifyingRegistry, config: AdapterConfig, catalog: Catalog
 ) -> None:
     ref = registry.register_folder("acme/a", make(config.adapter_root[0] / "a")).ref
     assert (ref.traits.vocab_size, ref.traits.added_tokens) == (GROWN, (AddedToken(V, "<ticket>"),))
@@ -204,7 +204,7 @@ def test_a_registered_adapter_keeps_its_tokens_in_the_store_and_the_catalog(
 
 
 def test_other_tokens_are_other_content_and_the_rest_of_the_tokenizer_is_none(
-    registry: Registry, config: AdapterConfig
+    registry: VerifyingRegistry, config: AdapterConfig
 ) -> None:
     root = config.adapter_root[0]
     first = registry.register_folder("acme/a", make(root / "a")).ref
@@ -217,7 +217,7 @@ def test_other_tokens_are_other_content_and_the_rest_of_the_tokenizer_is_none(
 
 
 def test_a_tokenizer_that_is_needed_must_be_sound_and_lie_in_the_folder(
-    registry: Registry, config: AdapterConfig
+    registry: VerifyingRegistry, config: AdapterConfig
 ) -> None:
     folder = make(config.adapter_root[0] / "a", rows=V)
     (folder / "tokenizer.json").write_text("nonsense")
@@ -257,14 +257,14 @@ def test_an_archive_brings_the_tokenizer_beside_its_other_files_only(tmp_path: P
 # -- what the tensors must be ------------------------------------------------------------------------------------------
 
 
-def refused(registry: Registry, folder: Path) -> str:
+def refused(registry: VerifyingRegistry, folder: Path) -> str:
     with pytest.raises(InvalidAdapterError) as caught:
         registry.register_folder("acme/a", folder)
     shutil.rmtree(folder)
     return str(caught.value)
 
 
-def test_tables_that_do_not_fit_each_other_are_refused(registry: Registry, config: AdapterConfig) -> None:
+def test_tables_that_do_not_fit_each_other_are_refused(registry: VerifyingRegistry, config: AdapterConfig) -> None:
     root = config.adapter_root[0]
     other = {"lm_head.weight": torch.zeros(GROWN + 1, DIM)}
     assert "embed_tokens.weight' has shape [36, 4]" in refused(registry, make(root / "a", **other))
@@ -273,7 +273,9 @@ def test_tables_that_do_not_fit_each_other_are_refused(registry: Registry, confi
     assert "more than 65536 above" in refused(registry, make(root / "c", rows=V + 65537))
 
 
-def test_new_tokens_without_rows_of_the_output_head_are_refused(registry: Registry, config: AdapterConfig) -> None:
+def test_new_tokens_without_rows_of_the_output_head_are_refused(
+    registry: VerifyingRegistry, config: AdapterConfig
+) -> None:
     folder = make(config.adapter_root[0] / "a")
     settings = json.loads((folder / "adapter_config.json").read_text())
     settings |= {"modules_to_save": None, "trainable_token_indices": [V, V + 1]}

@@ -14,9 +14,9 @@ import torch
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.content import adapter_digest
-from lora_serve.adapters.registration.validation import check_values
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.model.lora.validation import check_values
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter

@@ -14,7 +14,7 @@ from lora_serve.adapters.checkpoint.bound import BoundAdapter, BoundDelta, Bound
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
-from lora_serve.adapters.registration.summary import kinds_of
+from lora_serve.adapters.registration.verification import kinds_of
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 

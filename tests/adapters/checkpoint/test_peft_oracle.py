@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.peft_config import parse_config, targeted
-from lora_serve.adapters.registration.validation import check_values
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.model.lora.validation import check_values
 from tests.loading import load_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning")

@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
-from lora_serve.adapters.registration.validation import _is_finite, is_zero
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.model.lora.validation import _is_finite, is_zero
 from tests.loading import fetch_adapter, load_adapter
 
 if TYPE_CHECKING:

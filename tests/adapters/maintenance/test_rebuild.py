@@ -20,7 +20,7 @@ from lora_serve.adapters.catalog.opening import merge_branches
 from lora_serve.adapters.catalog.state import CatalogState, Lineage, lineage_change
 from lora_serve.adapters.checkpoint.content import file_sha256
 from lora_serve.adapters.maintenance import rebuild as rebuilding
-from lora_serve.adapters.maintenance.blob_copier import BlobCopier
+from lora_serve.adapters.maintenance.copying import BlobCopier
 from lora_serve.adapters.maintenance.rebuild import RebuildReport, accept_folder, rebuild_folder, rebuild_redis
 from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome
 from lora_serve.adapters.maintenance.registries import NotCopyableError, bad_blobs, open_registry

@@ -29,7 +29,7 @@ from lora_serve.adapters.maintenance.transfer import (
     open_ends,
 )
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.record_files import is_record
+from lora_serve.adapters.stores.disk_tables import is_record
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.model_spec import ModelSpec
 from tests.adapters.registration.registering_process import open_for_registering
@@ -249,8 +249,8 @@ def test_record_that_no_server_has_written_is_refused(source: Path, target: str)
             replace(entry, name="n3", tenant="../t"),
         ]
         for wrong in bad:
-            place.catalog.change(lambda state, wrong=wrong: (saved(wrong), None))
-        place.catalog.change(lambda state: ({"adapter:n4": "{}"}, None))
+            place.catalog.ledger.change(lambda state, wrong=wrong: (saved(wrong), None))
+        place.catalog.ledger.change(lambda state: ({"adapter:n4": "{}"}, None))
     report = copy(source, target)
     assert {line.name for line in report.named(MergeOutcome.REFUSED)} == {"n2"}
     assert report.unreadable == ("a:b", "n1", "n3", "n4")
@@ -261,7 +261,7 @@ def test_only_records_of_adapters_and_aliases_travel(source: Path, tmp_path: Pat
     (source / "admin_key").write_text("secret")
     (source / "hot.json").write_text("[]")
     with open_registry(at(source), is_source=False) as place:
-        place.catalog.change(lambda state: ({"key:acme": "hash of a secret"}, None))
+        place.catalog.ledger.change(lambda state: ({"key:acme": "hash of a secret"}, None))
         place.catalog.leases.acquire("sha256:" + "a" * 64)
     folder = tmp_path / "backup"
     with open_ends(at(source), at(folder), is_export=True) as (first, second):

@@ -22,9 +22,6 @@ import redis
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.checkpoint.saved import SavedAdapter
-from lora_serve.adapters.registration.registry import Registry
-from lora_serve.adapters.registration.validation import validate
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -34,6 +31,8 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.messages import AdapterSize, SmokeTestResult
 from lora_serve.core.model_spec import LinearShape, ModelSpec
+from lora_serve.model.lora.validation import validated
+from tests.verifying_registry import VerifyingRegistry
 
 NUM_IDS = 40
 
@@ -45,7 +44,8 @@ class Verifier:
         raise AssertionError("nothing here is to be converted")
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
-        return validate(staged, _num_bytes, allow_noop=allow_noop)
+        saved = validated(staged, allow_noop=allow_noop)
+        return AdapterSize(saved.rank, 1000 * len(saved.linears))
 
     def smoke_test(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
         return SmokeTestResult(1.0, 0.0, 1.0)
@@ -56,11 +56,9 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
-def _num_bytes(saved: SavedAdapter) -> int:
-    return 1000 * len(saved.linears)
-
-
-def open_for_registering(store: Path, spec: ModelSpec, redis_url: str = "") -> tuple[Registry, Catalog, AdapterStore]:
+def open_for_registering(
+    store: Path, spec: ModelSpec, redis_url: str = ""
+) -> tuple[VerifyingRegistry, Catalog, AdapterStore]:
     config = AdapterConfig(
         store=store,
         redis_url=redis_url or None,
@@ -70,7 +68,7 @@ def open_for_registering(store: Path, spec: ModelSpec, redis_url: str = "") -> t
         max_upload_size=10**7,
     )
     catalog, kept = open_catalog(store, config.redis_url), _store_of(config)
-    registry = Registry(config, spec, catalog, kept, Verifier())
+    registry = VerifyingRegistry(config, spec, catalog, kept, Verifier())
     registry.sweep()
     return registry, catalog, kept
 
@@ -86,12 +84,12 @@ def spec_from(text: str) -> ModelSpec:
     return ModelSpec("tiny", "LlamaForCausalLM", 32, 64, (0,), 2, linears, 0, "float32", "cpu")
 
 
-def register(registry: Registry, name: str, folder: str) -> None:
+def register(registry: VerifyingRegistry, name: str, folder: str) -> None:
     done = registry.register_folder(name, folder, trusted=True)
     say(f"{done.ref.label} {done.ref.digest}")
 
 
-def delete(registry: Registry, name: str) -> None:
+def delete(registry: VerifyingRegistry, name: str) -> None:
     say(f"-{name}")
     for digest in registry.delete(name):
         registry.collect(digest)

@@ -55,7 +55,7 @@ class Victim:
     def check(self) -> None:
         """Restart on the store and look."""
         _, catalog, store = open_for_registering(self._store, self._spec, self._redis_url)
-        named = {entry.name: entry for entry in catalog.entries(limit=10**6)}
+        named = {entry.name: entry for entry in catalog.snapshot.page(limit=10**6)}
         for name, digest in self.known.items():
             assert name in named, f"{name} was acknowledged and is gone"
             assert digest in [version.digest for version in named[name].versions], f"{name} lost its version"

@@ -10,13 +10,13 @@ import torch
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.checkpoint.content import adapter_digest
-from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 from tests.fake_verifier import FakeVerifier
 from tests.loading import fetch_adapter
+from tests.verifying_registry import VerifyingRegistry
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
@@ -32,12 +32,12 @@ def verifier() -> FakeVerifier:
 @pytest.fixture
 def registry(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, verifier: FakeVerifier
-) -> Registry:
-    return Registry(config, spec, catalog, store, verifier)
+) -> VerifyingRegistry:
+    return VerifyingRegistry(config, spec, catalog, store, verifier)
 
 
 def test_stored_content_is_the_plain_one_and_the_card_says_what_it_was(
-    registry: Registry, store: DiskStore, make_adapter: MakeAdapter, spec: ModelSpec
+    registry: VerifyingRegistry, store: DiskStore, make_adapter: MakeAdapter, spec: ModelSpec
 ) -> None:
     folder = make_adapter(rank=4, settings=PISSA)
     sent = adapter_digest(folder)
@@ -53,7 +53,7 @@ def test_stored_content_is_the_plain_one_and_the_card_says_what_it_was(
 
 
 def test_same_source_again_is_neither_created_nor_converted_again(
-    registry: Registry, verifier: FakeVerifier, make_adapter: MakeAdapter
+    registry: VerifyingRegistry, verifier: FakeVerifier, make_adapter: MakeAdapter
 ) -> None:
     folder = make_adapter(settings={"init_lora_weights": "olora"})
     first = registry.register_folder("a", folder)
@@ -68,7 +68,7 @@ def test_same_source_again_is_neither_created_nor_converted_again(
 
 
 def test_it_is_converted_again_if_the_bytes_are_lost_or_the_base_is_another(
-    registry: Registry,
+    registry: VerifyingRegistry,
     config: AdapterConfig,
     spec: ModelSpec,
     catalog: Catalog,
@@ -81,13 +81,13 @@ def test_it_is_converted_again_if_the_bytes_are_lost_or_the_base_is_another(
     store.delete(first.ref.digest)
     assert registry.register_folder("a", folder).ref.digest == first.ref.digest
     assert store.has(first.ref.digest)
-    other = Registry(config, dataclasses.replace(spec, name="another base"), catalog, store, verifier)
+    other = VerifyingRegistry(config, dataclasses.replace(spec, name="another base"), catalog, store, verifier)
     other.register_folder("a", folder)
     assert verifier.undone == ["pissa"] * 3
 
 
 def test_conversion_of_one_id_is_none_of_anothers_business(
-    registry: Registry, verifier: FakeVerifier, make_adapter: MakeAdapter
+    registry: VerifyingRegistry, verifier: FakeVerifier, make_adapter: MakeAdapter
 ) -> None:
     folder = make_adapter(settings=PISSA)
     assert [registry.register_folder(name, folder).created for name in ("x/a", "y/a")] == [True, True]
@@ -97,14 +97,14 @@ def test_conversion_of_one_id_is_none_of_anothers_business(
 def test_rank_limit_counts_the_rank_that_is_served(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    small = Registry(dataclasses.replace(config, max_lora_rank=8), spec, catalog, store, FakeVerifier())
+    small = VerifyingRegistry(dataclasses.replace(config, max_lora_rank=8), spec, catalog, store, FakeVerifier())
     assert small.register_folder("a", make_adapter("fits", rank=4, settings=PISSA)).ref.rank == 8
     with pytest.raises(InvalidAdapterError, match=r"rank 10 is larger than --max-lora-rank 8 \(saved as 5;.*pissa"):
         small.register_folder("a", make_adapter("large", rank=5, settings=PISSA))
 
 
 def test_value_that_is_no_number_is_refused_before_the_conversion(
-    registry: Registry, verifier: FakeVerifier, store: DiskStore, make_adapter: MakeAdapter
+    registry: VerifyingRegistry, verifier: FakeVerifier, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
         next(iter(tensors.values()))[0, 0] = torch.nan

@@ -13,7 +13,7 @@ import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import OtherContentError
-from lora_serve.adapters.registration.registry import Registration, Registry
+from lora_serve.adapters.registration.registry import Registered
 from lora_serve.adapters.registration.verification import ValidationBudget
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
@@ -25,6 +25,7 @@ from lora_serve.core.tenant import Quota
 from tests.adapters.registration.test_registry import leftovers, staged
 from tests.fake_verifier import FakeVerifier
 from tests.loading import fetch_adapter
+from tests.verifying_registry import VerifyingRegistry
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
@@ -61,21 +62,23 @@ def quota() -> Quota:
 @pytest.fixture
 def build(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore
-) -> Callable[[FakeVerifier, Quota], Registry]:
-    return lambda verifier, quota: Registry(config, spec, catalog, store, verifier, quota_of=lambda tenant: quota)
+) -> Callable[[FakeVerifier, Quota], VerifyingRegistry]:
+    return lambda verifier, quota: VerifyingRegistry(
+        config, spec, catalog, store, verifier, quota_of=lambda tenant: quota
+    )
 
 
-Build = Callable[[FakeVerifier, Quota], Registry]
+Build = Callable[[FakeVerifier, Quota], VerifyingRegistry]
 
 
 def at_once(
     build: Build, folders: dict[str, Path], refuse: tuple[str, ...] = (), quota: Quota | None = None
-) -> dict[str, Future[Registration]]:
+) -> dict[str, Future[Registered]]:
     """All of them, which end in this order."""
     verifier = MeetingVerifier({name: name in refuse for name in folders})
     registry = build(verifier, quota or Quota())
 
-    def register(name: str) -> Registration:
+    def register(name: str) -> Registered:
         try:
             return registry.register_staged(name, staged(registry, folders[name]))
         finally:
@@ -92,7 +95,7 @@ def assert_clean(catalog: Catalog, store: DiskStore, config: AdapterConfig) -> N
     assert leftovers(config) == []
 
 
-def same_id_at_once(registry_of: Build, folders: list[Path], may_change: bool = True) -> list[Future[Registration]]:
+def same_id_at_once(registry_of: Build, folders: list[Path], may_change: bool = True) -> list[Future[Registered]]:
     met = threading.Barrier(len(folders), timeout=PATIENCE)
 
     class Meeting(FakeVerifier):
@@ -221,7 +224,9 @@ def test_adapter_that_costs_more_than_its_budget_is_refused_wherever_it_costs(
 ) -> None:
     """At any look at the clock: those at tensors, those at layers, those between the parts."""
     folder = make_adapter(settings={"init_lora_weights": init})
-    registry = Registry(dataclasses.replace(config, registration_seconds=1e9), spec, catalog, store, FakeVerifier())
+    registry = VerifyingRegistry(
+        dataclasses.replace(config, registration_seconds=1e9), spec, catalog, store, FakeVerifier()
+    )
     ticks = Ticks()
     monkeypatch.setattr(
         "lora_serve.adapters.registration.registry.ValidationBudget", lambda s: ValidationBudget(s, ticks)
@@ -231,7 +236,9 @@ def test_adapter_that_costs_more_than_its_budget_is_refused_wherever_it_costs(
     assert looks > 10
     registry.delete("a")
     for seconds in range(1, looks - 1, 5):
-        slow = Registry(dataclasses.replace(config, registration_seconds=seconds), spec, catalog, store, FakeVerifier())
+        slow = VerifyingRegistry(
+            dataclasses.replace(config, registration_seconds=seconds), spec, catalog, store, FakeVerifier()
+        )
         with pytest.raises(InvalidAdapterError, match="--registration-seconds"):
             slow.register_folder("a", folder)
     assert leftovers(config) == []

@@ -11,7 +11,6 @@ import torch
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.checkpoint.content import adapter_digest
-from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.config import AdapterConfig
@@ -27,17 +26,18 @@ from lora_serve.core.model_spec import ModelSpec
 from tests.catalog_versions import held, lose_answers
 from tests.fake_verifier import FakeVerifier
 from tests.loading import fetch_adapter
+from tests.verifying_registry import VerifyingRegistry
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
 
 
 @pytest.fixture
-def registry(config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore) -> Registry:
-    return Registry(config, spec, catalog, store, FakeVerifier())
+def registry(config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore) -> VerifyingRegistry:
+    return VerifyingRegistry(config, spec, catalog, store, FakeVerifier())
 
 
-def staged(registry: Registry, folder: Path) -> Path:
+def staged(registry: VerifyingRegistry, folder: Path) -> Path:
     upload = registry.new_folder()
     for path in folder.iterdir():
         shutil.copy(path, upload)
@@ -49,7 +49,7 @@ def leftovers(config: AdapterConfig) -> list[str]:
 
 
 def test_registered_folder_can_be_resolved_and_loaded(
-    registry: Registry, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter, spec: ModelSpec
+    registry: VerifyingRegistry, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter, spec: ModelSpec
 ) -> None:
     folder = make_adapter(rank=4)
     done = registry.register_folder("acme/support", folder, pin=True, metadata={"team": "x"})
@@ -63,7 +63,7 @@ def test_registered_folder_can_be_resolved_and_loaded(
     assert catalog.entry("acme/support").pinned
 
 
-def test_same_content_again_is_not_created_again(registry: Registry, make_adapter: MakeAdapter) -> None:
+def test_same_content_again_is_not_created_again(registry: VerifyingRegistry, make_adapter: MakeAdapter) -> None:
     folder = make_adapter()
     first = registry.register_folder("a", folder)
     again = registry.register_folder("a", folder)
@@ -71,13 +71,15 @@ def test_same_content_again_is_not_created_again(registry: Registry, make_adapte
     assert again.ref == first.ref
 
 
-def test_new_content_under_an_old_id_is_the_next_version(registry: Registry, make_adapter: MakeAdapter) -> None:
+def test_new_content_under_an_old_id_is_the_next_version(
+    registry: VerifyingRegistry, make_adapter: MakeAdapter
+) -> None:
     registry.register_folder("a", make_adapter("one", seed=1))
     assert registry.register_folder("a", make_adapter("two", seed=2)).ref.version == 2
 
 
 def test_upload_is_registered_and_its_folder_removed(
-    registry: Registry, make_adapter: MakeAdapter, config: AdapterConfig
+    registry: VerifyingRegistry, make_adapter: MakeAdapter, config: AdapterConfig
 ) -> None:
     done = registry.register_staged("a", staged(registry, make_adapter()))
     assert done.entry.default.source == "upload"
@@ -85,7 +87,7 @@ def test_upload_is_registered_and_its_folder_removed(
 
 
 def test_refused_upload_leaves_nothing_behind(
-    registry: Registry, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter, config: AdapterConfig
+    registry: VerifyingRegistry, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter, config: AdapterConfig
 ) -> None:
     with pytest.raises(InvalidAdapterError, match="layer replication"):
         registry.register_staged("a", staged(registry, make_adapter(settings={"layer_replication": [[0, 1]]})))
@@ -93,10 +95,10 @@ def test_refused_upload_leaves_nothing_behind(
         registry.register_staged("../a", staged(registry, make_adapter("other")))
     assert leftovers(config) == []
     assert store.digests() == frozenset()
-    assert catalog.entries() == ()
+    assert catalog.snapshot.page() == ()
 
 
-def test_adapter_that_changes_nothing_can_be_allowed(registry: Registry, make_adapter: MakeAdapter) -> None:
+def test_adapter_that_changes_nothing_can_be_allowed(registry: VerifyingRegistry, make_adapter: MakeAdapter) -> None:
     folder = make_adapter(settings={"lora_alpha": 0})
     with pytest.raises(InvalidAdapterError, match="changes nothing"):
         registry.register_folder("a", folder)
@@ -106,7 +108,9 @@ def test_adapter_that_changes_nothing_can_be_allowed(registry: Registry, make_ad
 def test_adapter_larger_than_host_memory_is_refused_at_the_door(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    small = Registry(dataclasses.replace(config, adapter_host_memory=100), spec, catalog, store, FakeVerifier())
+    small = VerifyingRegistry(
+        dataclasses.replace(config, adapter_host_memory=100), spec, catalog, store, FakeVerifier()
+    )
     with pytest.raises(InvalidAdapterError, match="--adapter-host-memory allows 100"):
         small.register_folder("a", make_adapter())
 
@@ -114,7 +118,7 @@ def test_adapter_larger_than_host_memory_is_refused_at_the_door(
 def test_folder_larger_than_the_limit_is_refused(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    small = Registry(dataclasses.replace(config, max_upload_size=1000), spec, catalog, store, FakeVerifier())
+    small = VerifyingRegistry(dataclasses.replace(config, max_upload_size=1000), spec, catalog, store, FakeVerifier())
     with pytest.raises(PayloadTooLargeError):
         small.register_folder("a", make_adapter())
     assert leftovers(config) == []
@@ -144,7 +148,7 @@ def outside(root: Path, tmp_path: Path) -> dict[str, str | Path]:
 
 
 def test_outside_and_not_there_are_told_in_the_same_words(
-    registry: Registry, make_adapter: MakeAdapter, config: AdapterConfig, tmp_path: Path
+    registry: VerifyingRegistry, make_adapter: MakeAdapter, config: AdapterConfig, tmp_path: Path
 ) -> None:
     make_adapter("adapter")
     answers = set()
@@ -158,20 +162,20 @@ def test_outside_and_not_there_are_told_in_the_same_words(
 def test_without_roots_nothing_can_be_registered_by_path(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    closed = Registry(dataclasses.replace(config, adapter_root=()), spec, catalog, store, FakeVerifier())
+    closed = VerifyingRegistry(dataclasses.replace(config, adapter_root=()), spec, catalog, store, FakeVerifier())
     folder = make_adapter()
     with pytest.raises(InvalidRequestError):
         closed.register_folder("a", folder)
     assert closed.register_folder("a", folder, trusted=True).created  # the operator's own flag
 
 
-def test_folder_may_be_named_relative_to_a_root(registry: Registry, make_adapter: MakeAdapter) -> None:
+def test_folder_may_be_named_relative_to_a_root(registry: VerifyingRegistry, make_adapter: MakeAdapter) -> None:
     make_adapter("acme/one")
     assert registry.register_folder("a", "acme/one").created
 
 
 def test_link_to_a_file_outside_does_not_lead_out(
-    registry: Registry, make_adapter: MakeAdapter, tmp_path: Path
+    registry: VerifyingRegistry, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     folder = make_adapter()
     shutil.move(folder / "adapter_config.json", tmp_path / "outside.json")
@@ -181,7 +185,7 @@ def test_link_to_a_file_outside_does_not_lead_out(
 
 
 def test_links_inside_the_root_are_followed_as_a_hub_cache_needs(
-    registry: Registry, make_adapter: MakeAdapter, config: AdapterConfig
+    registry: VerifyingRegistry, make_adapter: MakeAdapter, config: AdapterConfig
 ) -> None:
     folder = make_adapter()
     shutil.move(folder / "adapter_model.safetensors", config.adapter_root[0] / "blob")
@@ -189,7 +193,7 @@ def test_links_inside_the_root_are_followed_as_a_hub_cache_needs(
     assert registry.register_folder("a", folder).created
 
 
-def test_pipe_in_place_of_a_file_does_not_hang(registry: Registry, make_adapter: MakeAdapter) -> None:
+def test_pipe_in_place_of_a_file_does_not_hang(registry: VerifyingRegistry, make_adapter: MakeAdapter) -> None:
     folder = make_adapter()
     (folder / "adapter_model.safetensors").unlink()
     os.mkfifo(folder / "adapter_model.safetensors")
@@ -197,7 +201,7 @@ def test_pipe_in_place_of_a_file_does_not_hang(registry: Registry, make_adapter:
         registry.register_folder("a", folder)
 
 
-def test_pickle_in_the_folder_is_refused_in_words(registry: Registry, make_adapter: MakeAdapter) -> None:
+def test_pickle_in_the_folder_is_refused_in_words(registry: VerifyingRegistry, make_adapter: MakeAdapter) -> None:
     folder = make_adapter()
     torch.save({}, folder / "adapter_model.bin")
     (folder / "adapter_model.safetensors").unlink()
@@ -205,16 +209,20 @@ def test_pickle_in_the_folder_is_refused_in_words(registry: Registry, make_adapt
         registry.register_folder("a", folder)
 
 
-def test_pickle_beside_safetensors_is_passed_over(registry: Registry, make_adapter: MakeAdapter) -> None:
+def test_pickle_beside_safetensors_is_passed_over(registry: VerifyingRegistry, make_adapter: MakeAdapter) -> None:
     folder = make_adapter()
     torch.save({}, folder / "adapter_model.bin")
     assert registry.register_folder("a", folder).created
 
 
 def test_file_exchanged_after_the_copy_cannot_slip_in(
-    registry: Registry, make_adapter: MakeAdapter, store: DiskStore, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+    registry: VerifyingRegistry,
+    make_adapter: MakeAdapter,
+    store: DiskStore,
+    spec: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from lora_serve.adapters.registration import validation as module
+    from lora_serve.model.lora import validation as module
 
     folder, evil = make_adapter("good"), make_adapter("evil", seed=9)
     check = module.check_values
@@ -228,14 +236,14 @@ def test_file_exchanged_after_the_copy_cannot_slip_in(
     assert fetch_adapter(store, spec, ref).digest == ref.digest
 
 
-def test_foreign_id_is_refused_before_anything_is_read(registry: Registry, make_adapter: MakeAdapter) -> None:
+def test_foreign_id_is_refused_before_anything_is_read(registry: VerifyingRegistry, make_adapter: MakeAdapter) -> None:
     registry.register_folder("acme/a", make_adapter())
     with pytest.raises(ConflictError):
         registry.register_folder("acme/a", "/nowhere", tenant="globex")
 
 
 def test_bytes_go_only_when_nothing_names_them(
-    registry: Registry, make_adapter: MakeAdapter, store: DiskStore, catalog: Catalog
+    registry: VerifyingRegistry, make_adapter: MakeAdapter, store: DiskStore, catalog: Catalog
 ) -> None:
     folder = make_adapter()
     digest = registry.register_folder("a", folder).ref.digest
@@ -253,7 +261,7 @@ def test_bytes_go_only_when_nothing_names_them(
 
 
 def test_deleted_and_registered_again_before_its_bytes_are_collected(
-    registry: Registry, make_adapter: MakeAdapter, store: DiskStore, catalog: Catalog
+    registry: VerifyingRegistry, make_adapter: MakeAdapter, store: DiskStore, catalog: Catalog
 ) -> None:
     folder = make_adapter()
     digest = registry.register_folder("a", folder).ref.digest
@@ -264,7 +272,7 @@ def test_deleted_and_registered_again_before_its_bytes_are_collected(
     assert held(catalog) == set()
 
 
-def test_pinning_what_is_not_there(registry: Registry, catalog: Catalog, make_adapter: MakeAdapter) -> None:
+def test_pinning_what_is_not_there(registry: VerifyingRegistry, catalog: Catalog, make_adapter: MakeAdapter) -> None:
     registry.register_folder("a", make_adapter())
     assert catalog.set_pinned("a", True).pinned
     with pytest.raises(AdapterNotFoundError):
@@ -272,7 +280,7 @@ def test_pinning_what_is_not_there(registry: Registry, catalog: Catalog, make_ad
 
 
 def test_sweep_removes_leftovers_and_keeps_what_is_named(
-    registry: Registry, make_adapter: MakeAdapter, store: DiskStore, config: AdapterConfig, catalog: Catalog
+    registry: VerifyingRegistry, make_adapter: MakeAdapter, store: DiskStore, config: AdapterConfig, catalog: Catalog
 ) -> None:
     kept = registry.register_folder("a", make_adapter("a", seed=1)).ref.digest
     orphan = registry.register_folder("b", make_adapter("b", seed=2)).ref.digest
@@ -289,7 +297,7 @@ def test_sweep_removes_leftovers_and_keeps_what_is_named(
 
 
 def test_sweep_goes_on_beside_registrations_and_leaves_what_they_write(
-    registry: Registry, make_adapter: MakeAdapter, store: DiskStore, config: AdapterConfig, catalog: Catalog
+    registry: VerifyingRegistry, make_adapter: MakeAdapter, store: DiskStore, config: AdapterConfig, catalog: Catalog
 ) -> None:
     kept = registry.register_folder("a", make_adapter("a", seed=1)).ref.digest
     other = make_adapter("b", seed=2)
@@ -312,7 +320,7 @@ def test_sweep_goes_on_beside_registrations_and_leaves_what_they_write(
 
 @pytest.mark.parametrize("damage", ["truncate", "remove"])
 def test_sweep_sets_broken_blobs_aside_and_registering_again_heals(
-    registry: Registry,
+    registry: VerifyingRegistry,
     make_adapter: MakeAdapter,
     store: DiskStore,
     config: AdapterConfig,
@@ -332,7 +340,7 @@ def test_sweep_sets_broken_blobs_aside_and_registering_again_heals(
 
 
 def test_registering_again_heals_a_blob_with_one_wrong_bit(
-    registry: Registry, make_adapter: MakeAdapter, store: DiskStore, config: AdapterConfig, spec: ModelSpec
+    registry: VerifyingRegistry, make_adapter: MakeAdapter, store: DiskStore, config: AdapterConfig, spec: ModelSpec
 ) -> None:
     folder = make_adapter()
     ref = registry.register_folder("a", folder).ref
@@ -347,7 +355,7 @@ def test_registering_again_heals_a_blob_with_one_wrong_bit(
 
 
 def test_store_that_cannot_be_written_is_not_the_callers_fault(
-    registry: Registry, make_adapter: MakeAdapter, config: AdapterConfig, catalog: Catalog
+    registry: VerifyingRegistry, make_adapter: MakeAdapter, config: AdapterConfig, catalog: Catalog
 ) -> None:
     folder = make_adapter()
     shutil.rmtree(config.store / "tmp")
@@ -355,7 +363,7 @@ def test_store_that_cannot_be_written_is_not_the_callers_fault(
     with pytest.raises(AdapterUnavailableError) as caught:
         registry.register_folder("a", folder)
     assert str(config.store) not in str(caught.value)
-    assert catalog.entries() == ()
+    assert catalog.snapshot.page() == ()
 
 
 def test_store_that_fails_half_way_leaves_no_version_behind(
@@ -367,14 +375,16 @@ def test_store_that_fails_half_way_leaves_no_version_behind(
             raise AdapterUnavailableError("the far store is away")
 
     with pytest.raises(AdapterUnavailableError, match="far store"):
-        Registry(config, spec, catalog, Failing(config.store), FakeVerifier()).register_folder("a", make_adapter())
-    assert catalog.entries() == ()
+        VerifyingRegistry(config, spec, catalog, Failing(config.store), FakeVerifier()).register_folder(
+            "a", make_adapter()
+        )
+    assert catalog.snapshot.page() == ()
     assert store.digests() == frozenset()
     assert held(catalog) == set()
 
 
 def test_every_hold_that_could_not_be_ended_is_ended_later(
-    registry: Registry, catalog: Catalog, store: DiskStore, monkeypatch: pytest.MonkeyPatch
+    registry: VerifyingRegistry, catalog: Catalog, store: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = "sha256:" + "7" * 64
     first, second = catalog.leases.acquire(digest), catalog.leases.acquire(digest)
@@ -391,7 +401,11 @@ def test_every_hold_that_could_not_be_ended_is_ended_later(
 
 
 def test_hold_whose_commit_was_made_and_not_heard_of_keeps_no_blob(
-    registry: Registry, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    registry: VerifyingRegistry,
+    catalog: Catalog,
+    store: DiskStore,
+    make_adapter: MakeAdapter,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = make_adapter()
     with monkeypatch.context() as patched:
@@ -422,7 +436,7 @@ def test_sweep_leaves_what_other_replicas_keep_in_the_far_store_but_not_our_own_
     far = DiskStore(tmp_path / "far")
     theirs, ours = make_adapter("theirs", seed=1), make_adapter("ours", seed=2)
     far.put(adapter_digest(theirs), theirs)
-    registry = Registry(config, spec, catalog, TieredStore(store, far), FakeVerifier())
+    registry = VerifyingRegistry(config, spec, catalog, TieredStore(store, far), FakeVerifier())
     digest = registry.register_folder("a", ours).ref.digest
     registry.delete("a")  # and the server dies before it collects
     registry.sweep()

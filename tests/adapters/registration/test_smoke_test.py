@@ -14,9 +14,12 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
-from lora_serve.adapters.registration.registry import Registry
-from lora_serve.adapters.registration.summary import base_warnings
-from lora_serve.adapters.registration.verification import MAX_SMOKE_TEST_TOKENS, check_smoke_test, smoke_test_prompt
+from lora_serve.adapters.registration.verification import (
+    MAX_SMOKE_TEST_TOKENS,
+    base_warnings,
+    check_smoke_test,
+    smoke_test_prompt,
+)
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
@@ -26,11 +29,12 @@ from lora_serve.core.model_spec import ModelSpec
 from tests.catalog_versions import held
 from tests.fake_verifier import FakeVerifier
 from tests.loading import fetch_adapter
+from tests.verifying_registry import VerifyingRegistry
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
 
-MakeRegistry = Callable[[SmokeTestResult], tuple[Registry, FakeVerifier, Catalog, DiskStore]]
+MakeRegistry = Callable[[SmokeTestResult], tuple[VerifyingRegistry, FakeVerifier, Catalog, DiskStore]]
 EFFECT, NOTHING = SmokeTestResult(0.5, 1e-6, 9.0), SmokeTestResult(2e-6, 1e-6, 9.0)
 NO_NUMBER = SmokeTestResult(math.nan, 0.0, 9.0)
 
@@ -39,9 +43,9 @@ NO_NUMBER = SmokeTestResult(math.nan, 0.0, 9.0)
 def make_registry(config: AdapterConfig, spec: ModelSpec) -> Iterator[MakeRegistry]:
     catalog, store = open_catalog(config.store), DiskStore(config.store)
 
-    def make(result: SmokeTestResult) -> tuple[Registry, FakeVerifier, Catalog, DiskStore]:
+    def make(result: SmokeTestResult) -> tuple[VerifyingRegistry, FakeVerifier, Catalog, DiskStore]:
         verifier = FakeVerifier(result)
-        return Registry(config, spec, catalog, store, verifier), verifier, catalog, store
+        return VerifyingRegistry(config, spec, catalog, store, verifier), verifier, catalog, store
 
     yield make
     catalog.close()

@@ -30,12 +30,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 from lora_serve.adapters.sources import folder as folder_module
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
-from lora_serve.adapters.sources.base import AdapterSource, no_progress
+from lora_serve.adapters.sources.base import AdapterSource, no_progress, of_hub, of_s3
 from lora_serve.adapters.sources.connections import Timeouts
 from lora_serve.adapters.sources.filesystem import FilesystemSource
 from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
-from lora_serve.adapters.sources.named_files import of_hub, of_s3
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.core.errors import (
     AdapterUnavailableError,

@@ -9,7 +9,7 @@ import pytest
 
 from lora_serve.adapters.checkpoint.content import SIDE_NAMES
 from lora_serve.adapters.sources import table
-from lora_serve.adapters.sources.base import Intake, Progress
+from lora_serve.adapters.sources.base import Intake, OnBytes
 from lora_serve.adapters.sources.table import MAX_LENGTH, SourceTable, build_sources
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import (
@@ -24,7 +24,7 @@ from lora_serve.core.errors import (
 class Echo:
     """Gives what it was asked for as its words."""
 
-    def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
+    def fetch(self, source: str, target: Path, limit: int, progress: OnBytes) -> str:
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             (target / name).write_bytes(b"x")
         return source
@@ -61,7 +61,7 @@ def test_text_that_no_source_would_write_is_refused(config: AdapterConfig, targe
 
 def test_source_that_brings_too_little_is_refused_here(target: Path) -> None:
     class Nothing(Echo):
-        def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
+        def fetch(self, source: str, target: Path, limit: int, progress: OnBytes) -> str:
             return source
 
     with pytest.raises(InvalidAdapterError, match="missing"):
@@ -71,7 +71,7 @@ def test_source_that_brings_too_little_is_refused_here(target: Path) -> None:
 
 def test_disk_that_is_full_is_not_the_callers_mistake(target: Path) -> None:
     class Full(Echo):
-        def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
+        def fetch(self, source: str, target: Path, limit: int, progress: OnBytes) -> str:
             raise OSError(28, "No space left on device", str(target))
 
     with pytest.raises(AdapterUnavailableError) as caught:
@@ -91,7 +91,7 @@ def test_wrong_setting_is_told_when_the_table_is_built(
 
 def test_every_file_of_a_source_is_in_the_table(config: AdapterConfig) -> None:
     files = {path.stem for path in Path(table.__file__).parent.glob("*.py")} - {"__init__", "base", "table"}
-    files -= {"connections", "named_files"}
+    files -= {"connections"}
     used = {type(source).__module__.rpartition(".")[2] for source in build_sources(config)._sources.values()}
     assert used == files
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.stores.record_files import OrphanedBlobs
+from lora_serve.adapters.stores.disk_tables import OrphanedBlobs
 
 NOW = 1_800_000_000.0  # Unix seconds
 DAY = 86400.0

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.fleet.known_answers import KnownAnswers, check_distinct
 from benchmarks.fleet.verdict import Event, Judged, verdict
-from lora_serve.commands.bench.plan import PlannedRequest
-from lora_serve.commands.bench.result import Chunk, RequestRecord
+from lora_serve.commands.bench.report import Chunk, RequestRecord
+from lora_serve.commands.bench.workload import PlannedRequest
 
 PROMPT = (5, 6)
 KNOWN = KnownAnswers({("acme/a", PROMPT): "one two three", ("acme/b", PROMPT): "four five six"}, 3)

@@ -17,7 +17,7 @@ from benchmarks.peers.vllm import Vllm
 from benchmarks.side_by_side.__main__ import ours_or
 from benchmarks.side_by_side.options import parse_options
 from benchmarks.workload import Load
-from lora_serve.commands.bench.result import Chunk, LoadResult, RequestRecord
+from lora_serve.commands.bench.report import Chunk, LoadResult, RequestRecord
 
 PINS = sorted(environment.REQUIREMENTS.glob("*.txt"))
 

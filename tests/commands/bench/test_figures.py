@@ -10,21 +10,19 @@ import numpy as np
 import pytest
 
 from lora_serve.commands.bench.report import (
-    RunFacts,
-    make_report,
-    per_adapter,
-    processor,
-    processor_words,
-    summarise,
-)
-from lora_serve.commands.bench.result import (
     Chunk,
     LoadResult,
     Objective,
     RequestRecord,
+    RunFacts,
     in_flight,
+    make_report,
+    per_adapter,
     percentile,
+    processor,
+    processor_words,
     spread_ms,
+    summarise,
     tokens_over_time,
 )
 

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from lora_serve.commands.bench.load import run_load
-from lora_serve.commands.bench.plan import Plan, PlannedRequest, Target
-from lora_serve.commands.bench.result import RequestRecord
+from lora_serve.commands.bench.report import RequestRecord
+from lora_serve.commands.bench.workload import Plan, PlannedRequest, Target
 from tests.commands.bench.fake_server import Call, Script, fake_server
 
 REQUEST = PlannedRequest((5, 6, 7), None, 4)

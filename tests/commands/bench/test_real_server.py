@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from lora_serve.cli import main
 from lora_serve.commands.bench.discovery import find_words
 from lora_serve.commands.bench.load import run_load
-from lora_serve.commands.bench.plan import AdapterField, Plan, PlannedRequest, Target
 from lora_serve.commands.bench.running import BASE, SpawnConfig, Spawned, spawned
+from lora_serve.commands.bench.workload import AdapterField, Plan, PlannedRequest, Target
 from lora_serve.commands.demo import DATA, adapter_folders
 from lora_serve.commands.server_process import ServerProcess
 from lora_serve.random_weights import checkpoints as random_model

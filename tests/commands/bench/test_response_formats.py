@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lora_serve.commands.bench.flags import response_formats
-from lora_serve.commands.bench.plan import PlannedRequest, Target
 from lora_serve.commands.bench.sending import request_body
+from lora_serve.commands.bench.workload import PlannedRequest, Target
 
 OBJECT = {"type": "object"}
 

@@ -26,6 +26,7 @@ from lora_serve.client.ray import link
 from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.client.ray.link import ReplicaLink
+from lora_serve.client.verifier import RemoteValidator
 from lora_serve.client.wire import body_of, to_engine
 from lora_serve.core.blob_messages import PIECE_BYTES, CloseBlob, OpenBlob, Piece, ReadPiece, WritePiece
 from lora_serve.core.errors import AdapterUnavailableError, StoreUnwritableError
@@ -33,7 +34,6 @@ from lora_serve.core.messages import AdapterSize, FromEngine, Reply, ToEngine
 from lora_serve.engine_host.fleet import blobs, replica_blobs
 from lora_serve.engine_host.fleet.blobs import ContentServer, FleetBlobs
 from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
-from lora_serve.engine_host.verifier import RemoteValidator
 from tests.client.ray.fake_fleet import LIMITS, FakeFleet, FakeReplica
 from tests.engine_host.fake_engine import FakeValidator, fake_spec
 

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.core.errors import InternalError
 from tests.catalog_versions import digest, version
 from tests.many_adapters import fill
@@ -83,7 +84,7 @@ async def test_search_finds_by_words_of_id_tenant_and_alias_and_by_the_beginning
 async def test_order_is_by_the_figure_that_is_asked_for_then_by_name(admin: aiohttp.ClientSession, house: Any) -> None:
     catalog = house.services.catalog
     for name, letter, rank, size in (("a", "a", 4, 300), ("b", "b", 16, 100), ("c", "c", 4, 200)):
-        catalog.add(name, replace(version(letter), rank=rank, num_bytes=size, created=float(size)))
+        catalog.add(Registration(id=name), replace(version(letter), rank=rank, num_bytes=size, created=float(size)))
     assert await ids(admin) == ["a", "b", "c"]
     assert await ids(admin, order="desc") == ["c", "b", "a"]
     assert await ids(admin, sort="bytes") == ["a", "c", "b"]

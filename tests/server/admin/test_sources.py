@@ -13,14 +13,14 @@ import pytest
 from aiohttp import web
 
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
-from lora_serve.adapters.sources.base import Progress
+from lora_serve.adapters.sources.base import OnBytes
 from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.app.warm_up import register_modules
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import NotReadyError
-from lora_serve.server.background.registering import NUM_TRANSFERS, Staging
+from lora_serve.server.background.tasks import NUM_TRANSFERS, Staging
 from tests.fake_hub import COMMIT, FakeHub
 from tests.http_thread import serving
 from tests.server.admin.test_upload import NAMES, nothing_left, tar_of
@@ -53,7 +53,7 @@ class SlowSource:
         self.inside = threading.Semaphore(0)
         self.num_inside = 0
 
-    def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
+    def fetch(self, source: str, target: Path, limit: int, progress: OnBytes) -> str:
         self.num_inside += 1
         self.inside.release()
         (target / "half").write_bytes(b"x")
@@ -129,7 +129,7 @@ async def test_failures_are_told_and_leave_nothing(admin: aiohttp.ClientSession,
         status, answer = await register(admin, source)
         assert (status, answer["error"]["param"]) == expected, answer
     assert await nothing_left(house)
-    assert house.services.catalog.entries() == ()
+    assert house.services.catalog.snapshot.page() == ()
 
 
 async def test_foreign_tenant_is_refused_before_anything_is_fetched(

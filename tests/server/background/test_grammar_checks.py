@@ -15,8 +15,8 @@ from lora_serve.core.request import TokenGrammar
 from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.server.background import caller_texts
 from lora_serve.server.background.caller_texts import GrammarChecks, KnownGrammars
+from lora_serve.text.grammars import Constraint, ConstraintKind
 from lora_serve.text.grammars.checking import GrammarCompiler
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 from lora_serve.text.tokenizer import TextModel
 
 
@@ -68,7 +68,7 @@ async def test_what_was_wrong_is_not_kept(checks: GrammarChecks, compiled: list[
 
 
 async def test_style_is_part_of_what_is_asked(checks: GrammarChecks) -> None:
-    from lora_serve.text.grammars.constraint import JsonStyle
+    from lora_serve.text.grammars import JsonStyle
 
     narrow = Constraint(ConstraintKind.JSON, {"const": 1}, "guided_json", JsonStyle(any_whitespace=False))
     assert await checks.of("acme", narrow) != await checks.of("acme", schema(1))

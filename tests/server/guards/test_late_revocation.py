@@ -108,7 +108,7 @@ async def test_registration_whose_client_left_and_whose_tenant_was_deleted_leave
 async def test_registration_that_ends_after_its_tenant_was_made_again_is_not_the_new_ones(
     tenancy: Tenancy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    services, stage = tenancy.house.services, tenancy.house.services.registry.register_staged
+    services, stage = tenancy.house.services, tenancy.house.services.registry.register
 
     def late(*given: Any, **named: Any) -> Any:
         services.keys.directory.delete_tenant("acme")
@@ -116,7 +116,7 @@ async def test_registration_that_ends_after_its_tenant_was_made_again_is_not_the
         services.keys.directory.create_tenant("acme")
         return stage(*given, **named)
 
-    monkeypatch.setattr(services.registry, "register_staged", late)
+    monkeypatch.setattr(services.registry, "register", late)
     folder = tenancy.house.make_adapter("late", seed=8)
     assert (await tenancy.call("acme+", "PUT", "/admin/adapters/late", data=form_of(folder))).status == 401
     assert services.catalog.snapshot.entries == {}

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 import torch
 
+from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.core.model_spec import PoolingSpec
 from lora_serve.text.tokenizer import TextModel
@@ -28,7 +29,9 @@ def pooling() -> PoolingSpec:
 def register_head(house: Any, name: str, letter: str, num_labels: int, metadata: dict[str, Any] | None) -> None:
     """An adapter version with a head of its own."""
     summary = {"traits": {"is_additive": False, "num_labels": num_labels}}
-    house.services.catalog.add(name, VersionEntry(0, digest(letter), 8, 10, summary, "x", 1.0), metadata=metadata)
+    house.services.catalog.add(
+        Registration(id=name, metadata=metadata), VersionEntry(0, digest(letter), 8, 10, summary, "x", 1.0)
+    )
 
 
 async def classify(http: aiohttp.ClientSession, path: str = "/classify", **body: Any) -> dict[str, Any]:

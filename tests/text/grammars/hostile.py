@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from lora_serve.text.grammars.constraint import ConstraintKind
+from lora_serve.text.grammars import ConstraintKind
 
 JSON, REGEX, GRAMMAR = ConstraintKind.JSON, ConstraintKind.REGEX, ConstraintKind.GRAMMAR
 TAG = ConstraintKind.STRUCTURAL_TAG

@@ -10,8 +10,8 @@ import pytest
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.text.grammars import Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
 from tests.attempts import in_some_attempt
 from tests.text.grammars.walking import allows
 

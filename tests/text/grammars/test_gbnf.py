@@ -7,7 +7,7 @@ import time
 import pytest
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from lora_serve.text.grammars.gbnf import is_lark, to_lark
+from lora_serve.text.grammars.lark import is_lark, to_lark
 from tests.attempts import in_some_attempt
 from tests.text.grammars.walking import allows, drawn
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.text.grammars import Constraint, ConstraintKind
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 
 CONFIG = GrammarConfig()
 COMPILER = GrammarCompiler({300: "<|tool|>", 301: "<b>"}, 302, CONFIG)

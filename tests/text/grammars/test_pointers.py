@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from lora_serve.text.grammars.cost import Places
+from lora_serve.text.grammars.cost import SchemaPlaces
 from tests.attempts import in_some_attempt
 
 
 def test_pointer_leads_to_its_place_alone() -> None:
-    places = Places()
+    places = SchemaPlaces()
     items = places.add(places.root, "/items")
     first = places.add(items, "/prefixItems/0")
     assert str(first) == "#/items/prefixItems/0"
@@ -23,7 +23,7 @@ def test_pointer_leads_to_its_place_alone() -> None:
 def test_long_pointer_to_nothing_is_seen_through_at_once() -> None:
     def seek() -> None:
         began = time.process_time()
-        assert Places().find("#" + "/a" * 60_000) is None
+        assert SchemaPlaces().find("#" + "/a" * 60_000) is None
         assert time.process_time() - began < 0.2
 
     in_some_attempt(seek)

@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.text.grammars import Constraint, ConstraintKind
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 from tests.text.grammars.schemas import REGEXES, SCHEMAS, TEXTS
 from tests.text.grammars.walking import drawn
 

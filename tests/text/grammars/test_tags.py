@@ -8,8 +8,8 @@ import pytest
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.text.grammars import Constraint, ConstraintKind
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 from tests.text.grammars.walking import allows
 
 COMPILER = GrammarCompiler({300: "<tool_call>"}, 400, GrammarConfig())

@@ -49,7 +49,7 @@ class RedisJournal:
         Raises ConfigError for a URL that is not one.
         """
         self._redis = connect(url, timeout)
-        # A connection of its own: it blocks for news while commits go on.
+        # A connection of its own: it blocks until others commit while own commits go on.
         self._news = connect(url, timeout)
         self._position_key = f"{prefix}:{name}:position"
         self._records_key = f"{prefix}:{name}:records"
@@ -132,8 +132,8 @@ class RedisJournal:
                 taken_in = dict(heads or {})
             hints = self._tell(pipe, commit, taken_in, old)
             results = pipe.execute(raise_on_error=False)
-            told = zip(hints, results[-len(hints) :], strict=True)
-            failed = {key for key, result in told if isinstance(result, Exception)}
+            answered = zip(hints, results[-len(hints) :], strict=True)
+            failed = {key for key, result in answered if isinstance(result, Exception)}
         with suppress(AdapterUnavailableError):  # the commit itself is done
             self._drop(failed)
         return position
@@ -330,7 +330,7 @@ def _text(value: bytes) -> str:
 
 
 def _record(value: bytes) -> str:
-    """The record's text; an empty one, which nobody can read, for bytes that are none."""
+    """The record's text; an empty one, which cannot be read, for bytes that are none."""
     try:
         return _text(value)
     except UnicodeDecodeError:

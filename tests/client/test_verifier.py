@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-import lora_serve.engine_host.local as validator_module
-import lora_serve.engine_host.verifier as module
+import lora_serve.client.verifier as module
+import lora_serve.model.lora.validation as validator_module
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedLinear
 from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
+from lora_serve.client.verifier import EngineVerifier, RemoteValidator
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, NotReadyError
 from lora_serve.core.messages import AdapterSize, SmokeTest
-from lora_serve.engine_host.local import LastFolded, LocalValidator
-from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
+from lora_serve.model.lora.validation import LastFolded, LocalValidator
 from tests.mock_engine import MockEngineClient
 
 REF = AdapterRef("default", "a", 0, "sha256:a", 4, 10)

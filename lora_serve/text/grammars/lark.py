@@ -1,6 +1,8 @@
-"""Structural tags -> Lark: free text in which tags begin that hold something structured.
+"""Grammars that callers write, in Lark as `llguidance` reads it.
 
-Both forms that vLLM takes: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and xgrammar's newer
+GBNF (llama.cpp's): the parser is the library's; its search for terminals takes a pass over all rules for each rule,
+this one takes a pass. Structural tags: free text in which tags begin that hold something structured, in both forms that
+vLLM takes: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and xgrammar's newer
 `{"type": "structural_tag", "format": {...}}`. What cannot be said in Lark is refused in words.
 """
 
@@ -8,11 +10,145 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from llguidance.gbnf_to_lark import ASTNode, GbnfToLarkError, GrammarParser, RuleNode, RuleRefNode
+
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.text.grammars.constraint import refused
+from lora_serve.text.grammars import refused
+
+MAX_GROUPS = 1000  # in all rules: they count as much, where a chain leads through them
+_GROUP = re.compile(r"[(\[]")
+# A string or a regex that does not end is one all the same, so that each character is looked at once.
+_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"?|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/?|(?P<json>%json)\b|(?P<name><[^<>\s]+>)')
+_BLANKS = re.compile(r"\s*")
+
+
+def with_schemas(text: str, param: str, rewrite: Callable[[Any], str], max_rules: int | None) -> str:
+    """The grammar with the JSON schema behind each `%json` written anew.
+
+    `max_rules`: of a text that a caller wrote; None: the server did, so that its literals are what they seem to be.
+    Raises InvalidRequestError.
+    """
+    parts: list[str] = []
+    outside: list[str] = []
+    at = 0
+    found = _TOKEN.search(text)
+    while found is not None:
+        if found["json"] is None:
+            found = _TOKEN.search(text, found.end())
+            continue
+        start = _BLANKS.match(text, found.end())
+        assert start is not None, "it matches nothing, too"
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, start.end())
+        except (ValueError, RecursionError):
+            line = text.count("\n", 0, found.start()) + 1
+            raise refused(param, f"line {line}: no JSON schema stands behind %json") from None
+        outside.append(text[at : found.start()])
+        parts += [text[at : found.start()], "%json ", rewrite(schema)]
+        at = end
+        found = _TOKEN.search(text, end)
+    outside.append(text[at:])
+    if max_rules is not None:
+        _check_outside("".join(outside), param, max_rules)
+    return "".join(parts) + text[at:]
+
+
+def with_numbers(text: str, special_ids: Mapping[str, int]) -> str:
+    """The grammar with the ids of the special tokens that it names as `<name>`; one that is unknown stays."""
+
+    def numbered(found: re.Match[str]) -> str:
+        number = special_ids.get(found["name"] or "")
+        return found[0] if number is None else f"<[{number}]>"
+
+    return _TOKEN.sub(numbered, text)
+
+
+def _check_outside(text: str, param: str, max_rules: int) -> None:
+    """Check the grammar without its schemas; each rule has a colon. Raises InvalidRequestError."""
+    if "%json" in text:
+        raise refused(param, "`%json` stands in a text, a regex or a comment")
+    if text.count(":") > max_rules:
+        raise refused(param, f"more than {max_rules} rules")
+    if len(_GROUP.findall(_TOKEN.sub("", text))) > MAX_GROUPS:
+        raise refused(param, f"more than {MAX_GROUPS} groups in brackets")
+
+
+ROOT = "root"
+_LARK = re.compile(r"(?m)^[^\S\n]*(?:%llguidance\b|start\s*:)")  # empty lines are looked at once each
+_HUMP = re.compile(r"([a-z])([A-Z])")
+
+
+def is_lark(text: str) -> bool:
+    """True if the text is Lark already, as vLLM and `llguidance` tell."""
+    return _LARK.search(text) is not None
+
+
+def to_lark(text: str) -> str:
+    """The grammar in Lark. Raises ValueError with the place."""
+    try:
+        rules = GrammarParser().parse(text)
+        _resolve(rules)
+        return "%llguidance {}\n\n" + "\n".join(str(rule) for rule in rules.values()) + "\n"
+    except GbnfToLarkError as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("the rules are nested too deeply") from None
+    except IndexError:
+        raise ValueError("the text ends within an escape") from None
+
+
+def _resolve(rules: Mapping[str, RuleNode]) -> None:
+    """Bind references to rules, find which are terminals, and name each as Lark does. Raises ValueError."""
+    if ROOT not in rules:
+        raise ValueError("there is no rule `root` (GBNF) and no rule `start` (Lark)")
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    num_open: dict[str, int] = {}  # references of a rule to others that are not known to be terminals
+    for name, rule in rules.items():
+        rule.alternatives = rule.alternatives.simplify()
+        refs = [node for node in _below(rule) if isinstance(node, RuleRefNode)]
+        num_open[name] = len(refs)
+        for ref in refs:
+            if ref.name not in rules:
+                raise ValueError(f"there is no rule `{ref.name[:100]}`")
+            ref.target = rules[ref.name]
+            users[ref.name].append(name)
+    ready = [name for name, count in num_open.items() if count == 0]
+    while ready:
+        name = ready.pop()
+        if name == ROOT:
+            continue
+        rules[name].rule_is_terminal = True
+        for user in users[name]:
+            num_open[user] -= 1
+            if num_open[user] == 0:
+                ready.append(user)
+    _rename(rules)
+
+
+def _rename(rules: Mapping[str, RuleNode]) -> None:
+    taken = {"start"}
+    rules[ROOT].name = "start"
+    for name, rule in rules.items():
+        if name == ROOT:
+            continue
+        snake = _HUMP.sub(r"\1_\2", name.replace("-", "_"))
+        plain = snake.upper() if rule.rule_is_terminal else snake.lower()
+        if not plain[0].isalpha():
+            plain = ("R_" if rule.rule_is_terminal else "r_") + plain
+        rule.name = plain if plain not in taken else f"{plain}_{len(taken)}"
+        taken.add(rule.name)
+
+
+def _below(node: ASTNode) -> Iterator[ASTNode]:
+    left = list(node.children())
+    while left:
+        found = left.pop()
+        yield found
+        left.extend(found.children())
+
 
 MAX_TAGS = 256
 MAX_DEPTH = 20  # of formats inside one another

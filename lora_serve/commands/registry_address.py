@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lora_serve.adapters.maintenance.registries import RegistryAddress
-from lora_serve.commands.flags import DEFAULT_STORE, AddFlags, argument, one_of
+from lora_serve.commands.flags import DEFAULT_STORE, Subcommand, argument, one_of
 from lora_serve.commands.output import CommandError, ExitCode, Output
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.setting_texts import check_redis_prefix
@@ -23,20 +23,14 @@ EXIT_CODES = """exit codes:
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
-    """A subcommand. `examples`: lines of --help, without the program's name.
+class RegistryVerb(Subcommand):
+    """A subcommand on the registry itself."""
 
-    `run` returns True if all is well; raises ConfigError, AdapterUnavailableError.
-    """
-
-    name: str
-    summary: str
-    examples: tuple[str, ...]
-    arguments: tuple[AddFlags, ...]
     run: Callable[[argparse.Namespace, Output], bool]
+    """Returns True if all is well. Raises ConfigError, AdapterUnavailableError."""
 
 
-def run_verb(verb: Verb, flags: argparse.Namespace) -> int:
+def run_verb(verb: RegistryVerb, flags: argparse.Namespace) -> int:
     """Runs the subcommand; returns the exit code. Raises ConfigError."""
     output = Output(flags.json)
     try:

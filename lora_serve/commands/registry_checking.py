@@ -27,7 +27,7 @@ from lora_serve.adapters.maintenance.registries import (
 )
 from lora_serve.commands.flags import argument
 from lora_serve.commands.output import Columns, Output, bytes_text, facts_table, plain, table_of
-from lora_serve.commands.registry.subcommand import REGISTRY, Verb, folder_address, registry_address
+from lora_serve.commands.registry_address import REGISTRY, RegistryVerb, folder_address, registry_address
 from lora_serve.core.errors import ConfigError
 
 
@@ -190,14 +190,14 @@ def _accept(flags: argparse.Namespace, output: Output) -> bool:
 
 
 LOOK_VERBS = (
-    Verb(
+    RegistryVerb(
         "show",
         "Say what a registry holds: where its journal is, adapters, versions, aliases, blobs missing or unnamed.",
         ("show", "show --redis-url redis://redis:6379/0 --json"),
         REGISTRY,
         _show,
     ),
-    Verb(
+    RegistryVerb(
         "check",
         "Read and verify every blob that a version names; missing and corrupt ones are listed.",
         ("check --store /srv/lora_serve", "check --redis-url redis://redis:6379/0"),
@@ -206,7 +206,7 @@ LOOK_VERBS = (
     ),
 )
 MEND_VERBS = (
-    Verb(
+    RegistryVerb(
         "rebuild",
         "Make a catalog again that was lost, damaged or set back, from the blobs and the records beside them.",
         (
@@ -226,7 +226,7 @@ MEND_VERBS = (
         ),
         _rebuild,
     ),
-    Verb(
+    RegistryVerb(
         "accept",
         "Go on with the catalog that is there, or none; blobs that it does not name are kept aside for a rebuild.",
         ("accept --store /srv/lora_serve", "accept --redis-url redis://redis:6379/0"),

@@ -1,4 +1,6 @@
-"""`lora-serve registry export | import | migrate | backup | restore`."""
+"""`lora-serve registry`: the registry itself, without a server. Here: export | import | migrate | backup | restore; in
+`registry_checking.py`: show | check | rebuild | accept.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lora_serve.adapters.maintenance.backup import BackupError, OtherDatabases, back_up, restore
-from lora_serve.adapters.maintenance.backup_folder import BackupList
-from lora_serve.adapters.maintenance.blob_copier import OnProgress
+from lora_serve.adapters.maintenance.copying import BackupList, OnProgress
 from lora_serve.adapters.maintenance.registries import RegistryAddress
 from lora_serve.adapters.maintenance.transfer import (
     MergeOutcome,
@@ -18,25 +19,43 @@ from lora_serve.adapters.maintenance.transfer import (
     is_unfinished,
     open_ends,
 )
-from lora_serve.commands.flags import argument
+from lora_serve.commands.flags import argument, make_parser, run_subcommand
 from lora_serve.commands.output import Output, bytes_text, plain, time_text
-from lora_serve.commands.registry.subcommand import (
+from lora_serve.commands.registry_address import (
+    EXIT_CODES,
     REDIS_PREFIX,
     REGISTRY,
-    Verb,
+    RegistryVerb,
     folder_address,
     folder_or_url,
     registry_address,
+    run_verb,
 )
+from lora_serve.commands.registry_checking import LOOK_VERBS, MEND_VERBS
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.tenancy.audit import journal as audit_journal
 from lora_serve.tenancy.directory import directory
 from lora_serve.tenancy.usage import journal as usage_journal
 
+PROGRAM = "lora-serve registry"
+DESCRIPTION = """Works on the registry itself, a store folder or Redis, without a server. A store folder is locked
+meanwhile, so no server may be using it, but for `backup`; Redis may be live. `export`, `import` and `migrate` carry
+adapters from one registry to another, and no keys; `backup` and `restore` keep all that a server knows, keys as
+hashes."""
 _OTHERS = OtherDatabases(
     (directory.FILE_NAME, usage_journal.FILE_NAME, audit_journal.FILE_NAME), {directory.FILE_NAME: directory.JOURNAL}
 )
 _NO_SECRETS = "tenants' keys are in it as hashes only; the admin key is not: a restored store makes a new one"
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code (`EXIT_CODES`). Raises ConfigError for a wrong command line, or a registry that is not there."""
+    parser = make_parser(PROGRAM, DESCRIPTION, EXIT_CODES, VERBS, _add_json)
+    return run_subcommand(parser, arguments, run_verb)
+
+
+def _add_json(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output, nothing else")
 
 
 def _export(flags: argparse.Namespace, output: Output) -> bool:
@@ -192,7 +211,7 @@ _OVERWRITE = argument(
     help="an id that is another one there becomes exactly what the source says: its other versions go",
 )
 COPY_VERBS = (
-    Verb(
+    RegistryVerb(
         "export",
         "Write the whole registry into a folder: a backup, on which `serve --store FOLDER` can run.",
         (
@@ -206,7 +225,7 @@ COPY_VERBS = (
         ),
         _export,
     ),
-    Verb(
+    RegistryVerb(
         "import",
         "Bring an exported folder into a registry; ids that are there with the same versions are left alone.",
         (
@@ -220,7 +239,7 @@ COPY_VERBS = (
         ),
         _import,
     ),
-    Verb(
+    RegistryVerb(
         "migrate",
         "Copy a registry from a store folder to Redis, back, or between two of a kind; both have it afterwards.",
         (
@@ -237,7 +256,7 @@ COPY_VERBS = (
     ),
 )
 BACKUP_VERBS = (
-    Verb(
+    RegistryVerb(
         "backup",
         "Copy adapters, tenants, hashed keys, usage and audit log into a folder, beside a running server.",
         (
@@ -250,7 +269,7 @@ BACKUP_VERBS = (
         ),
         _backup,
     ),
-    Verb(
+    RegistryVerb(
         "restore",
         "Make a store folder, or the registry in an empty Redis, from a backup.",
         (
@@ -264,3 +283,4 @@ BACKUP_VERBS = (
         _restore,
     ),
 )
+VERBS: tuple[RegistryVerb, ...] = (*COPY_VERBS, *LOOK_VERBS, *MEND_VERBS, *BACKUP_VERBS)

@@ -11,16 +11,18 @@ import jinja2
 import pytest
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.text.adapter_template import AdapterChatTemplate, TemplateTexts
-from lora_serve.text.chat import parse_messages, render_chat
-from lora_serve.text.rendering import worker
-from lora_serve.text.rendering.processes import (
+from lora_serve.text import template_worker
+from lora_serve.text.adapter_template import (
     SECONDS,
+    AdapterChatTemplate,
     TemplateFaultError,
     TemplateLimitError,
     TemplateProcesses,
+    TemplateTexts,
     trial_faults,
 )
+from lora_serve.text.chat import parse_messages, render_chat
+from lora_serve.text.template import TemplateInput
 from lora_serve.text.tokenizer import TextModel
 from tests.attempts import in_some_attempt
 from tests.text.chat_families import FAMILIES, wrapper_of
@@ -97,12 +99,12 @@ def test_what_templates_can_use_is_as_in_transformers(processes: TemplateProcess
     own = with_own(text, source, processes)
     conversation = [{"role": "user", "content": "x <y>"}, {"role": "assistant", "content": "z"}]
     theirs = text.wrapper.apply_chat_template(conversation, chat_template=source, tokenize=False)
-    found = own.template.render(conversation, {}, add_generation_prompt=False, is_continued=False)
+    found = own.template.render(TemplateInput(conversation, add_generation_prompt=False))
     assert found == theirs
     for wrong in ("{{ raise_exception('no tools here') }}", "{{ namespace(_x=1) }}", "{{ messages.x.y }}"):
         own = with_own(text, wrong, processes)
         with pytest.raises(jinja2.TemplateError) as ours:
-            own.template.render(conversation, {}, add_generation_prompt=False, is_continued=False)
+            own.template.render(TemplateInput(conversation, add_generation_prompt=False))
         with pytest.raises(jinja2.TemplateError) as expected:
             text.wrapper.apply_chat_template(conversation, chat_template=wrong, tokenize=False)
         if "namespace" not in wrong:
@@ -159,7 +161,7 @@ def test_hostile_template_ends_within_two_seconds_and_the_next_one_is_rendered(
 
 
 def test_limits_leave_a_hostile_template_less_than_two_seconds() -> None:
-    assert SECONDS * worker.KILLED_AFTER < MAX_SECONDS / 2
+    assert SECONDS * template_worker.KILLED_AFTER < MAX_SECONDS / 2
     assert list(inspect.signature(TemplateProcesses).parameters.values())[-1].default == SECONDS
 
 
@@ -198,7 +200,7 @@ def test_process_has_bounded_memory_no_files_and_nothing_of_the_servers_environm
     assert b"secret-of-the-server" not in (proc / "environ").read_bytes()
     limits = {line[:26].strip(): line[26:].split()[0] for line in (proc / "limits").read_text().splitlines()}
     assert (limits["Max open files"], limits["Max file size"], limits["Max core file size"]) == ("0", "0", "0")
-    assert int(limits["Max address space"]) < worker.MEMORY_BYTES + 512 * 2**20
+    assert int(limits["Max address space"]) < template_worker.MEMORY_BYTES + 512 * 2**20
     with_process.close()
     assert process._process.poll() is not None
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lora_serve.adapters.checkpoint.content import adapter_digest
-from lora_serve.adapters.registration.verification import StagedAdapter
+from lora_serve.adapters.registration.verification import AdapterVerifier, StagedAdapter, Steps
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
@@ -26,6 +26,7 @@ from lora_serve.core.messages import (
     Validate,
 )
 
+T = TypeVar("T")
 _TIMEOUT = 120.0  # seconds; a smoke test waits for one step, one load and room in host memory
 
 
@@ -112,4 +113,20 @@ class EngineVerifier:
         finally:
             self._validator.forget(adapter.digest)
         assert result is not None, "the engine answers a smoke test with its result"
+        return result
+
+
+def carried_out(steps: Steps[T], verifier: AdapterVerifier) -> T:
+    """The result of a registration's steps: whatever they ask the verifier to do is done, on this thread."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                answer = call(verifier)
+            except BaseException as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
         return result

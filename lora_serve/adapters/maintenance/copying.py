@@ -1,14 +1,11 @@
-"""The files of a backup: copies of databases and blobs, and a list of them.
-
-`backup.json` is written last, once the backup is complete. Restoring reads nothing that the list does not name.
-"""
+"""Copies of blobs, each verified on its way, and of databases; and the list of a backup's files."""
 
 from __future__ import annotations
 
 import json
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +14,111 @@ from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.catalog.journals.mirrored import Mirror
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.opening import CATALOG_NAME
-from lora_serve.adapters.checkpoint.content import file_sha256
-from lora_serve.adapters.regular_file import read_regular
-from lora_serve.adapters.stores.files import FILE_MODE, flush
-from lora_serve.core.errors import ConfigError
+from lora_serve.adapters.checkpoint.content import adapter_digest, check_sizes, content_names, file_sha256
+from lora_serve.adapters.maintenance.registries import NotCopyableError, is_readable
+from lora_serve.adapters.regular_file import open_regular, pieces_of, read_regular
+from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.adapters.stores.files import FILE_MODE, flush, scratch_folder
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.strict_json import parse_json
+
+OnProgress = Callable[[int, int], None]  # bytes done, bytes in all; the second is an estimate at first
+
+
+class BlobCopier:
+    """`num_blobs` and `num_bytes` count what was copied so far."""
+
+    def __init__(
+        self,
+        source: AdapterStore,
+        target: AdapterStore,
+        tmp: Path,
+        num_bytes: Mapping[str, int],
+        on_progress: OnProgress,
+    ) -> None:
+        """`tmp`: a private folder beside the target. `num_bytes`: an estimate for each digest."""
+        self._source, self._target, self._tmp = source, target, tmp
+        self._ahead = dict(num_bytes)  # blobs that are neither copied nor skipped yet
+        self._left = sum(self._ahead.values())
+        self._done = 0
+        self._on_progress = on_progress
+        self._verified: set[str] = set()
+        self.num_blobs = self.num_bytes = 0
+
+    def is_there(self, digest: str, is_quick: bool) -> bool:
+        """True if the target has the blob and, unless `is_quick`, all its bytes are right."""
+        if not self._target.has(digest):
+            return False
+        if not is_quick and digest not in self._verified:
+            if not is_readable(self._target, digest):
+                return False
+            self._verified.add(digest)
+        return True
+
+    def copy(self, digest: str) -> None:
+        """Replaces a broken copy in the target. Raises NotCopyableError if the source's bytes are not what `digest`
+        names, AdapterUnavailableError if source or target fails.
+        """
+        with scratch_folder(self._tmp) as scratch:
+            num_bytes = self._fetch(digest, scratch)
+            if self._target.has(digest):
+                self._target.delete(digest)
+            self._target.put(digest, scratch)
+        self._verified.add(digest)
+        self.num_blobs, self.num_bytes = self.num_blobs + 1, self.num_bytes + num_bytes
+
+    def pass_over(self, digest: str) -> None:
+        """Count the blob as done: it was copied, or need not be."""
+        self._advance(self._ahead.pop(digest, 0))
+
+    def forget(self, digest: str) -> None:
+        """Note that the target no longer has the blob."""
+        self._verified.discard(digest)
+
+    def _fetch(self, digest: str, scratch: Path) -> int:
+        try:
+            with self._source.open(digest) as folder:
+                num_bytes = self._copy_files(digest, folder, scratch)
+            if adapter_digest(scratch) != digest:
+                raise NotCopyableError(f"the source's blob {digest} is corrupt")
+        except AdapterUnavailableError:
+            self._source.has(digest)  # raises if it is the whole store that is away
+            raise NotCopyableError(f"the source's blob {digest} cannot be read") from None
+        except OSError as error:
+            raise AdapterUnavailableError(f"A blob cannot be copied: {error.strerror or error}.") from None
+        return num_bytes
+
+    def _copy_files(self, digest: str, folder: Path, scratch: Path) -> int:
+        names = content_names(folder)
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise NotCopyableError(f"the source's blob {digest} is corrupt: it lacks {missing[0]}")
+        try:
+            check_sizes(folder)
+        except OSError as error:
+            raise NotCopyableError(f"the source's blob {digest} is corrupt: {error.strerror}") from None
+        num_bytes = sum((folder / name).stat().st_size for name in names)
+        self._left += num_bytes - self._ahead.pop(digest, 0)
+        for name in names:
+            with (scratch / name).open("wb") as file:
+                for chunk in _chunks(folder / name):
+                    file.write(chunk)
+                    self._advance(len(chunk))
+        return num_bytes
+
+    def _advance(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        self._left -= num_bytes
+        self._on_progress(self._done, self._done + self._left)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    """Raises NotCopyableError for a file that cannot be read."""
+    try:
+        with open_regular(path) as file:
+            yield from pieces_of(file)
+    except OSError as error:
+        raise NotCopyableError(f"the source's {path.name} cannot be read: {error.strerror}") from None
+
 
 MAX_LIST_BYTES = 2**28
 LIST_NAME, MARK = "backup.json", "backup.incomplete"

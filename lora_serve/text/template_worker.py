@@ -1,4 +1,4 @@
-"""A rendering process: `python -m lora_serve.text.rendering.worker` (core/worker_processes.py).
+"""A rendering process: `python -m lora_serve.text.template_worker` (core/worker_processes.py).
 
 Whatever a template does, the process ends or answers: Python's own code is stopped by a first timer, anything below it
 by a second one, at which the kernel ends the process; memory beyond the bound cannot be had. The process opens no file
@@ -32,8 +32,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from lora_serve.core.worker_processes import limit_memory, serve
-from lora_serve.text.marked import Marks, joined
-from lora_serve.text.rendering.wire import frame_of, unpacked
+from lora_serve.text.marked import Marks, joined, unpacked
 
 
 class _Generation(Extension):
@@ -195,7 +194,7 @@ def main() -> None:
         )  # imports all
         _limit()
 
-    serve(lambda job: frame_of(_limited(renderer, json.loads(job), seconds)), prepare)
+    serve(lambda job: json.dumps(_limited(renderer, json.loads(job), seconds)).encode(), prepare)
 
 
 class _Renderer:
