@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from lora_serve.console.live import frames
 from lora_serve.core.request import Task
 from lora_serve.server import console, models
-from lora_serve.server.admin import adapters, engine, fleet, records, registration, tenants, upload, vllm_lora
+from lora_serve.server.admin import adapters, engine, records, registration, tenants, upload, vllm_lora
 from lora_serve.server.admin import answers as cards
 from lora_serve.server.admin import protocol as asked
 from lora_serve.server.anthropic import protocol as anthropic
@@ -188,5 +188,5 @@ TABLE = RouteTable(
         event=(frames.Hello, frames.Frame, frames.Bye),
     ),
     Route("GET", "/admin/engine/health", _ADMIN, engine.get_engine_health, answer=engine.EngineHealth),
-    Route("GET", "/admin/fleet", _ADMIN, fleet.get_fleet, query=asked.FleetQuery, answer=fleet.Fleet),
+    Route("GET", "/admin/fleet", _ADMIN, engine.get_fleet, query=asked.FleetQuery, answer=engine.Fleet),
 )

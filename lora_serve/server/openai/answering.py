@@ -24,8 +24,7 @@ from lora_serve.server.background.tasks import LONG
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.inference.rows import Rows
-from lora_serve.server.openai.logprobs import num_values
-from lora_serve.server.schemas.generated import CachedTokens, Usage
+from lora_serve.server.schemas.generated import CachedTokens, Usage, num_values
 from lora_serve.server.schemas.inference import SamplingFields
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.usage.figures import AnswerUse

@@ -24,8 +24,8 @@ from lora_serve.server.inference.requests import TokenLimits, generation_request
 from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.openai.answering import AnswerBody, answer
-from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
 from lora_serve.server.schemas import generated as wire
+from lora_serve.server.schemas.generated import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
 from lora_serve.server.schemas.inference import ChatFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.usage.figures import AnswerUse

@@ -29,10 +29,17 @@ from lora_serve.server.inference.resolve import named_tokenizer, resolve
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.openai.chat import GrowingChoice
-from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
 from lora_serve.server.openai.translated import with_names
 from lora_serve.server.schemas.fields import MAX_SALT_LENGTH, Ignored, Objects, Refused, without_null
-from lora_serve.server.schemas.generated import ChatLogprobs, PromptLogprobs, Usage
+from lora_serve.server.schemas.generated import (
+    ChatLogprobs,
+    PromptLogprobs,
+    TokenSpeller,
+    Usage,
+    chat_logprobs,
+    num_values,
+    prompt_logprobs,
+)
 from lora_serve.server.schemas.inference import ChatFields, CompletionFields, NamingFields, RequestFields, StreamOptions
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.usage.figures import AnswerUse
