@@ -273,10 +273,10 @@ def wire_error(error: Exception, request_id: str) -> WireError:
     for kind, status, name, code in _TABLE:
         if isinstance(error, kind):
             reasons = error.reasons[:MAX_REASONS] if isinstance(error, errors.InvalidAdapterError) else ()
-            param = "model" if kind is errors.AdapterNotFoundError else None
+            param, shown_code = "model" if kind is errors.AdapterNotFoundError else None, code
             if isinstance(error, errors.InvalidRequestError):
-                param, code = error.param, code or error.code
-            return WireError(status, str(error), name, param, code, _headers(error), reasons)
+                param, shown_code = error.param, error.code
+            return WireError(status, str(error), name, param, shown_code, _headers(error), reasons)
     logger.error("request %s failed", request_id, exc_info=error)
     message = f"The server met an internal error. Its log has the details under the request id {request_id}."
     return WireError(500, message, "server_error", code="internal_error")
