@@ -17,7 +17,7 @@ from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.storage import AdapterStorage
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.app.shutdown import drain, give_up
 from lora_serve.app.warm_up import Preparation
 from lora_serve.client.base import EngineClient
@@ -26,7 +26,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import noted_server
 from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
+from lora_serve.engine_host.hosts import EngineHost, LoadedEngine
 from lora_serve.engine_host.supervisor import Restarts, Supervisor, load_timeout
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.app import build_app

@@ -14,20 +14,18 @@ from msgspec import Struct
 
 from lora_serve import __version__
 from lora_serve.console.files import INDEX, PageFile, page_files
-from lora_serve.console.live.channel import Viewer
-from lora_serve.console.live.frames import KEEP_ALIVE, Bye, Hello, event
+from lora_serve.console.live.frames import KEEP_ALIVE, Bye, Hello, Viewer, event
 from lora_serve.console.live.hub import Hub, Watched
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import RequestError
 from lora_serve.core.live import LiveTier
-from lora_serve.server.answers.errors import WireError
-from lora_serve.server.answers.json_answer import json_response
-from lora_serve.server.bodies.json_body import check_query
+from lora_serve.server.admin.protocol import StreamQuery
+from lora_serve.server.answers import WireError, json_response
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import check_query
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.openai.answering import HEADERS
 from lora_serve.server.route import ROUTES, Access
-from lora_serve.server.schemas.queries import StreamQuery
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.authenticator import is_loopback
 
@@ -83,7 +81,7 @@ async def get_index(request: web.Request) -> web.StreamResponse:
 
 
 async def get_about(request: web.Request) -> web.StreamResponse:
-    """The facts that the console's page needs before anybody has signed in."""
+    """The facts that the console's page needs before a key is given."""
     services = request.app[SERVICES]
     if not is_on(services.config):
         return _off()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_serve.adapters.stores.database import Database, Schema, made_by
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 
 if TYPE_CHECKING:
     from lora_serve.core.messages import PromptEvent

@@ -1,0 +1,341 @@
+"""GPU kernels in Triton, compiled where they run; without a GPU its interpreter runs them in tests.
+
+LoRA, for every token i with a slot s in a layer m (Punica, arXiv 2310.18547: BGMV for tokens, SGMV for segments):
+
+    shrink   h[i] = x[i] A[s, m]^T                                            [rank of s], float32
+    expand   y[i] = gain[s, m] * y[i] + t[i] * (shift[s, m] + scale[s, m] * h[i] B[s, m])
+
+Each slot has its true rank: programs beyond it leave at once. Weights are reached through the records of
+`SlotRecords` (a, b, gain, shift as addresses, then rank, scale and whether a and b are bfloat16), so a slot's new owner
+needs no new launch. In rows every sum has one order, whatever else is in the batch or loaded: no atomics, and where a
+token's inputs are cut into parts, their number follows from the layer alone; so in tiles. (Neighbours of one adapter
+are one segment: together they may be long enough for tiles, which round h.) A token is only ever multiplied with its
+own slot's weights, so one that is not a number stays alone.
+
+What differs from step to step is not specialised, nor is a layer's number: for each kind of it (a multiple of 16, 1,
+another number) Triton would compile once more, and every tenant would wait for seconds.
+
+Decode attention over the cache as it lies is Flash-Decoding (Dao et al., 2023) over a block table: for row i with query
+heads of one KV head, the keys are cut into chunks of CHUNK, each program keeps the running maximum m, sum l and
+weighted values of its chunk,
+
+    m' = max(m, max_j s_j)   l' = l e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
+
+and a second program folds a row's chunks in their order. A row's chunks depend on its own length alone.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+def half_type(x):
+    """The type of products with bfloat16 weights or keys: x's, as in PEFT the wider of the two; the interpreter has no
+    such product of bfloat16.
+    """
+    return getattr(tl, str(x.dtype).removeprefix("torch.")) if x.is_cuda else tl.float32
+
+
+@triton.jit
+def _record(table, slot, module, num_modules):
+    """Where the record of a slot's layer begins: 8 words of 64 bits."""
+    return table + (slot.to(tl.int64) * num_modules + module) * 8
+
+
+@triton.jit
+def _scale_of(record):
+    return tl.load(record + 5).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _weights(address, rows, columns, rank, width, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    """Elements (rows[:, None], columns[None, :]) of a matrix [rank, width] at an address; 0 beyond it."""
+    pointers = address.to(tl.pointer_type(dtype)) + rows[:, None].to(tl.int64) * width + columns[None, :]
+    if ALIGNED:  # without this word the compiler loads one element at a time through an address it cannot see into
+        pointers = tl.multiple_of(pointers, [16, 16])
+    return tl.load(pointers, mask=(rows < rank)[:, None] & (columns < width)[None, :], other=0.0)
+
+
+@triton.jit
+def _vector(address, columns, mask):
+    return tl.load(address.to(tl.pointer_type(tl.float32)) + columns, mask=mask, other=0.0)
+
+
+@triton.jit
+def _shrunk_part(x, a, r, k, rank, in_features, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    inside = k < in_features
+    inputs = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
+    weights = _weights(a, r, k, rank, in_features, dtype, ALIGNED)
+    return tl.sum(weights.to(tl.float32) * inputs[None, :], axis=1)
+
+
+@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["slots"])
+def shrink_rows(
+    x, x_stride, slots, table, h, width, in_features, module, num_modules,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Grid (tokens, parts of BLOCK_K inputs, pieces of BLOCK_R ranks): x [num_tokens, in] -> h [num_tokens, parts,
+    width] float32. Each program loads all its weights at once: one row alone, too, keeps the memory busy.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    if slot >= 0:
+        record = _record(table, slot, module, num_modules)
+        a = tl.load(record)
+        rank = tl.load(record + 4).to(tl.int32)
+        first = tl.program_id(2) * BLOCK_R
+        if (a != 0) & (first < rank):
+            r = first + tl.arange(0, BLOCK_R)
+            k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+            row = x + token * x_stride
+            if tl.load(record + 6) != 0:
+                total = _shrunk_part(row, a, r, k, rank, in_features, tl.bfloat16, ALIGNED)
+            else:
+                total = _shrunk_part(row, a, r, k, rank, in_features, tl.float32, ALIGNED)
+            place = token * tl.num_programs(1) + tl.program_id(1)
+            tl.store(h + place * width + r, total, mask=r < rank)
+
+
+@triton.jit
+def _expanded_row(
+    h, parts, width, b, n, rank, out_features,
+    dtype: tl.constexpr, MAX_PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    total = tl.zeros([BLOCK_N], dtype=tl.float32)
+    part = tl.arange(0, MAX_PARTS)
+    for start in range(0, rank, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)
+        mask = (part < parts)[:, None] & (r < rank)[None, :]
+        inputs = tl.sum(tl.load(h + part[:, None] * width + r[None, :], mask=mask, other=0.0), axis=0)
+        weights = _weights(b, r, n, rank, out_features, dtype, ALIGNED)
+        total += tl.sum(weights.to(tl.float32) * inputs[:, None], axis=0)
+    return total
+
+
+@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["slots", "scales"])
+def expand_rows(
+    y, y_stride, slots, scales, table, h, parts, width, out_features, module, num_modules,
+    MAX_PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Grid (tokens, pieces of BLOCK_N outputs): y [num_tokens, out] in place; h [num_tokens, parts, width]."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    if slot >= 0:
+        record = _record(table, slot, module, num_modules)
+        b = tl.load(record + 1)
+        gain = tl.load(record + 2)
+        shift = tl.load(record + 3)
+        if (b != 0) | (gain != 0) | (shift != 0):
+            n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+            inside = n < out_features
+            place = y + token * y_stride + n
+            found = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+            delta = tl.zeros([BLOCK_N], dtype=tl.float32)
+            if gain != 0:
+                found *= _vector(gain, n, inside)
+            if shift != 0:
+                delta += _vector(shift, n, inside)
+            if b != 0:
+                rank = tl.load(record + 4).to(tl.int32)
+                row = h + token * parts * width
+                if tl.load(record + 6) != 0:
+                    total = _expanded_row(
+                        row, parts, width, b, n, rank, out_features, tl.bfloat16, MAX_PARTS, BLOCK_R, BLOCK_N, ALIGNED
+                    )
+                else:
+                    total = _expanded_row(
+                        row, parts, width, b, n, rank, out_features, tl.float32, MAX_PARTS, BLOCK_R, BLOCK_N, ALIGNED
+                    )
+                delta += _scale_of(record) * total
+            found += tl.load(scales + token) * delta
+            tl.store(place, found.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _shrunk_tile(
+    x, x_stride, tokens, here, a, r, rank, begin, end, in_features,
+    dtype: tl.constexpr, wide: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
+    total = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
+    for start in range(begin, end, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        inside = k < in_features
+        inputs = tl.load(x + tokens[:, None] * x_stride + k[None, :], mask=here[:, None] & inside[None, :], other=0.0)
+        weights = _weights(a, r, k, rank, in_features, dtype, ALIGNED)
+        total = tl.dot(inputs.to(wide), tl.trans(weights.to(wide)), total, input_precision="tf32x3")
+    return total
+
+
+@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["tiles"])
+def shrink_tiles(
+    x, x_stride, tiles, table, h, width, in_features, module, num_modules,
+    HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PART: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles of tokens of one slot, parts of PART inputs, pieces of BLOCK_R ranks): x [num_tokens, in] -> h
+    [num_tokens, parts, width] float32. Products with bfloat16 weights are in HALF.
+    """
+    tile = tiles + tl.program_id(0) * 3
+    record = _record(table, tl.load(tile + 2), module, num_modules)
+    a = tl.load(record)
+    rank = tl.load(record + 4).to(tl.int32)
+    first = tl.program_id(2) * BLOCK_R
+    if (a != 0) & (first < rank):
+        m = tl.arange(0, BLOCK_M)
+        here = m < tl.load(tile + 1)
+        tokens = (tl.load(tile) + m).to(tl.int64)
+        r = first + tl.arange(0, BLOCK_R)
+        part = tl.program_id(1)
+        begin = part * PART
+        end = min(begin + PART, in_features)
+        if tl.load(record + 6) != 0:
+            total = _shrunk_tile(
+                x, x_stride, tokens, here, a, r, rank, begin, end, in_features,
+                tl.bfloat16, HALF, BLOCK_M, BLOCK_R, BLOCK_K, ALIGNED,
+            )  # fmt: skip
+        else:
+            total = _shrunk_tile(
+                x, x_stride, tokens, here, a, r, rank, begin, end, in_features,
+                tl.float32, tl.float32, BLOCK_M, BLOCK_R, BLOCK_K, ALIGNED,
+            )  # fmt: skip
+        place = (tokens * tl.num_programs(1) + part) * width
+        tl.store(h + place[:, None] + r[None, :], total, mask=here[:, None] & (r < rank)[None, :])
+
+
+@triton.jit
+def _expanded_tile(
+    h, parts, width, tokens, here, b, n, rank, out_features,
+    dtype: tl.constexpr, wide: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
+    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for start in range(0, rank, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)
+        mask = here[:, None] & (r < rank)[None, :]
+        inputs = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
+        for part in range(parts):
+            place = (tokens * parts + part) * width
+            inputs += tl.load(h + place[:, None] + r[None, :], mask=mask, other=0.0)
+        weights = _weights(b, r, n, rank, out_features, dtype, ALIGNED)
+        total = tl.dot(inputs.to(wide), weights.to(wide), total, input_precision="tf32x3")
+    return total
+
+
+@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["tiles", "scales"])
+def expand_tiles(
+    y, y_stride, tiles, scales, table, h, parts, width, out_features, module, num_modules,
+    HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles of tokens of one slot, pieces of BLOCK_N outputs): y [num_tokens, out] in place; h [num_tokens,
+    parts, width].
+    """
+    tile = tiles + tl.program_id(0) * 3
+    record = _record(table, tl.load(tile + 2), module, num_modules)
+    b = tl.load(record + 1)
+    gain = tl.load(record + 2)
+    shift = tl.load(record + 3)
+    if (b != 0) | (gain != 0) | (shift != 0):
+        m = tl.arange(0, BLOCK_M)
+        here = m < tl.load(tile + 1)
+        tokens = (tl.load(tile) + m).to(tl.int64)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = n < out_features
+        place = y + tokens[:, None] * y_stride + n[None, :]
+        mask = here[:, None] & inside[None, :]
+        found = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        delta = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        if gain != 0:
+            found *= _vector(gain, n, inside)[None, :]
+        if shift != 0:
+            delta += _vector(shift, n, inside)[None, :]
+        if b != 0:
+            rank = tl.load(record + 4).to(tl.int32)
+            if tl.load(record + 6) != 0:
+                total = _expanded_tile(
+                    h, parts, width, tokens, here, b, n, rank, out_features,
+                    tl.bfloat16, HALF, BLOCK_M, BLOCK_R, BLOCK_N, ALIGNED,
+                )  # fmt: skip
+            else:
+                total = _expanded_tile(
+                    h, parts, width, tokens, here, b, n, rank, out_features,
+                    tl.float32, tl.float32, BLOCK_M, BLOCK_R, BLOCK_N, ALIGNED,
+                )  # fmt: skip
+            delta += _scale_of(record) * total
+        found += tl.load(scales + tl.program_id(0)) * delta
+        tl.store(place, found.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["table", "lengths"])
+def decode_chunks(
+    query, pool_k, pool_v, table, lengths, partial, sums, scale, softcap, width, window,
+    G: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, kv heads, chunks). query [rows, kv heads * G, D]; pools [blocks, BLOCK_SIZE, kv heads, D]; partial
+    [rows, kv heads * G, chunks, D] float32; sums [rows, kv heads * G, chunks, 2] float32: m and l.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    chunk = tl.program_id(2)
+    length = tl.load(lengths + row).to(tl.int32)
+    low = tl.maximum(length - window, 0)
+    g = tl.arange(0, BLOCK_G)
+    d = tl.arange(0, BLOCK_D)
+    heads = kv_head * G + g
+    top = tl.full([BLOCK_G], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_G], dtype=tl.float32)
+    values = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
+    q_mask = (g < G)[:, None] & (d < D)[None, :]
+    q = tl.load(query + (row * KV_HEADS * G + heads[:, None]) * D + d[None, :], mask=q_mask, other=0.0).to(HALF)
+    end = tl.minimum((chunk + 1) * CHUNK, length)
+    begin = tl.maximum(chunk * CHUNK, low // BLOCK_N * BLOCK_N)
+    for start in range(begin, end, BLOCK_N):
+        p = start + tl.arange(0, BLOCK_N)
+        seen = (p < end) & (p >= low)
+        block = tl.load(table + row * width + p // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        place = ((block * BLOCK_SIZE + p % BLOCK_SIZE) * KV_HEADS + kv_head) * D
+        mask = seen[:, None] & (d < D)[None, :]
+        k = tl.load(pool_k + place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
+        v = tl.load(pool_v + place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if HAS_SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, axis=1))
+        anchor = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+        weights = tl.exp(scores - anchor[:, None])
+        fade = tl.exp(top - anchor)
+        total = total * fade + tl.sum(weights, axis=1)
+        values = values * fade[:, None] + tl.dot(weights.to(HALF), v, input_precision="ieee")
+        top = higher
+    chunks = tl.num_programs(2)
+    place_of = (row * KV_HEADS * G + heads) * chunks + chunk
+    tl.store(partial + place_of[:, None] * D + d[None, :], values, mask=q_mask)
+    tl.store(sums + place_of * 2, top, mask=g < G)
+    tl.store(sums + place_of * 2 + 1, total, mask=g < G)
+
+
+@triton.jit(do_not_specialize=["chunks"], do_not_specialize_on_alignment=["lengths"])
+def fold_chunks(
+    partial, sums, lengths, out, num_heads, chunks,
+    D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, heads): out [rows, heads, D]."""
+    row = tl.program_id(0).to(tl.int64)
+    place = row * num_heads + tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    values = tl.zeros([BLOCK_D], dtype=tl.float32)
+    total = 0.0
+    top = float("-inf")
+    for chunk in range((tl.load(lengths + row).to(tl.int32) + CHUNK - 1) // CHUNK):
+        own = tl.load(sums + (place * chunks + chunk) * 2)
+        higher = tl.maximum(top, own)
+        anchor = tl.where(higher == float("-inf"), 0.0, higher)
+        fade = tl.exp(top - anchor)
+        weight = tl.exp(own - anchor)
+        total = total * fade + tl.load(sums + (place * chunks + chunk) * 2 + 1) * weight
+        values = values * fade + tl.load(partial + (place * chunks + chunk) * D + d, mask=d < D, other=0.0) * weight
+        top = higher
+    tl.store(out + place * D + d, (values / total).to(out.dtype.element_ty), mask=d < D)
