@@ -207,7 +207,7 @@ class DiskStore:
     def sweep(self, named: Set[str], may_delete: MayDelete, days: float = 0) -> int:
         """Remove leftovers of a crash, and set aside blobs whose form is broken; foreign files stay. Raises OSError.
 
-        Others than `named` go if `may_delete` says so, else they are orphans for `days` (0: for ever); returns how many.
+        Others than `named` go if `may_delete` says so, else they are orphans for `days` (0: always); returns how many.
         """
         for folder in listed(self.tmp):
             remove_folder(folder)
