@@ -32,8 +32,7 @@ from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
-from lora_serve.engine.build import build_engine
-from lora_serve.engine.engine import Engine
+from lora_serve.engine.engine import Engine, build_engine
 
 T = TypeVar("T")
 COUNTS = (10, 100, 1_000, 10_000)

@@ -54,16 +54,16 @@ MUTATIONS = (
         "engine/test_prefix_cache.py isolation/test_prefix_salt.py",
     ),
     Mutation(
-        "a pinned adapter is evicted", "1", "engine/adapters/slots.py",
+        "a pinned adapter is evicted", "1", "engine/slots.py",
         "return 0 if self._entries[digest].is_evictable and digest not in keep else None",
-        "return 0 if not self._entries[digest].num_rows else None", "engine/adapters",
+        "return 0 if not self._entries[digest].num_rows else None", "engine/test_residency.py",
     ),
     Mutation(
         "slots of a row that ended stay in use", "4", "engine/scheduling/scheduler.py",
         "            self._residency.release(slot)\n", "            pass\n", "engine/scheduling",
     ),
     Mutation(
-        "a client that leaves aborts nothing", "4", "client/message_client.py",
+        "a client that leaves aborts nothing", "4", "client/base.py",
         "self._send(Abort(request.request_id, is_answered))", "pass", "client contracts/test_engine_client.py",
     ),
     Mutation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -116,8 +116,7 @@ class LastFolded:
 
     def take(self, adapter: AdapterRef) -> HostAdapter | None:
         """Gives the folded adapter away, so that the caller alone holds its memory."""
-        found = self._adapters.pop(adapter.digest, None)
-        return None if found is None else replace(found, name=adapter.name)
+        return self._adapters.pop(adapter.digest, None)
 
     def forget(self, digest: str) -> None:
         self._adapters.pop(digest, None)
