@@ -41,7 +41,7 @@ from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
 from lora_serve.logs import timed
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.admin.registration import register, with_quota
-from lora_serve.server.openai.warm_up import answer_warm_up_text
+from lora_serve.server.openai.chat import answer_warm_up_text
 from lora_serve.server.services import Services
 from lora_serve.server.upkeep import budgets_of, pinned_refs
 

@@ -1,6 +1,6 @@
 """The error tree: what can go wrong, in words, with the ids inside.
 
-The tree knows nothing of HTTP; `server/answers/errors.py` is the one place that turns a class into a status.
+The tree knows nothing of HTTP; `server/answers.py` is the one place that turns a class into a status.
 """
 
 from __future__ import annotations

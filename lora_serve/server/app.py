@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from lora_serve.server.browser_guard import BrowserGuard
 from lora_serve.server.console import LIVE, SHUTTING_DOWN, live_hub
 from lora_serve.server.context import add_headers
-from lora_serve.server.guards import WRONG_KEYS, BrowserGuard, guarded
-from lora_serve.server.middleware import PROBED, answer
+from lora_serve.server.middleware import PROBED, WRONG_KEYS, answer, guarded
 from lora_serve.server.route import ROUTES
 from lora_serve.server.routes import TABLE
 from lora_serve.server.services import SERVICES, Services

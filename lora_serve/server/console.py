@@ -20,14 +20,13 @@ from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import RequestError
 from lora_serve.core.live import LiveTier
 from lora_serve.core.tier_stats import live_tier
-from lora_serve.server.answers.errors import WireError
-from lora_serve.server.answers.json_answer import json_response
-from lora_serve.server.bodies.json_body import check_query
+from lora_serve.server.admin.protocol import StreamQuery
+from lora_serve.server.answers import WireError, json_response
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import check_query
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.openai.answering import HEADERS
 from lora_serve.server.route import ROUTES, Access
-from lora_serve.server.schemas.queries import StreamQuery
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.authentication.authenticator import is_loopback
 

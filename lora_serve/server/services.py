@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -10,6 +11,7 @@ from typing import TypeVar
 from aiohttp import web
 from msgspec.structs import asdict
 
+from lora_serve import __version__
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.registration.verification import AdapterVerifier
@@ -20,11 +22,12 @@ from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.errors import LoraServeError, contained
 from lora_serve.core.messages import Resize
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
 from lora_serve.core.tier_stats import TierStats
 from lora_serve.server.background.caller_texts import AdapterTemplates, GrammarChecks
 from lora_serve.server.background.tasks import BackgroundTasks, FairThreads, Registering, Staging
 from lora_serve.server.large_bodies import LargeBodies
-from lora_serve.server.lifecycle import EngineHistory, Lifecycle
+from lora_serve.server.lifecycle import EngineHistory, Lifecycle, ServerState
 from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.telemetry.metrics import Activity, Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
@@ -97,6 +100,13 @@ class Services:
         """The adapter settings, with the limits that PUT /admin/engine has changed since."""
         return self.limits.of(self.adapter_config)
 
+    async def engine_stats(self) -> EngineStats | None:
+        """The engine's figures; None: it cannot be asked."""
+        try:
+            return await self.client.stats()
+        except LoraServeError:
+            return None
+
     async def store_tiers(self) -> dict[str, TierStats]:
         """Figures of the tiers below host memory; empty if the store cannot tell them."""
         if self.store is None:
@@ -127,3 +137,34 @@ class Services:
 
 
 SERVICES = web.AppKey("services", Services)
+
+
+ONLY_ENGINE = "0"  # as /metrics has it in the label `engine`
+
+
+_STATES = {
+    ServerState.STARTING: ReplicaState.STARTING,
+    ServerState.READY: ReplicaState.READY,
+    ServerState.DRAINING: ReplicaState.DRAINING,
+    ServerState.FAILED: ReplicaState.LOST,
+}
+
+
+def replicas_of(services: Services, stats: EngineStats | None) -> tuple[ReplicaStats, ...]:
+    """The fleet's replicas. A server without a fleet has one, which is its own; `stats` None: it does not answer."""
+    if stats is not None and stats.replicas is not None:
+        return stats.replicas
+    lifecycle = services.lifecycle
+    return (
+        ReplicaStats(
+            ONLY_ENGINE,
+            "localhost",
+            _STATES[lifecycle.state],
+            lifecycle.reason,
+            __version__,
+            services.spec.fingerprint,
+            time.monotonic() - lifecycle.engine_since,
+            0 if stats is None else stats.num_running + stats.num_waiting,
+            stats=stats,
+        ),
+    )

@@ -35,14 +35,14 @@ from lora_serve.core.errors import (
 from lora_serve.core.messages import Pin
 from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.adapters import card_response, remove_adapter, set_pinned
+from lora_serve.server.admin.answers import RegistrationCard, RegistrationList
 from lora_serve.server.admin.card import card_of, entry_for, own_name_in
-from lora_serve.server.answers.json_answer import json_response
-from lora_serve.server.bodies.json_body import check_fields, read_json
+from lora_serve.server.admin.protocol import MetadataFields, RegisterFields
+from lora_serve.server.answers import json_response
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.defaults import read_defaults
-from lora_serve.server.schemas.admin import MetadataFields, RegisterFields
-from lora_serve.server.schemas.answers.adapters import RegistrationCard, RegistrationList
-from lora_serve.server.schemas.structured import StructuredFields, constraint_of
+from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.schemas.constraints import StructuredFields, constraint_of
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.directory.state import REVOKED, TENANT
 from lora_serve.text import reasoning, tool_calls

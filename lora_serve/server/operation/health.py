@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, convert
 
 from lora_serve import __version__
 from lora_serve.core.errors import EngineLostError, NotReadyError
-from lora_serve.server.answers.json_answer import json_response
+from lora_serve.server.answers import json_response
 from lora_serve.server.lifecycle import RETRY_AFTER, ServerState
 from lora_serve.server.services import SERVICES
 

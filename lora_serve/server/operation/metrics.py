@@ -21,13 +21,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from lora_serve.core.errors import AuthenticationError, ForbiddenError, LoraServeError
+from lora_serve.core.errors import AuthenticationError, ForbiddenError
 from lora_serve.core.figures import COUNTS, MetricName, marks_of
 from lora_serve.core.stats import STEP_TOKENS, EngineStats, ReplicaState, ReplicaStats, SpeculationStats
 from lora_serve.core.tier_stats import EvictionReason, TierStats
-from lora_serve.server.fleet import replicas_of
-from lora_serve.server.guards import authenticated
-from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.middleware import authenticated
+from lora_serve.server.services import SERVICES, Services, replicas_of
 from lora_serve.server.telemetry.metrics import OTHER_TENANTS, Metrics
 from lora_serve.tenancy.authentication.authenticator import Authenticator
 
@@ -49,10 +48,7 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
     A dead engine takes only its own figures away.
     """
     services = request.app[SERVICES]
-    try:
-        stats = await services.client.stats()
-    except LoraServeError:
-        stats = None
+    stats = await services.engine_stats()
     catalog, is_writable = services.catalog, services.store_problem is None
     others = (
         _gauge("lora_serve_waiting_tokens", "Prompt tokens that wait.", services.client.gate.num_tokens),

@@ -25,9 +25,8 @@ from lora_serve.core.model_map import ModelMap
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.setting_groups.overflow import OverflowConfig
-from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.background.tasks import running
-from lora_serve.server.context import CONTEXT, RequestContext
+from lora_serve.server.context import CONTEXT, AdapterSet, RequestContext
 from lora_serve.server.overflow.neighbour import HEADER, BreakerState, Neighbour
 from lora_serve.server.overflow.reading import (
     NeighbourError,

@@ -20,8 +20,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.setting_groups.http import ConnectionLimits
-from lora_serve.server.answers.errors import WireError
-from lora_serve.server.answers.json_answer import spaced
+from lora_serve.server.answers import WireError, spaced
 from lora_serve.server.background.tasks import running
 from lora_serve.server.sockets.http_runner import HttpConnection
 

@@ -21,7 +21,7 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from aiohttp.web_request import BaseRequest
 
-from lora_serve.server.answers.errors import WireError
+from lora_serve.server.answers import WireError
 from lora_serve.server.context import secure
 from lora_serve.server.sockets.listener import is_clients_fault, log_clients_fault
 

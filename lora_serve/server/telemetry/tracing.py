@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.messages import Timings
-from lora_serve.server.answers.errors import CLIENT_LEFT
+from lora_serve.server.answers import CLIENT_LEFT
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.route import ROUTES
 

@@ -121,7 +121,7 @@ async def test_figures_of_many_are_added_up_beside_the_event_loop(
         assert go_on.wait(60), "nobody else was served meanwhile"
         return summed(*given)
 
-    monkeypatch.setattr("lora_serve.server.admin.usage.summed", slowly)
+    monkeypatch.setattr("lora_serve.server.admin.records.summed", slowly)
     adding = asyncio.create_task(usage(admin, by=""))
     await begun.wait()
     assert (await complete(http, new_key("acme"))).status == 200

@@ -17,7 +17,7 @@ from lora_serve.core.errors import AdapterUnavailableError, InternalError
 from lora_serve.core.request import InferenceRequest, OnCold
 from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.server.pooling.inputs import MAX_IN_FLIGHT
+from lora_serve.server.pooling.embeddings import MAX_IN_FLIGHT
 from lora_serve.text.tokenizer import TextModel
 from tests.mock_engine import MockReply, derived_token_id
 from tests.server.conftest import BASE

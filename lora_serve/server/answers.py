@@ -1,23 +1,22 @@
-"""The one JSON writer of answers, and answers that may be large: made and written on a thread, and there in slices.
-
-Structs are written by msgspec, in the spelling of Python's json that answers have had from the first: numbers as Python
-shows them; whole answers in ASCII with a blank behind every comma and colon, events of streams in UTF-8 without.
-A call into a writer, and the release of what it wrote, keep every other thread waiting until they end.
-"""
+"""The one JSON writer of answers, and errors as statuses and OpenAI's error body."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+import logging
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, Struct, UnsetType
 
+from lora_serve.core import errors
 from lora_serve.server.background.tasks import LONG
 
 _GROUP = 8  # elements
@@ -31,9 +30,38 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<![\d.])-?(?:0\.0000\d+|\d[\d.]*e-\d+
 # An integer of more than 64 bits; half a character, or its escape.
 _NOT_FOR_MSGSPEC = (OverflowError, UnicodeEncodeError, msgspec.DecodeError)
 _NOT_PLAIN = re.compile(r"[^ -~]+")
-
 Encode = Callable[[Any], bytes]
 _encode = msgspec.json.Encoder(enc_hook=list).encode  # of iterators
+logger = logging.getLogger(__name__)
+CLIENT_LEFT = 499  # nginx's status for a client that closed the connection; only ever in logs
+MAX_RETRY_AFTER = 120  # seconds
+MAX_REASONS = 200  # that an answer lists
+# Status, type and code (None: the error's own) of the first class that fits; of other errors: `wire_error`.
+_TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
+    (errors.InvalidRequestError, 400, "invalid_request_error", None),
+    (errors.AuthenticationError, 401, "authentication_error", "invalid_api_key"),
+    (errors.QuotaExceededError, 403, "permission_error", "quota_exceeded"),
+    (errors.ForeignSiteError, 403, "permission_error", "foreign_site"),
+    (errors.ForbiddenError, 403, "permission_error", "forbidden"),
+    (errors.AdapterNotFoundError, 404, "invalid_request_error", "model_not_found"),
+    (errors.NotFoundError, 404, "invalid_request_error", "not_found"),
+    (errors.ConflictError, 409, "conflict_error", "conflict"),
+    (errors.SlowRequestError, 408, "invalid_request_error", "request_timeout"),
+    (errors.PayloadTooLargeError, 413, "invalid_request_error", "payload_too_large"),
+    (errors.UnsupportedMediaError, 415, "invalid_request_error", "unsupported_media_type"),
+    (errors.InvalidAdapterError, 422, "invalid_adapter", "invalid_adapter"),
+    (errors.QueueFullError, 503, "server_error", "overloaded"),
+    (errors.TenantQueueFullError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (errors.WrongKeysError, 429, "rate_limit_error", "invalid_api_key"),
+    (errors.RateLimitedError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (errors.DeviceQuotaError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (errors.NotReadyError, 503, "server_error", "not_ready"),
+    (errors.EngineLostError, 503, "server_error", "engine_restarted"),
+    (errors.NeighbourLostError, 503, "server_error", "neighbour_lost"),
+    (errors.AdapterUnavailableError, 503, "server_error", "adapter_unavailable"),
+    (errors.CapacityError, 503, "server_error", "overloaded"),
+    (errors.RequestTimeoutError, 504, "timeout_error", "timeout"),
+)
 
 
 def compact(value: Any) -> bytes:
@@ -94,7 +122,7 @@ def _plain(value: Any) -> Any:
 
 
 async def json_answer(request: web.Request, make: Callable[[], Any], length: int) -> web.StreamResponse:
-    """Answer with the value that `make` returns; a large one is emptied while it is written, so nobody else may
+    """Answer with the value that `make` returns; a large one is emptied while it is written, so nothing else may
     hold it. `length`: of the answer, in the units of LONG.
     """
     if length <= LONG:
@@ -198,3 +226,90 @@ def _pieces(parts: Iterator[bytes]) -> list[bytes]:
             pieces.append(b"".join(held))
             held, num_held = [], 0
     return [*pieces, b"".join(held)]
+
+
+class ErrorFacts(Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    reasons: list[str] | UnsetType = UNSET
+
+
+class Error(Struct):
+    """The body of a refusal."""
+
+    error: ErrorFacts
+
+
+@dataclass(frozen=True, slots=True)
+class WireError:
+    """An error as it goes over the wire."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
+    reasons: Sequence[str] = ()  # each by itself, where there may be several
+
+    def body(self) -> Error:
+        reasons = list(self.reasons) or UNSET
+        return Error(ErrorFacts(self.message, self.type, self.param, self.code, reasons))
+
+    def response(self, body: Any = None) -> web.Response:
+        """The answer; `body`: in another form than OpenAI's."""
+        return json_response(self.body() if body is None else body, status=self.status, headers=self.headers)
+
+
+def wire_error(error: Exception, request_id: str) -> WireError:
+    """The answer to `error`. An unexpected one is logged with its traceback and shown as a fixed text."""
+    if isinstance(error, web.HTTPException):
+        return _http_exception(error)
+    if (refusal := errors.overload(error)) is not None:
+        logger.warning("request %s is refused, as there is no memory: %s", request_id, error)
+        error = refusal
+    for kind, status, name, code in _TABLE:
+        if isinstance(error, kind):
+            reasons = error.reasons[:MAX_REASONS] if isinstance(error, errors.InvalidAdapterError) else ()
+            param, shown_code = "model" if kind is errors.AdapterNotFoundError else None, code
+            if isinstance(error, errors.InvalidRequestError):
+                param, shown_code = error.param, error.code
+            return WireError(status, str(error), name, param, shown_code, _headers(error), reasons)
+    logger.error("request %s failed", request_id, exc_info=error)
+    message = f"The server met an internal error. Its log has the details under the request id {request_id}."
+    return WireError(500, message, "server_error", code="internal_error")
+
+
+def _headers(error: errors.LoraServeError) -> dict[str, str] | None:
+    if isinstance(error, errors.AuthenticationError):
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, errors.CapacityError):
+        headers = {"Retry-After": str(max(1, min(MAX_RETRY_AFTER, math.ceil(error.retry_after))))}
+        return headers | (_rate_limits(error) if isinstance(error, errors.TenantQueueFullError) else {})
+    return None
+
+
+def _rate_limits(error: errors.TenantQueueFullError) -> dict[str, str]:
+    """Headers in OpenAI's names for each limit that there is."""
+    headers = {}
+    for name, figures in (("requests", error.requests), ("tokens", error.tokens)):
+        if figures is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(figures[0])
+            headers[f"x-ratelimit-remaining-{name}"] = str(figures[1])
+    return headers
+
+
+def _http_exception(error: web.HTTPException) -> WireError:
+    """aiohttp's own refusals: no such path, wrong method, body too large."""
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return WireError(413, "The request body is too large.", "invalid_request_error", code="payload_too_large")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{error.method[:32]} is not allowed here; allowed: {allowed}."
+        code = "method_not_allowed"
+        return WireError(405, message, "invalid_request_error", code=code, headers={"Allow": allowed})
+    if isinstance(error, web.HTTPNotFound):
+        return WireError(404, "There is nothing at this URL.", "invalid_request_error", code="not_found")
+    return WireError(error.status, error.reason, "invalid_request_error" if error.status < 500 else "server_error")

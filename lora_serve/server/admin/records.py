@@ -1,10 +1,11 @@
-"""GET /admin/usage: the metered usage, summed as the caller asks, as JSON or CSV."""
+"""GET /admin/audit: the admin acts, newest first; GET /admin/usage: the metered usage, summed as the caller asks."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -13,14 +14,51 @@ from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.tenant import ADMIN_CALLER, Caller
-from lora_serve.server.answers.json_answer import json_answer
-from lora_serve.server.bodies.json_body import check_query
+from lora_serve.server.admin.answers import AuditPage, UsageTable
+from lora_serve.server.admin.protocol import FOREVER, AuditQuery, UsageQuery
+from lora_serve.server.answers import json_answer, json_response
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.schemas.answers.tenancy import UsageTable
-from lora_serve.server.schemas.queries import FOREVER, UsageQuery
+from lora_serve.server.json_body import check_query
 from lora_serve.server.services import SERVICES, Services
+from lora_serve.tenancy.audit.journal import AuditLine
 from lora_serve.tenancy.usage.figures import FIGURES, KEY_FIELDS, UsageFigures, UsageKey, UsageRow
 from lora_serve.tenancy.usage.metering import summed
+
+
+async def get_audit(request: web.Request) -> web.StreamResponse:
+    """Show the audit log.
+
+    `after`: the `last_id` of the page before. A tenant-admin sees its own tenant's acts.
+    """
+    services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(AuditQuery, request)
+    scopes = tuple(name for name in (caller.scope, query.tenant) if name is not None)
+    named = tuple(json.dumps(scope) for scope in scopes)  # as it stands in a line: most lines need not be parsed
+
+    since_ms = (
+        0 if caller.scope is None else int(1000 * caller.since)
+    )  # older acts are those of an earlier tenant of the same name
+
+    def matches(line: AuditLine) -> bool:
+        if line.time_ms < since_ms or not all(name in line.line for name in named):
+            return False
+        act = line.act
+        return all(scope in (act["tenant"], act["owner"]) for scope in scopes)
+
+    page = await services.audit.page(query.limit, query.after, matches)
+    return json_response(
+        AuditPage(
+            data=[_shown(line) for line in page.lines],
+            has_more=page.has_more,
+            last_id=page.lines[-1].id if page.lines else None,
+            is_complete=page.is_complete,
+        )
+    )
+
+
+def _shown(line: AuditLine) -> Any:
+    act = line.act
+    act["time"] = act.pop("time_ms") / 1000
+    return {"id": line.id, "replica": line.replica, "number": line.number, **act, "line_digest": line.digest}
 
 
 async def get_usage(request: web.Request) -> web.StreamResponse:
@@ -76,15 +114,8 @@ def _matches(key: UsageKey, wanted: dict[str, str | None]) -> bool:
 
 
 def _table(rows: Sequence[UsageRow], by: tuple[str, ...]) -> list[dict[str, Any]]:
-    sums = summed(rows, _grouper(by))
+    sums = summed(rows, lambda bucket, key: tuple(_value(name, bucket, key) for name in by))
     return [dict(zip(by, group, strict=True)) | asdict(figures) for group, figures in sums.items()]
-
-
-def _grouper(by: tuple[str, ...]) -> Callable[[int, UsageKey], tuple[str, ...]]:
-    def group(bucket: int, key: UsageKey) -> tuple[str, ...]:
-        return tuple(_value(name, bucket, key) for name in by)
-
-    return group
 
 
 def _value(name: str, bucket: int, key: UsageKey) -> str:

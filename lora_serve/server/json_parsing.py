@@ -1,6 +1,6 @@
-"""Strict JSON of request bodies, and its errors in words. As a worker (core/worker_processes.py) it parses large ones.
+"""Large JSON bodies, parsed by a worker (core/worker_processes.py): strictly, and with errors in words.
 
-Whoever parses JSON holds Python's lock all the while: a process of its own keeps nobody up. The fields that no route
+Parsing holds Python's lock all the while, which a process of its own does not. The fields that no route
 knows are checked there and dropped. The others are bounded, as nothing slices their validation and release.
 """
 
@@ -19,33 +19,20 @@ from lora_serve.core import strict_json
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.worker_processes import limit_memory, serve
 
-MAX_SMALL = 2**16  # bytes of a body that is none of them: it always has room
-MAX_LIGHT = 2**21  # bytes of one that may be parsed on the event loop: a chat of 1 MiB takes 1 ms
-MAX_PARTS = 2**16  # values of such a one at most: so many take 15 ms
 MAX_VALUES = 100_000  # of a large body's fields that are kept, besides token ids
 MAX_IDS = 2**23
 _TOO_DEEP = "The request body is nested too deeply."
 MEMORY_BYTES = 4 * 2**30  # of a worker; a body of 16 MiB takes 0.6 GiB at most
 
 
-def is_light(raw: bytes) -> bool:
-    """True for a body that holds nobody up if the event loop parses it."""
-    return len(raw) <= MAX_SMALL or (len(raw) <= MAX_LIGHT and sum(map(raw.count, (b",", b"[", b"{"))) < MAX_PARTS)
-
-
-def parse_json(raw: bytes) -> Any:
-    """The value of a body. Raises InvalidRequestError."""
-    try:
-        return strict_json.parse_json(raw)
-    except strict_json.JsonError as error:
-        raise InvalidRequestError(f"The request body {error}") from None
-
-
 def known_fields(raw: bytes, names: Collection[str], id_names: Collection[str]) -> dict[str, Any]:
     """The fields of a large body that are in `names`; token ids in those that are in `id_names` as arrays, of which
     Python's garbage collector, which holds up everybody, looks at no element. Raises InvalidRequestError.
     """
-    body = parse_json(raw)
+    try:
+        body = strict_json.parse_json(raw)
+    except strict_json.JsonError as error:
+        raise InvalidRequestError(f"The request body {error}") from None
     if not isinstance(body, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     found = dict[str, Any]()

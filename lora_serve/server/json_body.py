@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from lora_serve.adapters.http_content import CONTENT_DIGEST, Decoder, ExpectedDigests, decoder_for
+from lora_serve.core import strict_json
 from lora_serve.core.errors import (
     InvalidRequestError,
     PayloadTooLargeError,
@@ -25,11 +26,14 @@ from lora_serve.core.errors import (
     UnsupportedMediaError,
 )
 from lora_serve.core.setting_groups.http import RequestLimits
-from lora_serve.server.bodies.json_parsing import MAX_SMALL, fields_of, is_light, parse_json
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_parsing import fields_of
 from lora_serve.server.services import SERVICES
 
 CHUNK_BYTES = 2**18
+MAX_SMALL = 2**16  # bytes of a body that is never counted
+MAX_LIGHT = 2**21  # bytes of one that may be parsed on the event loop: a chat of 1 MiB takes 1 ms
+MAX_PARTS = 2**16  # values of such a one at most: so many take 15 ms
 _CODED_BYTES = 2**16  # read at once of a coded body: gzip's members without content take the longest to decode
 _MAX_LINE = 2**16
 _MAX_LINES = 2**12  # the multipart reader takes preamble, boundaries and headers in lines, and no part's content
@@ -139,16 +143,24 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     """The body as a JSON object, without fields that are null unless `keep_null`.
 
     Raises InvalidRequestError, PayloadTooLargeError, SlowRequestError, UnsupportedMediaError; CapacityError if there is
-    no room for a large one; AuthenticationError if the caller's key was revoked while the body came.
+    no memory for a large one; AuthenticationError if the caller's key was revoked while the body came.
     """
     _check_headers(request)
-    with ExitStack() as room:  # a large body takes it until it is parsed
-        raw = await _receive(request, room)
+    with ExitStack() as memory:  # a large body holds some until it is parsed
+        raw = await _receive(request, memory)
         request[CONTEXT].enter_again()
         value = await _parse(request, raw)
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return {name: item for name, item in value.items() if keep_null or item is not None}
+
+
+def parse_json(raw: bytes) -> Any:
+    """The value of a body. Raises InvalidRequestError."""
+    try:
+        return strict_json.parse_json(raw)
+    except strict_json.JsonError as error:
+        raise InvalidRequestError(f"The request body {error}") from None
 
 
 def check_query(model: type[M], request: web.Request) -> M:
@@ -177,12 +189,12 @@ def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits |
         raise InvalidRequestError(f"`{where}`: {message}" if where else message, param=where or None) from None
 
 
-async def _receive(request: web.Request, room: ExitStack) -> bytes:
+async def _receive(request: web.Request, memory: ExitStack) -> bytes:
     """All of the body, decoded. Raises what `read_json` raises."""
     config = request.app[SERVICES].config
     try:
         async with asyncio.timeout(config.body_timeout):
-            return await _read_bytes(request, config.max_body_size, room)
+            return await _read_bytes(request, config.max_body_size, memory)
     except TimeoutError:
         message = f"The request body did not arrive within {config.body_timeout:g} s (--body-timeout)."
         raise SlowRequestError(message) from None
@@ -190,8 +202,8 @@ async def _receive(request: web.Request, room: ExitStack) -> bytes:
         raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
 
 
-async def _read_bytes(request: web.Request, max_bytes: int, room: ExitStack) -> bytes:
-    """All of the body, decoded and held against its digests. `room`: where a large body's memory is counted until it is
+async def _read_bytes(request: web.Request, max_bytes: int, memory: ExitStack) -> bytes:
+    """All of the body, decoded and held against its digests. `memory`: where a large body's is counted until it is
     closed. Raises PayloadTooLargeError, InvalidRequestError, CapacityError.
 
     aiohttp's own `read` goes on for as long as there are bytes, without a turn for other tasks.
@@ -204,7 +216,7 @@ async def _read_bytes(request: web.Request, max_bytes: int, room: ExitStack) -> 
         if num_bytes > max_bytes:
             raise _too_large(max_bytes)
         if num_bytes > MAX_SMALL:
-            grow = grow or room.enter_context(_room_for(request))
+            grow = grow or memory.enter_context(_memory_for(request))
             grow(num_bytes)
 
     async for piece in BodyStream(request, check).chunks():
@@ -213,14 +225,19 @@ async def _read_bytes(request: web.Request, max_bytes: int, room: ExitStack) -> 
     return b"".join(pieces)
 
 
-def _room_for(request: web.Request) -> AbstractContextManager[Callable[[int], None]]:
+def _memory_for(request: web.Request) -> AbstractContextManager[Callable[[int], None]]:
     caller = request[CONTEXT].caller
-    return request.app[SERVICES].large_bodies.room("" if caller is None else caller.tenant)
+    return request.app[SERVICES].large_bodies.memory_for("" if caller is None else caller.tenant)
 
 
 async def _parse(request: web.Request, raw: bytes) -> Any:
     """The value of a body; of one that takes long to parse, without the fields that no route knows."""
-    return parse_json(raw) if is_light(raw) else await request.app[SERVICES].large_bodies.parse(raw, fields_of)
+    return parse_json(raw) if _is_light(raw) else await request.app[SERVICES].large_bodies.parse(raw, fields_of)
+
+
+def _is_light(raw: bytes) -> bool:
+    """True for a body that does not block others if the event loop parses it."""
+    return len(raw) <= MAX_SMALL or (len(raw) <= MAX_LIGHT and sum(map(raw.count, (b",", b"[", b"{"))) < MAX_PARTS)
 
 
 def _check_headers(request: web.Request) -> None:
