@@ -64,6 +64,7 @@ class VictimChoice:
 
     def __init__(self, tier: Residents, newcomer: tuple[str, int] | None, leaving: Sequence[Resident]) -> None:
         """`newcomer`: its tenant and bytes; None: the tier itself shrinks. `leaving`: entries that go in any case."""
+        self._tenant: str | None
         self._tenant, num_bytes = newcomer or (None, 0)
         self._max_bytes, self._max_items = tier.max_bytes, tier.max_items
         self._guaranteed = tier.guaranteed if newcomer else {}
