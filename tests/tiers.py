@@ -115,7 +115,7 @@ def _imported_by(file: Path) -> set[str]:
 
 PARTS = (
     Part("console", ("tests/console/",),
-         ("lora_serve/console/", "lora_serve/server/console/", "lora_serve/core/live", "lora_serve/commands/demo")),
+         ("lora_serve/console/", "lora_serve/server/console", "lora_serve/core/live", "lora_serve/commands/demo")),
     Part("fleet", ("tests/fleet/", "tests/engine_host/fleet/"),
          ("lora_serve/engine_host/", "lora_serve/client/", "tests/client/", "tests/engine_host/",
           "tests/ray_cluster.py")),
@@ -131,9 +131,9 @@ PARTS = (
     Part("demo", ("tests/demo/", "tests/commands/test_demo"),
          ("lora_serve/demo_data/", "lora_serve/commands/demo", "scripts/demo", "scripts/train")),
     Part("wheel", ("tests/test_wheel.py",), ("setup.py", "lora_serve/model/native/", "lora_serve/__init__.py")),
-    Part("kernels", ("tests/model/native/", "tests/model/triton_programs/", "tests/model/fusion/test_levels.py",
+    Part("kernels", ("tests/model/native/", "tests/model/test_triton_programs.py", "tests/model/fusion/test_levels.py",
                      "tests/model/system/test_team_waits.py", "tests/e2e/test_speculation.py::test_a_gpu"),
-         ("lora_serve/model/", "lora_serve/engine/speculation/", "tests/model/")),
+         ("lora_serve/model/", "lora_serve/engine/acceptance.py", "lora_serve/engine/drafter.py", "tests/model/")),
     Part("model", ("tests/model/", "tests/contracts/test_attention.py", "tests/contracts/test_lora_kernel.py",
                    "tests/test_peft_kinds.py"),
          ("lora_serve/model/", "lora_serve/adapters/", "lora_serve/core/", "lora_serve/engine/", "lora_serve/text/",

@@ -25,8 +25,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import without_collections
 from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.core.tier_stats import LoadTimes
-from lora_serve.engine.build import build_engine
-from lora_serve.engine.engine import Engine
+from lora_serve.engine.engine import Engine, build_engine
 from lora_serve.engine.loop import Mail
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.lora import host_adapter
@@ -40,7 +39,7 @@ from lora_serve.text.tokenizer import TextModel
 _log = logging.getLogger(__name__)
 
 
-class AdapterSource:
+class AdapterReader:
     """Reads adapters: the prepared file on this machine's disk if there is a sound one, else the adapter's own files.
 
     Every byte is checked against a digest after it was read. Used by several threads at once.
@@ -134,7 +133,7 @@ class LocalEngine:
         self._is_warm = False
         last_folded = LastFolded()
         self.validator = LocalValidator(parts.fold, parts.undo, last_folded)
-        source = AdapterSource(blobs, parts, last_folded.take)
+        source = AdapterReader(blobs, parts, last_folded.take)
         self._loader: Loader[HostAdapter] = Loader(
             source.load,
             self.mailbox.put,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog, Resolution
 from lora_serve.adapters.catalog.entry import CatalogEntry, Route
-from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import InvalidRequestError

@@ -9,8 +9,7 @@ from aiohttp.typedefs import Middleware
 
 from lora_serve.server.console import LIVE, SHUTTING_DOWN, live_hub
 from lora_serve.server.context import add_headers
-from lora_serve.server.guards.access import WRONG_KEYS, guarded
-from lora_serve.server.guards.browser_guard import BrowserGuard
+from lora_serve.server.guards import WRONG_KEYS, BrowserGuard, guarded
 from lora_serve.server.middleware import PROBED, answer
 from lora_serve.server.route import ROUTES
 from lora_serve.server.routes import TABLE

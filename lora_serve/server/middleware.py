@@ -13,7 +13,7 @@ from lora_serve.core.errors import CapacityError, RateLimitedError, WrongKeysErr
 from lora_serve.core.log_context import logged_with
 from lora_serve.server.answers.errors import CLIENT_LEFT, wire_error
 from lora_serve.server.context import CONTEXT, RequestContext
-from lora_serve.server.guards.access import audited
+from lora_serve.server.guards import audited
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.route import ROUTES, Route
 from lora_serve.server.services import SERVICES

@@ -14,7 +14,7 @@ from lora_serve.core.batch import BASE_SLOT, SlotRef
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.core.settings import Settings
-from lora_serve.model.backends import backend_names
+from lora_serve.model import backend_names
 from lora_serve.model.lora import kernels
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel, native, triton
 from lora_serve.model.lora.lora_slots import LoraSlots

@@ -28,7 +28,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig, ServerConfig
 from lora_serve.core.messages import Evict
 from lora_serve.core.settings import Settings
-from lora_serve.engine.build import build_engine
+from lora_serve.engine.engine import build_engine
 from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.model.build import build_model

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lora_serve.engine.policies import policy_names
-from lora_serve.routing.routers import router_names
-from lora_serve.simulate.fleet import Fleet, StalledError
+from lora_serve.core.extensions import names_in
+from lora_serve.simulate.fleet import SimulatedFleet, StalledError
 from lora_serve.simulate.replica import Replica
 from tests.simulate.small_fleet import outcomes, rows, run, scenario
 
@@ -52,8 +51,8 @@ def test_an_adapter_pushed_out_of_host_memory_comes_back_from_the_local_disk() -
     assert fleet.replicas[0].loader.num_remote == 2
 
 
-@pytest.mark.parametrize("router", router_names())
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("router", names_in("routing/routers"))
+@pytest.mark.parametrize("policy", names_in("engine/policies"))
 def test_every_request_ends_once_with_all_its_tokens(policy: str, router: str) -> None:
     config = scenario(120, num_replicas=3, rate=60.0)
     arrivals = config.arrivals(MIXED)
@@ -119,7 +118,7 @@ def test_requests_that_never_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -
     config = scenario(2)
     monkeypatch.setattr(Replica, "post", lambda self, message: None)
     with pytest.raises(StalledError, match="2 of 2 requests never end, the first is 0"):
-        Fleet(config.profile, config.engine_config("fcfs"), "hash", 1).run(config.arrivals(rows((4, 1))))
+        SimulatedFleet(config.profile, config.engine_config("fcfs"), "hash", 1).run(config.arrivals(rows((4, 1))))
 
 
 def test_a_fleet_serves_more_than_one_replica() -> None:

@@ -29,6 +29,7 @@ from lora_serve.model.lora.host_adapter import HostAdapter
 
 _ALL_BUT_SIGN = {2: 0x7FFF, 4: 0x7FFFFFFF}  # by bytes
 _EXPONENTS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}
+KEPT_BYTES = 2**26  # of adapters that wait for their smoke tests, besides the last
 
 
 def check_values(
@@ -93,9 +94,6 @@ def convert(staged: StagedAdapter, undo: Undo) -> None:
     check = staged.budget.check
     check_values(staged.folder, staged.artifact, allow_noop=True, check=check)
     convert_to_plain_lora(staged.folder, staged.artifact, staged.spec, undo, staged.max_rank, check)
-
-
-KEPT_BYTES = 2**26  # of adapters that wait for their smoke tests, besides the last
 
 
 class LastFolded:
