@@ -21,10 +21,10 @@ from lora_serve.adapters.stores.tiered import TieredStore, VerifiedBlob
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.model_spec import ModelSpec
+from tests.loading import fetch_saved
 
 if TYPE_CHECKING:
-    from tests.loading import fetch_saved
-from tests.adapters.conftest import MakeAdapter
+    from tests.adapters.conftest import MakeAdapter
 
 DOWN0 = "model.layers.0.mlp.down_proj"
 DOWN0_A = f"base_model.model.{DOWN0}.lora_A.weight"
