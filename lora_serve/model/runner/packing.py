@@ -138,7 +138,7 @@ def _layout(rows: Sequence[Row]) -> _PackedRows:
 
 
 class RowBuffers:
-    """Room for `num_rows` rows of one token whose block tables have `width` blocks.
+    """Buffers of `num_rows` rows of one token whose block tables have `width` blocks.
 
     One piece of int64, filled in one copy per step: five columns, the block table, and the rows' scales as float32.
     """
