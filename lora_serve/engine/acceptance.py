@@ -48,7 +48,7 @@ _MAX_TRIALS = 4096
 _NORMAL = 1.4826 * 1.2533  # times the median deviation, over the root of the number: the standard error of a median
 
 
-class LastSeen(Generic[K, V]):
+class LruCache(Generic[K, V]):
     """Values by key, each made when it is first asked for; of more than `most` the longest unused is dropped."""
 
     def __init__(self, make: Callable[[], V], most: int) -> None:
@@ -119,7 +119,7 @@ class Acceptance:
         self.rates[kind] += weight * (is_right - self.rates[kind])
 
 
-class AcceptanceByOwner(LastSeen[Owner, Acceptance]):
+class AcceptanceByOwner(LruCache[Owner, Acceptance]):
     """The rates of the owners that were seen last; no tenant's texts change what is guessed for another."""
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class DraftTrial:
             self._plain_errors.clear()
 
 
-class DraftTrials(LastSeen[tuple[str | None, int], DraftTrial]):
+class DraftTrials(LruCache[tuple[str | None, int], DraftTrial]):
     """The trials of steps of 1 row, 2, 3 to 4, 5 to 8, ... of one tenant, each by itself, or of several together.
 
     So the texts of a tenant decide nothing in steps of another alone. Steps of several share one verdict.

@@ -86,10 +86,8 @@ class BlockManager:
             assert self._num_users[block] >= 0, "a block was freed twice"
             if self._num_users[block] == 0:
                 self._free[block] = None
-                if block not in self._key_of:
-                    self._free.move_to_end(
-                        block, last=False
-                    )  # it cannot be found: it is given away before those that can
+                if block not in self._key_of:  # it cannot be found: it is given away before those that can
+                    self._free.move_to_end(block, last=False)
 
     def take_fresh(self) -> tuple[int, ...]:
         fresh, self._fresh = tuple(self._fresh), []
@@ -232,12 +230,8 @@ class PrefixCache:
 
         Those of a salted request are shared with none beyond its scope, which holds the salt.
         """
-        keys, size, scope, is_long = (
-            sequence.block_keys,
-            self._blocks.block_size,
-            sequence.request.scope,
-            sequence.is_long,
-        )
+        keys, size = sequence.block_keys, self._blocks.block_size
+        scope, is_long = sequence.request.scope, sequence.is_long
         shares_base = self._shares_base and not sequence.request.is_salted
         for index in range(len(keys), len(sequence.token_ids) // size):
             start = index * size

@@ -112,7 +112,7 @@ class PromptLookup:
         return min(count, position)
 
 
-class Tally:
+class NgramCount:
     """The number of n-grams of all owners together, counted as they come and go."""
 
     __slots__ = ("num_ngrams",)
@@ -124,8 +124,8 @@ class Tally:
 class NgramCache:
     """The n-grams of one owner: adapters, and the tenant whose requests they answer."""
 
-    def __init__(self, tally: Tally | None = None) -> None:
-        self._tally = tally or Tally()
+    def __init__(self, count: NgramCount | None = None) -> None:
+        self._count = count or NgramCount()
         self._after_two: dict[tuple[int, int], Ngram] = {}
         self._after_three: dict[tuple[int, int, int], Ngram] = {}
 
@@ -139,13 +139,13 @@ class NgramCache:
 
     def learn(self, one: int, two: int, three: int, token: int) -> None:
         """Notes that `token` came after these three."""
-        self._tally.num_ngrams += _note(self._after_two, (two, three), token)
-        self._tally.num_ngrams += _note(self._after_three, (one, two, three), token)
+        self._count.num_ngrams += _note(self._after_two, (two, three), token)
+        self._count.num_ngrams += _note(self._after_three, (one, two, three), token)
 
     def leave(self) -> None:
         """Counts no longer among the others; rows that run go on with it."""
-        self._tally.num_ngrams -= len(self)
-        self._tally = Tally()
+        self._count.num_ngrams -= len(self)
+        self._count = NgramCount()
 
 
 def _note(ngrams: dict[_Context, Ngram], context: _Context, token: int) -> int:
@@ -168,13 +168,13 @@ class NgramCaches:
 
     def __init__(self) -> None:
         self._owners: OrderedDict[Owner, NgramCache] = OrderedDict()
-        self._tally = Tally()
+        self._count = NgramCount()
 
     def of(self, owner: Owner) -> NgramCache:
         """The n-grams of one owner; others are dropped for them."""
-        found = self._owners.setdefault(owner, NgramCache(self._tally))
+        found = self._owners.setdefault(owner, NgramCache(self._count))
         self._owners.move_to_end(owner)
-        while len(self._owners) > _MAX_OWNERS or self._tally.num_ngrams > _MAX_ALL:
+        while len(self._owners) > _MAX_OWNERS or self._count.num_ngrams > _MAX_ALL:
             self._owners.popitem(last=False)[1].leave()
         return found
 

@@ -108,7 +108,7 @@ class AdapterResidency(Generic[V]):
             self._drop(self.slots.remove(slot.digest), reason)
 
     def request(self, adapter: AdapterRef) -> bool:
-        """Starts a load unless the adapter is resident or being loaded; False: the host has no room for it yet."""
+        """Starts a load unless the adapter is resident or being loaded; False: host memory cannot take it yet."""
         digest = adapter.digest
         if self.is_here(digest) or digest in self._in_flight:
             return True

@@ -29,6 +29,36 @@ SHORT = ((7, 5, 1), (1, 6, 2))
 LONG = ((13, 14, 1, 1), (20, 29, 1, 7), (130, 90, 31, 1))  # of a small copy: on both sides of its boundaries
 _TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.3, torch.float16: 0.1}  # of a log-probability
 _NOISE = {torch.float32: 0.0, torch.bfloat16: 0.12, torch.float16: 0.02}  # of their spread, in the root mean square
+_log = logging.getLogger(__name__)
+_BLOCK_SIZE = 16
+_SEEDS = (0, 1)  # experts of two nearly equal scores may be chosen otherwise by a rounding: not twice
+_POSITIONS = 512  # of the copy
+_BOUNDARY = 32  # tokens; where windows and chunks end
+_ROPE_BOUNDARY = 64
+_VOCAB, _HEADS, _HEAD_DIM, _MOST_LAYERS = 128, 4, 16, 8
+_MLA = "qk_rope_head_dim"  # heads of several widths, which all shrink by one factor
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_BOUNDARIES = re.compile(
+    r"original_max_position_embeddings|sliding_window(_size)?|attention_chunk_size|attention_window_size|window_size"
+    r"|local_attention|floor_scale|log_scaling_n_floor|index_topk|rel_extent|keep_window_size"
+)
+_SIZES: tuple[tuple[str, int], ...] = (  # the first that a name fits; no number grows
+    (r".*vocab_size.*", _VOCAB),
+    (r"hidden_size|n_embd|d_model|emb_dim|word_embed_proj_dim", _HEADS * _HEAD_DIM),
+    (r"(num_)?(attention_)?heads|n_heads?|num_attention_heads|.*_attention_heads", _HEADS),
+    (r"head_dim|kv_channels|.*_head_dim|dim_head", _HEAD_DIM),
+    (r"rotary_dim|.*lora_rank", _HEAD_DIM // 2),
+    (r".*(intermediate_size|ffn_dim|ffn_hidden_size|n_inner|intermediate_size_mlp)", 2 * _HEADS * _HEAD_DIM),
+    (r"(num|n|moe_num)_(local_|routed_)?experts", 4),
+    (r"(num|n)_experts?_per_tok(en)?|moe_(top)?k|top_k|num_experts_per_token|n_group|num_expert_group", 2),
+    (r"topk_group|first_k_dense_replace|num_nextn_predict_layers", 1),
+    (r"max_position_embeddings|n_positions|n_ctx|max_seq_len", _POSITIONS),
+)
+_SEEN = max(map(sum, SHORT))  # tokens on the real weights
+# Names of numbers that are boundaries, or none for sure: sizes, tokens, layers, experts.
+_OTHERS = re.compile(
+    "|".join((_BOUNDARIES.pattern, *dict(_SIZES), *_LAYERS, "max_window_layers", ".*token_id", ".*(kv|value)_heads"))
+)
 
 ProbeTokens = tuple[tuple[int, ...], ...]
 Chunks = tuple[tuple[int, ...], ...]
@@ -99,38 +129,6 @@ def _are_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -
     difference = found - expected
     is_near = difference.abs().max() <= _TOLERANCE[dtype]
     return bool(is_near or difference.square().mean().sqrt() <= _NOISE[dtype] * expected.std())
-
-
-_log = logging.getLogger(__name__)
-_BLOCK_SIZE = 16
-_SEEDS = (0, 1)  # experts of two nearly equal scores may be chosen otherwise by a rounding: not twice
-_POSITIONS = 512  # of the copy
-_BOUNDARY = 32  # tokens; where windows and chunks end
-_ROPE_BOUNDARY = 64
-_VOCAB, _HEADS, _HEAD_DIM, _MOST_LAYERS = 128, 4, 16, 8
-_MLA = "qk_rope_head_dim"  # heads of several widths, which all shrink by one factor
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_BOUNDARIES = re.compile(
-    r"original_max_position_embeddings|sliding_window(_size)?|attention_chunk_size|attention_window_size|window_size"
-    r"|local_attention|floor_scale|log_scaling_n_floor|index_topk|rel_extent|keep_window_size"
-)
-_SIZES: tuple[tuple[str, int], ...] = (  # the first that a name fits; no number grows
-    (r".*vocab_size.*", _VOCAB),
-    (r"hidden_size|n_embd|d_model|emb_dim|word_embed_proj_dim", _HEADS * _HEAD_DIM),
-    (r"(num_)?(attention_)?heads|n_heads?|num_attention_heads|.*_attention_heads", _HEADS),
-    (r"head_dim|kv_channels|.*_head_dim|dim_head", _HEAD_DIM),
-    (r"rotary_dim|.*lora_rank", _HEAD_DIM // 2),
-    (r".*(intermediate_size|ffn_dim|ffn_hidden_size|n_inner|intermediate_size_mlp)", 2 * _HEADS * _HEAD_DIM),
-    (r"(num|n|moe_num)_(local_|routed_)?experts", 4),
-    (r"(num|n)_experts?_per_tok(en)?|moe_(top)?k|top_k|num_experts_per_token|n_group|num_expert_group", 2),
-    (r"topk_group|first_k_dense_replace|num_nextn_predict_layers", 1),
-    (r"max_position_embeddings|n_positions|n_ctx|max_seq_len", _POSITIONS),
-)
-_SEEN = max(map(sum, SHORT))  # tokens on the real weights
-# Names of numbers that are boundaries, or none for sure: sizes, tokens, layers, experts.
-_OTHERS = re.compile(
-    "|".join((_BOUNDARIES.pattern, *dict(_SIZES), *_LAYERS, "max_window_layers", ".*token_id", ".*(kv|value)_heads"))
-)
 
 
 def check_small_copy(config: ModelConfig) -> None:

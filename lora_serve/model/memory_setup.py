@@ -1,4 +1,4 @@
-"""Measures the loaded model's steps and lays the KV pool that leaves room for them."""
+"""Measures the loaded model's steps and lays the KV pool that leaves memory for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _DECODE_ROWS = 4
 _SAMPLED = SampleInput(SamplingParams(temperature=0.7, top_p=0.9, top_k=8, logprobs=1), 0, 0, ())
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of the memory that is free, for the KV cache
 _CUDA_SWAP_SPACE = 4 * 2**30
-_USUAL_RANK = 16  # of the adapters that room is left for where no budget was given
+_USUAL_RANK = 16  # of the adapters that memory is kept for where no budget was given
 _MAX_ADAPTER_SHARE = 0.25  # and at most this share of what weights and steps leave
 _PROBE_SLOT = 0
 _COPIES = 4
@@ -140,10 +140,10 @@ def share_out(
     adapter_bytes: int | None,
 ) -> MemoryShares:
     """Raises ConfigError if not even one sequence of full length fits. `adapter_bytes`: the configured budget."""
-    room = facts.limit - spec.num_bytes - activations.num_bytes(largest_step(spec, config))
+    left = facts.limit - spec.num_bytes - activations.num_bytes(largest_step(spec, config))
     if adapter_bytes is None and (facts.is_cuda or config.memory_limit is not None):
-        adapter_bytes = min(_usual_bytes(spec, num_slots), int(max(0, room) * _MAX_ADAPTER_SHARE))
-    num_blocks = _num_blocks(facts, spec, config, activations, room - (adapter_bytes or 0))
+        adapter_bytes = min(_usual_bytes(spec, num_slots), int(max(0, left) * _MAX_ADAPTER_SHARE))
+    num_blocks = _num_blocks(facts, spec, config, activations, left - (adapter_bytes or 0))
     space = config.swap_space if config.swap_space is not None else _CUDA_SWAP_SPACE if facts.is_cuda else 0
     return MemoryShares(num_blocks, adapter_bytes, space // facts.block_bytes)
 
@@ -159,9 +159,9 @@ def largest_step(spec: ModelSpec, config: EngineConfig) -> MemoryLoad:
 
 
 def _num_blocks(
-    facts: DeviceFacts, spec: ModelSpec, config: EngineConfig, activations: ActivationModel, room: int
+    facts: DeviceFacts, spec: ModelSpec, config: EngineConfig, activations: ActivationModel, left: int
 ) -> int:
-    """The number of blocks that budget and room pay for; at least one sequence of full length must fit."""
+    """The number of blocks that budget and memory pay for; at least one sequence of full length must fit."""
     per_sequence = -(-spec.max_model_len // config.block_size)
     wanted = per_sequence * config.batch.max_num_seqs
     share = _CUDA_SHARE if facts.is_cuda else _CPU_SHARE
@@ -173,13 +173,13 @@ def _num_blocks(
             f"{per_sequence * facts.block_bytes} bytes or a smaller --max-model-len"
         )
     in_use = facts.block_bytes + int(activations.per_decode_key * config.block_size)
-    if room // in_use < per_sequence:
+    if left // in_use < per_sequence:
         raise ConfigError(
             f"--memory-limit: of {facts.limit} bytes, {spec.num_bytes} of weights, the adapters and the largest "
-            f"step leave {max(0, room)} for KV blocks; one sequence of --max-model-len {spec.max_model_len} needs "
+            f"step leave {max(0, left)} for KV blocks; one sequence of --max-model-len {spec.max_model_len} needs "
             f"{per_sequence * in_use}. Give more, or a smaller --max-model-len or --max-num-batched-tokens"
         )
-    return min(wanted, budget // facts.block_bytes, room // in_use)
+    return min(wanted, budget // facts.block_bytes, left // in_use)
 
 
 def _usual_bytes(spec: ModelSpec, num_slots: int) -> int:

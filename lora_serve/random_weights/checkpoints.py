@@ -19,6 +19,7 @@ SHARD_BYTES = 2**30  # a shard, and one slab of its largest tensor in float32, i
 SLAB = 2**24  # elements drawn at once
 EMBEDDING_STD = 0.02
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+B_STD = 0.05  # a fresh adapter's B is zero; this one changes the logits, which stay finite
 
 
 def model_root(cache: Path, shape: str, seed: int) -> Path:
@@ -124,9 +125,6 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
     wrapper = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)  # type: ignore[no-untyped-call]
     wrapper.chat_template = CHAT_TEMPLATE
     wrapper.save_pretrained(folder)
-
-
-B_STD = 0.05  # a fresh adapter's B is zero; this one changes the logits, which stay finite
 
 
 def make_adapters(

@@ -150,8 +150,8 @@ def test_habits_of_all_owners_are_counted_as_they_come_and_go(monkeypatch: pytes
             known[index // 2].learn(token, index, token, 0)  # also one that was forgotten and is in use still
         owners.of((str(index % 50), ()))
         kept = owners._owners.values()
-        assert owners._tally.num_ngrams == sum(map(len, kept))
-        assert owners._tally.num_ngrams <= 1000 or len(kept) == 1
+        assert owners._count.num_ngrams == sum(map(len, kept))
+        assert owners._count.num_ngrams <= 1000 or len(kept) == 1
     counted: list[NgramCache] = []
     monkeypatch.setattr(NgramCache, "__len__", lambda ngrams: counted.append(ngrams) or 0)
     owners.of(("0", ()))

@@ -95,7 +95,7 @@ class Policy:
     changes.
 
     A sequence is added when it begins to wait, which it does again after a preemption, and removed when it runs or
-    ends. The scheduler tries all waiting sequences in order as long as there is room: a policy never idles.
+    ends. The scheduler tries all waiting sequences in order while rows, tokens and blocks last: a policy never idles.
 
     Sequences that have waited `view.max_wait` come first, the longest waiting first, then the others by `key`: a
     sequence is overtaken during that time only. Time that it ran before a preemption does not count, time waited before
@@ -140,7 +140,7 @@ class Policy:
     def victim(self, running: list[Sequence], newcomer: Sequence | None) -> Sequence | None:
         """The sequence to preempt; `running`, not empty, is in order of admission.
 
-        For a `newcomer` that finds no room, None means that no sequence gives way. Without a newcomer memory is short,
+        For a `newcomer` that finds no place, None means that no sequence gives way. Without a newcomer memory is short,
         and one must be named.
         """
         return None if newcomer is not None else running[-1]

@@ -92,7 +92,7 @@ class ColdStart:
             self._fall_back(sequence, now)
 
     def ask(self, sequence: Sequence) -> bool:
-        """Asks for the loads of all adapters that the request wants; False: the host lacks room for some."""
+        """Asks for the loads of all adapters that the request wants; False: host memory cannot take all."""
         asked = [self._residency.request(ref) for ref in sequence.wanted]
         return all(asked)
 

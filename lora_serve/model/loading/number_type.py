@@ -23,6 +23,18 @@ from lora_serve.core.errors import ConfigError, ModelError, how_to_install
 from lora_serve.model.native import compiler, library
 
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # as safetensors names them
+_log = logging.getLogger(__name__)
+_EXTRA = f"install lora-serve's extra `quantization`: {how_to_install('quantization')}"
+_INT4_GROUP = 32  # weights that share a scale: the finest that the kernels have, and a divisor of most widths
+# What a checkpoint may say it was stored with: weights only. Activations scaled over a whole batch (torchao's dynamic
+# kinds may, LLM.int8()'s outlier columns always are) would let a row's answer depend on its neighbours.
+_STORED_SCHEMES = {
+    "torchao Int8WeightOnlyConfig": "int8",
+    "torchao Int4WeightOnlyConfig": "int4",
+    "torchao IntxWeightOnlyConfig": "intx",
+    "torchao Float8WeightOnlyConfig": "float8",
+    "bitsandbytes 4-bit": "bitsandbytes 4-bit",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +95,6 @@ def _slowness(dtype: torch.dtype, device: torch.device) -> str:
         return ""
     why_not = _why_not_bfloat16(device)
     return "" if why_not is None else f"; float32 would be as fast: {why_not}"
-
-
-_log = logging.getLogger(__name__)
-
-_EXTRA = f"install lora-serve's extra `quantization`: {how_to_install('quantization')}"
-_INT4_GROUP = 32  # weights that share a scale: the finest that the kernels have, and a divisor of most widths
-# What a checkpoint may say it was stored with: weights only. Activations scaled over a whole batch (torchao's dynamic
-# kinds may, LLM.int8()'s outlier columns always are) would let a row's answer depend on its neighbours.
-_STORED_SCHEMES = {
-    "torchao Int8WeightOnlyConfig": "int8",
-    "torchao Int4WeightOnlyConfig": "int4",
-    "torchao IntxWeightOnlyConfig": "intx",
-    "torchao Float8WeightOnlyConfig": "float8",
-    "bitsandbytes 4-bit": "bitsandbytes 4-bit",
-}
 
 
 @dataclass(frozen=True, slots=True)

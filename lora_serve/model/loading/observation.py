@@ -34,7 +34,7 @@ _KEYWORDS = frozenset(
 )
 _NAME = "position_ids"
 _TRIED = 1  # the position whose numbers are looked at, in calls that end at others
-_numbers_of_names = itertools.count()
+_num_registered = itertools.count()
 PositionCall = tuple[nn.Module, inspect.BoundArguments]
 
 
@@ -108,7 +108,7 @@ def refused_if_it_fails(module: nn.Module) -> Iterator[None]:
 
 def registered_attention(attend: Callable[..., Any]) -> str:
     """A new name under which transformers' models find an attention function."""
-    name = f"lora_serve_{next(_numbers_of_names)}"
+    name = f"lora_serve_{next(_num_registered)}"
     AttentionInterface.register(name, attend)
     return name
 
@@ -270,7 +270,11 @@ def find_positions(
 
 
 def serve_by_row(by_call: Iterable[nn.Module], boundary: int, context: StepContext[Step]) -> None:
-    """Lets each row choose for itself in the modules that choose by call."""
+    """Lets each row choose for itself in the modules that choose by call.
+
+    transformers chooses the factors of LongRoPE, and the base of dynamic NTK, by the largest position of a whole call.
+    Here a call carries everybody's rows, so such a module is asked twice, as a short and as a long row would ask alone.
+    """
     for part in by_call:
         part.forward = _by_row(part.forward, boundary, context)
 

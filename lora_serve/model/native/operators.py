@@ -92,7 +92,7 @@ class PackedLinear:
                 return PackedLinear(
                     panels, kind, weight.shape[1], len(weight), kernels.panel_outputs(), kernels.packed_linear
                 )
-        raise AssertionError("the last kind has room for every bit")
+        raise AssertionError("the last kind holds every bit")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -174,7 +174,7 @@ def _kernels(dtype: torch.dtype) -> Any:
 
 
 def _packed(kernels: Any, weight: Tensor, kind: PanelKind) -> Tensor | None:
-    """weight [out, in] -> panels, zeros after the last output and input; None: they have no room for every bit."""
+    """weight [out, in] -> panels, zeros after the last output and input; None: they cannot hold every bit."""
     num_panels = -(-len(weight) // kernels.panel_outputs())
     panels = _alone((num_panels, kernels.words_of_panel(kind, weight.shape[1])), torch.int32)
     is_exact = kernels.pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), kind)
@@ -297,7 +297,7 @@ class Step(ctypes.Structure):
 
 
 def load_decoder_layer(dtype: torch.dtype) -> tuple[Any, Any]:
-    """decoder_layer(layer, step, h, room, key_pool, value_pool) and room_bytes(layer), for h of `dtype`.
+    """decoder_layer(layer, step, h, scratch, key_pool, value_pool) and room_bytes(layer), for h of `dtype`.
 
     Raises OSError.
     """

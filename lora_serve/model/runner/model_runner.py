@@ -22,6 +22,8 @@ from lora_serve.model.runner.sampler import SampledToken, choose, is_cheap, logp
 from lora_serve.model.system.device_memory import to_device, within_memory
 from lora_serve.model.system.threads import TeamWaits
 
+_LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
+
 
 def draw_rows(logits: Tensor, rows: Sequence[tuple[Row, int]], *, all_at_once: bool) -> dict[int, RowOutput]:
     """One output by id for each row that samples, given with the index of its first position's logits.
@@ -114,9 +116,6 @@ def _counts_nothing(sample: SampleInput) -> bool:
     """True if the tokens before a position change nothing but the logits."""
     params = sample.params
     return is_cheap(sample) and not (params.bad_words or params.min_tokens or sample.allowed)
-
-
-_LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
 
 
 class AdapterRunner:

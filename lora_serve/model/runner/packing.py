@@ -28,6 +28,8 @@ from lora_serve.model.step_context import (
 from lora_serve.model.system.device_memory import columns_to_device, to_device
 
 _COLUMNS = 6  # token id, position, place in the cache, keys, slot, is long; then the block table
+_log = logging.getLogger(__name__)
+_MIN_WIDTH = 8  # blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def _layout(rows: Sequence[Row]) -> _PackedRows:
 
 
 class RowBuffers:
-    """Room for `num_rows` rows of one token whose block tables have `width` blocks.
+    """Buffers of `num_rows` rows of one token whose block tables have `width` blocks.
 
     One piece of int64, filled in one copy per step: five columns, the block table, and the rows' scales as float32.
     """
@@ -192,10 +194,6 @@ class RowBuffers:
         )
 
 
-_log = logging.getLogger(__name__)
-_MIN_WIDTH = 8  # blocks
-
-
 class CudaGraph:
     """A forward pass recorded once and replayed with new values in the memory that it reads, which must not move.
 
@@ -248,7 +246,13 @@ class _Captured:
 
 
 class DecodeGraphs:
-    """Graphs of the decode step, captured when a shape is first met, for LoRA kernels that `reads_device_tokens`."""
+    """Decode steps as CUDA graphs, captured when a shape is first met, for LoRA kernels that `reads_device_tokens`.
+
+    A decode step is hundreds of short programs, and a host takes longer to launch them than a GPU to run them. Sizes
+    are rounded up to powers of two, so that a few graphs serve every step; rows without a sequence fill the rest. A
+    graph reads buffers, the KV pool and the slots' records: a row's adapter is a number in a buffer, and a slot's new
+    owner is found through its record, so neither asks for a new capture.
+    """
 
     def __init__(
         self,

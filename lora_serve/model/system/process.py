@@ -22,6 +22,12 @@ _MOST_MMAP = 32 * 2**20  # bytes; glibc takes no more
 _KEPT = 512 * 2**20
 HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)  # the advice; Linux only
 _HUGE = 2 * 2**20
+GROUPS = Path("/sys/fs/cgroup")
+_VERSIONS = (  # of cgroups: files of the limit, of what is in use, of what that is
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+_RECLAIMABLE = ("active_file", "inactive_file")  # copies of files, which the kernel lets go when memory is short
 
 
 def keep_freed_memory() -> None:
@@ -50,14 +56,6 @@ def advise_huge_pages(tensor: Tensor) -> None:
     size = (tensor.data_ptr() + tensor.untyped_storage().nbytes() - start) // _HUGE * _HUGE
     if size > 0:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), HUGE_PAGES)
-
-
-GROUPS = Path("/sys/fs/cgroup")
-_VERSIONS = (  # of cgroups: files of the limit, of what is in use, of what that is
-    ("memory.max", "memory.current", "memory.stat"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-)
-_RECLAIMABLE = ("active_file", "inactive_file")  # copies of files, which the kernel lets go when memory is short
 
 
 def free_in_container(groups: Path = GROUPS) -> int | None:

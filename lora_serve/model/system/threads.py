@@ -18,6 +18,14 @@ from typing import Any, Protocol
 
 import torch
 
+_LOOK_SECONDS = 1.0  # between two looks; a share of less time says little
+_CONTENDED = 0.45  # share of time in which the engine's thread could run and had no core: 0.5 beside a busy neighbour
+_FREE = 0.1
+_PATIENCE, _MOST_PATIENCE = 1.0, 30.0  # seconds that the cores must be free before the team spins again
+_STEADY_SECONDS = 60.0  # of spinning, after which patience begins anew
+_GRAIN = 2**16  # numbers per thread: torch gives fewer to one thread
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
 
 def use_one_core() -> None:
     """Makes the calling thread compute on one core from now on, so that it has no team."""
@@ -53,17 +61,6 @@ def openmp_path() -> Path | None:
     package = Path(torch.__file__).parent
     found = [file for folder in (package / "lib", package.with_name("torch.libs")) for file in folder.glob("libgomp*")]
     return min(found, default=None)
-
-
-_LOOK_SECONDS = 1.0  # between two looks; a share of less time says little
-_CONTENDED = (
-    0.45  # share of the time in which the engine's thread could run and had no core: 0.5 beside a busy neighbour
-)
-_FREE = 0.1
-_PATIENCE, _MOST_PATIENCE = 1.0, 30.0  # seconds that the cores must be free before the team spins again
-_STEADY_SECONDS = 60.0  # of spinning, after which patience begins anew
-_GRAIN = 2**16  # numbers per thread: torch gives fewer to one thread
-_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class Sleep(Protocol):

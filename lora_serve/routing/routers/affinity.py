@@ -20,7 +20,7 @@ LOAD_TOKENS = 2048  # where no report tells what a load of an adapter costs
 
 
 class Router(base.Router):
-    """Replicas that have the adapters, then those with room for one adapter more, then the least loaded."""
+    """Replicas that have the adapters, then those whose host memory takes one adapter more, then the least loaded."""
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView]) -> list[str]:
         limit, stretched = limits(request, replicas)
@@ -43,7 +43,7 @@ def limits(request: RoutedRequest, replicas: Sequence[ReplicaView]) -> tuple[flo
     """Tokens that a replica may have before it gets the request; and if it has the adapters and no other has that is
     below them.
 
-    Above the mean there is always room for one more such request, or a fleet with little to do would spread its
+    Above the mean one more such request always fits, or a fleet with little to do would spread its
     adapters; and a replica that has the adapters may be behind by the time of the load that it spares another.
     """
     num_tokens = max(1, request.num_tokens)
