@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lora_serve.random_weights import checkpoints
+from lora_serve.random_weights import LORA_TARGETS, RANKS, SHAPES, VOCAB_SIZE, checkpoints
 from lora_serve.random_weights.checkpoints import make_model
-from lora_serve.random_weights.shapes import LORA_TARGETS, RANKS, SHAPES, VOCAB_SIZE
 
 __all__ = [
     "LORA_TARGETS", "RANKS", "SHAPES", "VOCAB_SIZE", "make_adapters", "make_checkpoints", "num_weight_bytes"

@@ -58,15 +58,15 @@ def busy_world() -> World:
 def engine_pieces(world: World) -> dict[str, float]:
     """Microseconds on the engine's thread."""
     engine, recorder = world.engine, world.engine.recorder
-    engine.look(Watch(1))
+    engine.view(Watch(1))
     for _ in range(STEPS):
         world.step()
     batch, now = world.runner.batches[-1], time.monotonic()
     events = [TokenEvent(sequence.request.request_id, 5, None) for sequence in world.scheduler.running]
     since = recorder.mark - STEPS
     pieces = {
-        "a look at 16 rows": least(lambda: engine.look(Watch(1, since)), 50),
-        "a look in full, once a second": least(lambda: engine.look(Watch(1, since, (), in_full=True)), 50),
+        "a look at 16 rows": least(lambda: engine.view(Watch(1, since)), 50),
+        "a look in full, once a second": least(lambda: engine.view(Watch(1, since, (), in_full=True)), 50),
     }
     ran = world.scheduler.by_row()
     pieces["notes of a step"] = least(lambda: recorder.step(1, batch, ran, events, now, now), 300)
@@ -103,7 +103,7 @@ class Repeating:
 
 async def loop_pieces(engine: Engine) -> dict[str, float]:
     """Microseconds of the event loop for each frame, by the number of readers."""
-    look = engine.look(Watch(1, 0, (), in_full=True))
+    look = engine.view(Watch(1, 0, (), in_full=True))
     row = tuple((request.id, "decode", 1, 1) for request in look.requests)
     steps = tuple(LiveStep(number, time.time() + number / 200, 5.0, False, row) for number in range(STEPS))
     source = Repeating(EngineView(1, steps, look.requests, slots=look.slots, queue=look.queue, settings=look.settings))

@@ -16,8 +16,8 @@ from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import FrozenModule
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
-from lora_serve.model.runner.decode_graphs import DecodeGraphs
 from lora_serve.model.runner.model_runner import ModelRunner
+from lora_serve.model.runner.packing import DecodeGraphs
 
 SHAPES = {  # hidden, intermediate, layers, heads, KV heads, vocabulary
     "8b": (4096, 14336, 32, 32, 8, 128256),
@@ -110,7 +110,7 @@ def random_adapter(spec: ModelSpec, digest: str, rank: int, device: torch.device
         for path, shape in spec.linears.items()
         if path != spec.output_head
     }
-    return HostAdapter(digest, digest, rank, deltas)
+    return HostAdapter(digest, rank, deltas)
 
 
 def load(world: World, index: int, generation: int, adapter: HostAdapter) -> RowAdapter:

@@ -21,8 +21,7 @@ from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.messages import PromptEvent
 from lora_serve.core.request import InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
-from lora_serve.engine.build import build_engine
-from lora_serve.engine.engine import Engine
+from lora_serve.engine.engine import Engine, build_engine
 from lora_serve.model.build import build_model
 
 ROUNDS = 15

@@ -24,7 +24,7 @@ from benchmarks.alternating import CLOCK_HELP, CLOCKS, Clock, median_ratio, time
 from benchmarks.report import machine
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.native import library
-from lora_serve.model.native.packed_linear import PackedLinear
+from lora_serve.model.native.operators import PackedLinear
 from lora_serve.model.system.process import keep_freed_memory
 
 SHAPES = {  # of a Llama with 135 million weights

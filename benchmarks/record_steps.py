@@ -35,7 +35,7 @@ from lora_serve.core.batch import StepLoad
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
-from lora_serve.engine.build import build_engine
+from lora_serve.engine.engine import build_engine
 from lora_serve.engine_host.local import AdapterSource
 from lora_serve.model.build import build_model
 from lora_serve.simulate.profiles import LearnedSteps

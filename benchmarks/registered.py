@@ -32,8 +32,7 @@ from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
-from lora_serve.engine.build import build_engine
-from lora_serve.engine.engine import Engine
+from lora_serve.engine.engine import Engine, build_engine
 
 T = TypeVar("T")
 COUNTS = (10, 100, 1_000, 10_000)
@@ -81,7 +80,7 @@ def measure(count: int) -> dict[str, float]:
         found = {
             "resolve a name": per_call(catalog.resolve, chosen),
             "register one more": per_call(
-                lambda i: catalog.add(Registration(id=f"new/a{i}"), version_of(f"new/a{i}")), range(20)
+                lambda i: Registration(id=f"new/a{i}").commit(catalog.ledger, version_of(f"new/a{i}")), range(20)
             ),
             "list a page of 100": per_call(lambda _: catalog.snapshot.page(limit=100), range(50)),
         }

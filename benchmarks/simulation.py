@@ -20,8 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from lora_serve.engine.policies import policy_names
-from lora_serve.routing.routers import router_names
+from lora_serve.core.extensions import names_in
 from lora_serve.simulate.figures import Fairness
 from lora_serve.simulate.fleet import Scenario, Summary, table
 from lora_serve.simulate.profiles import read_profile
@@ -33,6 +32,7 @@ DOCUMENT = ROOT / "docs" / "explanation" / "simulation.md"
 LARGE = read_profile("llama-8b-h100")
 FEW_SLOTS = LARGE.changed(max_loras=8)
 SMALL_TIERS = LARGE.changed(max_loras=4, host_bytes=32 * LARGE.adapter_bytes)
+POLICIES, ROUTERS = names_in("engine/policies"), names_in("routing/routers")
 SWEPT_RATES = (60.0, 120.0, 180.0, 210.0)  # of 16 replicas, requests per second
 
 
@@ -52,7 +52,7 @@ COMPARISONS: dict[str, Callable[[], Comparison]] = {
     "routers": lambda: Comparison(
         "code",
         Scenario(LARGE, WorkloadConfig(20_000, 640.0, 10_000, 1_000, seed=1), 64, warm_share=0.5),
-        routers=router_names(),
+        routers=ROUTERS,
     ),
     "tiers": lambda: Comparison(
         "code",
@@ -63,22 +63,22 @@ COMPARISONS: dict[str, Callable[[], Comparison]] = {
     "sweep": lambda: Comparison(
         "code",
         Scenario(LARGE, WorkloadConfig(5_000, None, 2_500, 250, seed=1), 16),
-        routers=router_names(),
+        routers=ROUTERS,
         rates=SWEPT_RATES,
     ),
     "fleet": lambda: Comparison(
-        "code", Scenario(LARGE, WorkloadConfig(20_000, 850.0, 10_000, 1_000), 64), policies=policy_names()
+        "code", Scenario(LARGE, WorkloadConfig(20_000, 850.0, 10_000, 1_000), 64), policies=POLICIES
     ),
     "flood": lambda: Comparison(
-        "conv", Scenario(LARGE, WorkloadConfig(2_000, 60.0, 200, 20, flood=0.5), 4), policies=policy_names()
+        "conv", Scenario(LARGE, WorkloadConfig(2_000, 60.0, 200, 20, flood=0.5), 4), policies=POLICIES
     ),
     "slots": lambda: Comparison(
-        "code", Scenario(FEW_SLOTS, WorkloadConfig(3_000, 48.0, 1_000, 100, zipf=0.8), 4), policies=policy_names()
+        "code", Scenario(FEW_SLOTS, WorkloadConfig(3_000, 48.0, 1_000, 100, zipf=0.8), 4), policies=POLICIES
     ),
     "urgent": lambda: Comparison(
         "conv",
         Scenario(LARGE, WorkloadConfig(1_500, 60.0, 200, 20, urgent=0.1, timeout=10.0), 4),
-        policies=policy_names(),
+        policies=POLICIES,
     ),
 }
 

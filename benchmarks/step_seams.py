@@ -23,7 +23,7 @@ from benchmarks.alternating import Clock
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.fusion.kinds.decoder_layer import FusedDecoderLayer
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.native.packed_linear import PackedLinear
+from lora_serve.model.native.operators import PackedLinear
 from lora_serve.model.runner import model_runner as runner_module
 
 PARTS = ("base GEMMs", "LoRA", "attention", "output head", "sampling", "rest")

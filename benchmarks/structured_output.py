@@ -34,8 +34,8 @@ from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.messages import FinishEvent, TokenEvent
 from lora_serve.core.request import InferenceRequest, SamplingParams, TokenGrammar
 from lora_serve.core.settings import Settings
-from lora_serve.engine.build import build_engine
 from lora_serve.engine.constraints import GrammarCompiled
+from lora_serve.engine.engine import build_engine
 from lora_serve.model.build import build_model
 from lora_serve.text.grammars.matcher import GrammarConstraint, GrammarConstraints
 from lora_serve.text.grammars.vocabulary import Vocabularies

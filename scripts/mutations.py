@@ -54,9 +54,9 @@ MUTATIONS = (
         "engine/test_prefix_cache.py isolation/test_prefix_salt.py",
     ),
     Mutation(
-        "a pinned adapter is evicted", "1", "engine/adapters/slots.py",
+        "a pinned adapter is evicted", "1", "engine/slots.py",
         "return 0 if self._entries[digest].is_evictable and digest not in keep else None",
-        "return 0 if not self._entries[digest].num_rows else None", "engine/adapters",
+        "return 0 if not self._entries[digest].num_rows else None", "engine/test_residency.py",
     ),
     Mutation(
         "slots of a row that ended stay in use", "4", "engine/scheduling/scheduler.py",
@@ -83,7 +83,7 @@ MUTATIONS = (
         'max(1, min(num_tokens, limit.limit)) if limit.unit == "tokens" else 1', "1", "tenancy/quotas",
     ),
     Mutation(
-        "another tenant's adapter is found", "7", "adapters/catalog/resolution.py",
+        "another tenant's adapter is found", "7", "adapters/catalog/catalog.py",
         "if not entry.is_visible_to(tenant) or entry is _NOBODYS:", "if entry is _NOBODYS:",
         "server/test_tenant_isolation.py adapters/catalog",
     ),

@@ -22,8 +22,8 @@ from lora_serve.core.messages import ErrorEvent, FinishEvent, PooledEvent, Promp
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, PoolingParams, SamplingParams
 from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.core.settings import Settings
-from lora_serve.engine.build import build_engine
 from lora_serve.engine.constraints import GrammarCompiled
+from lora_serve.engine.engine import build_engine
 from lora_serve.model.build import build_model
 from lora_serve.text.grammars.matcher import GrammarConstraints
 from lora_serve.text.grammars.vocabulary import Vocabularies

@@ -33,7 +33,7 @@ from lora_serve.commands.bench.load import run_load
 from lora_serve.commands.bench.report import LoadResult, percentile
 from lora_serve.commands.bench.workload import Plan, Target
 from lora_serve.commands.server_process import ServerProcess
-from lora_serve.random_weights.shapes import SHAPES
+from lora_serve.random_weights import SHAPES
 
 NUM_ADAPTERS = 8
 VOCABULARY = 2000

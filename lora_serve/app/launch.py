@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.storage import open_storage
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, end_within, on_signals
 from lora_serve.app.tracing import opened_traces
 from lora_serve.core.config import AdapterConfig, ServerConfig

@@ -9,7 +9,7 @@ from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.storage import AdapterStorage
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.client.base import EngineClient
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import ModelSpec

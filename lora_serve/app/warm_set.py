@@ -122,13 +122,13 @@ class WarmSetKeeper:
         self._is_warm = True
         loop, is_stale = asyncio.get_running_loop(), asyncio.Event()
 
-        def look() -> None:
+        def check() -> None:
             if not {*self._noted.device, *self._noted.host} <= self._catalog.snapshot.digests:
                 is_stale.set()
 
-        changed = functools.partial(loop.call_soon_threadsafe, look)
+        changed = functools.partial(loop.call_soon_threadsafe, check)
         self._catalog.ledger.listen(changed)
-        look()
+        check()
         try:
             while not is_over.is_set():
                 await _first_of(is_over, is_stale)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import queue
 import threading
@@ -42,8 +41,12 @@ class ThreadEngineClient(MessageClient):
         """Start the engine's thread; once."""
         assert self._thread is None, "two threads would share one engine"
         loop = asyncio.get_running_loop()
-        emit = functools.partial(loop.call_soon_threadsafe, self._receive)
-        engine_loop = EngineLoop(self._engine, self._mailbox, emit, self._rebuild)
+        engine_loop = EngineLoop(
+            self._engine,
+            self._mailbox,
+            lambda messages: loop.call_soon_threadsafe(self._receive, messages),
+            self._rebuild,
+        )
 
         def run() -> None:
             try:

@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> int:
     with without_collections():
         from lora_serve.core.settings import command_line
         from lora_serve.logs.writer import open_standard_descriptors
-        from lora_serve.model.loading.read_ahead import load_torch_library, read_weights
+        from lora_serve.model.system.process import load_torch_library, read_weights
 
         open_standard_descriptors()
         settings, notes = command_line(arguments)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lora_serve.engine.policies import policy_names
-from lora_serve.routing.routers import router_names
+from lora_serve.core.extensions import names_in
 from lora_serve.simulate.fleet import Scenario, StalledError, Summary, table
 from lora_serve.simulate.profiles import profile_names, read_profile
 from lora_serve.simulate.workload import WorkloadConfig, read_trace
@@ -44,13 +43,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments, each with its unit."""
     parser = argparse.ArgumentParser("lora-serve simulate", description=__doc__)
     add = parser.add_argument
     add("--trace", type=Path, required=True, help="Azure 2023 CSV, Mooncake JSONL, or a Vidur CSV of lengths")
     add("--profile", default="llama-8b-h100", help=f"one of {', '.join(profile_names())}, or a JSON file")
-    add("--policy", nargs="+", choices=policy_names(), default=policy_names(), help="default: all")
-    add("--router", nargs="+", choices=router_names(), default=router_names(), help="default: all")
+    policies, routers = list(names_in("engine/policies")), list(names_in("routing/routers"))
+    add("--policy", nargs="+", choices=policies, default=policies, help="default: all")
+    add("--router", nargs="+", choices=routers, default=routers, help="default: all")
     add("--replicas", type=_positive, default=1)
     add("--gateways", type=_positive, default=1, help="doors that do not know each other's requests")
     add("--requests", type=_positive, default=2000)

@@ -213,7 +213,7 @@ class Greeting(Message, frozen=True):
     age: float  # seconds since its start
     version: str  # of this program
     settings: str  # a digest of what it was configured with
-    roots_key: bytes  # see `routing/request.py`
+    roots_key: bytes  # see `routing/fleet_view.py`
     now: float = 0.0  # its time.monotonic(); another version, which is told by `version`, may not say it
 
 

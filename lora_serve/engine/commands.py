@@ -23,10 +23,10 @@ from lora_serve.core.messages import (
     Tune,
     Unpin,
 )
-from lora_serve.engine.adapters.residency import AdapterResidency
-from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
 from lora_serve.engine.execution import Execution
+from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.scheduler import Scheduler
+from lora_serve.engine.slots import SMOKE_TEST_SLOT
 
 _Result = SmokeTestResult | LoraServeError | None
 

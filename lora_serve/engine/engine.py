@@ -1,23 +1,39 @@
-"""The step. Everything the server does to a request happens in `step`, on one thread, in this order."""
+"""The step: all that the server does to a request happens in `Engine.step`, on one thread; and the engine, built."""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from lora_serve.adapters.loading.host_cache import HostCache
 from lora_serve.adapters.loading.loader import LoadFinished
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.live import EngineView
+from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import Command, Event, StepEvent, Watch
+from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import EngineStats
-from lora_serve.engine.adapters.residency import AdapterResidency
+from lora_serve.engine.batcher import Batcher, padded_length
+from lora_serve.engine.blocks import BlockManager, PrefixCache
 from lora_serve.engine.commands import Commands
-from lora_serve.engine.constraints import GrammarCompiled
-from lora_serve.engine.execution import Execution
-from lora_serve.engine.figures import Figures
+from lora_serve.engine.constraints import Constraints, GrammarCompiled
+from lora_serve.engine.execution import Execution, Runner
+from lora_serve.engine.figures import EngineFigures
+from lora_serve.engine.policies import create_policy
+from lora_serve.engine.policies.base import PolicyView
 from lora_serve.engine.recorder import Recorder
+from lora_serve.engine.residency import AdapterResidency
+from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.scheduler import Scheduler
+from lora_serve.engine.scheduling.step_rows import MemoryGuard
+from lora_serve.engine.sequence import Ends
+from lora_serve.engine.slots import SlotTable
+from lora_serve.engine.step_cost import StepCost
+from lora_serve.engine.swapping import Swapping, SwapSpace
 
 
 @dataclass(eq=False)
@@ -28,7 +44,7 @@ class Engine:
     execution: Execution
     residency: AdapterResidency[Any]
     commands: Commands
-    figures: Figures
+    figures: EngineFigures
     recorder: Recorder
     _clock: Callable[[], float] = time.monotonic
 
@@ -83,11 +99,60 @@ class Engine:
     def stats(self) -> EngineStats:
         return self.figures.stats()
 
-    def look(self, asked: Watch) -> EngineView:
+    def view(self, asked: Watch) -> EngineView:
         """The engine at work; from now on it is recorded for some seconds."""
-        return self.figures.look(asked, self._clock())
+        return self.figures.view(asked, self._clock())
 
     def _load_slots(self) -> None:
         """Fills slots for the scheduled rows and for commands, which are answered once that is done."""
         self.commands.execute()
         self.commands.answer(self.execution.load_slots())
+
+
+def build_engine(
+    runner: Runner,
+    spec: ModelSpec,
+    num_blocks: int,
+    engine_config: EngineConfig,
+    adapter_config: AdapterConfig,
+    submit: Callable[[AdapterRef], None],
+    clock: Callable[[], float] = time.monotonic,
+    memory: MemoryPlan | None = None,
+    constraints: Constraints | None = None,
+) -> Engine:
+    """An engine over `runner`; `submit` starts the load of an adapter, which ends with a `LoadFinished`.
+
+    `clock`: the present time in seconds; the simulator brings its own. `memory`: how the device's memory was shared
+    out; None: unknown and unlimited. `constraints`: compiles grammars; None: requests that have one are refused.
+    """
+    memory = memory or MemoryPlan()
+    blocks = BlockManager(num_blocks, engine_config.block_size)
+    eviction = (adapter_config.adapter_eviction, adapter_config.adapter_tenant_floor)
+    slot_bytes = memory.adapter_bytes if adapter_config.adapter_memory is None else adapter_config.adapter_memory
+    recorder = Recorder()
+    residency = AdapterResidency[Any](
+        SlotTable(adapter_config.max_loras, slot_bytes, *eviction),
+        HostCache(adapter_config.adapter_host_memory, adapter_config.max_cpu_loras, *eviction), submit, clock, recorder,
+    )  # fmt: skip
+    prefix_cache = PrefixCache(
+        blocks, is_enabled=engine_config.enable_prefix_caching, shares_base=engine_config.share_base_prefixes
+    )
+    cost = StepCost()
+    view = PolicyView(
+        engine_config.max_wait, engine_config.tenant_weight, cost, lambda adapter: adapter.digest in residency.slots,
+        lambda adapter: residency.is_here(adapter.digest), lambda: residency.slots.num_slots, prefix_cache.num_known,
+    )  # fmt: skip
+    policy = create_policy(engine_config.policy, view)
+    is_padded = spec.pooling is not None and not spec.pooling.is_ragged
+    batcher = Batcher(engine_config.batch, cost, padded_length if is_padded else None)
+    guard = MemoryGuard(memory, residency.slots)
+    swapping = Swapping(SwapSpace(memory.num_host_blocks), blocks, cost, memory.block_copy_seconds)
+    ends = Ends(spec.eos_token_ids, spec.max_model_len, spec.long_rope)
+    scheduler = Scheduler(
+        random.Random(engine_config.seed), blocks, prefix_cache, residency, policy, batcher, ends, guard, swapping,
+        Drafting(engine_config.speculate, cost, blocks), constraints, recorder,
+    )  # fmt: skip
+    execution = Execution(runner, residency, swapping, guard, constraints, clock)
+    commands = Commands(execution, scheduler, residency)
+    figures = EngineFigures(scheduler, residency, blocks, guard, constraints, recorder)
+    return Engine(scheduler, execution, residency, commands, figures, recorder, clock)

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, DeviceMemoryError, InternalError, LoraServeError
 from lora_serve.core.messages import SmokeTestResult
-from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.constraints import Constraints
+from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.step_rows import MemoryGuard
 from lora_serve.engine.swapping import Swapping
 
 _log = logging.getLogger(__name__)
-Run = Callable[[Batch], list[RowOutput]]
+RunBatch = Callable[[Batch], list[RowOutput]]
 
 
 class Runner(Protocol):
@@ -124,7 +124,7 @@ class Execution:
         return outputs
 
 
-def run_in_parts(run: Run, batch: Batch) -> list[RowOutput]:
+def run_in_parts(run: RunBatch, batch: Batch) -> list[RowOutput]:
     """Calls `run`, in halves of the rows, then of a row's tokens, wherever it raises DeviceMemoryError.
 
     Returns one output per row. A row that does not fit even alone and token by token gets the error; so does a pooling

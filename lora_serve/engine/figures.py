@@ -15,10 +15,10 @@ from lora_serve.core.batch import Batch
 from lora_serve.core.messages import Watch
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats
 from lora_serve.core.tier_stats import TierStats
-from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.constraints import Constraints
 from lora_serve.engine.recorder import Recorder
+from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.scheduler import Scheduler
 from lora_serve.engine.scheduling.step_rows import MemoryGuard
 from lora_serve.engine.sequence import Sequence
@@ -28,7 +28,7 @@ _NUM_RECENT_BATCHES = 64
 
 
 @dataclass(eq=False)
-class Figures:
+class EngineFigures:
     """Counts steps, and looks at everything else where it is kept."""
 
     _scheduler: Scheduler
@@ -90,8 +90,8 @@ class Figures:
             num_running_tokens=sum(sequence.num_computed for sequence in scheduler.running),
         )
 
-    def look(self, asked: Watch, now: float) -> live.EngineView:
-        """The present state, and the notes since the asker's last look."""
+    def view(self, asked: Watch, now: float) -> live.EngineView:
+        """The present state, and the notes since the asker's last view."""
         scheduler, residency, recorder, blocks = self._scheduler, self._residency, self._recorder, self._blocks
         recorder.watched(now)
         since = asked.since if asked.since <= recorder.mark else 0  # it watched an engine that is no more

@@ -134,7 +134,7 @@ class EngineLoop:
             case GetStats(call_id):
                 return [Reply(call_id, self._engine.stats())]
             case Watch():
-                return [Reply(message.call_id, self._engine.look(message))]
+                return [Reply(message.call_id, self._engine.view(message))]
             case Ping(call_id):
                 return [Reply(call_id)]
             case Stop():

@@ -76,7 +76,7 @@ class WaitingLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _QueuedRequest:
     lines: tuple[str, ...]
     num_tokens: int  # of the prompt
     on_start: OnStart | None
@@ -91,9 +91,9 @@ class QueueGate:
     def __init__(self, limits: QueueLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self._clock = clock
-        self._waiting: dict[str, _Waiting] = {}  # by request id
+        self._waiting: dict[str, _QueuedRequest] = {}  # by request id
         self._all = WaitingLine(clock())
-        self.forecast: WaitForecast | None = None  # None: it is not used
+        self.forecast = WaitForecast()
         self._lines: dict[str, WaitingLine] = {}  # by account and WaitingLimit, only those with waiting requests
 
     @property
@@ -121,8 +121,6 @@ class QueueGate:
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         if any(_excess(self._all, len(requests), num_tokens, self.limits.max_queue, self.limits.max_queue_tokens)):
             return math.inf
-        if self.forecast is None:
-            return 0.0
         return self.forecast.seconds(self._all.num_requests, self._all.num_tokens, self._clock())
 
     def enter(
@@ -151,8 +149,8 @@ class QueueGate:
                     self._check_line(line, max_requests, max_tokens, excess, now)
         for request in fresh:
             names, num_tokens = (_account(request), *(limit.name for limit in lines)), len(request.prompt_token_ids)
-            self._waiting[request.request_id] = _Waiting(names, num_tokens, on_start)
-            if self.forecast is not None and self._all.num_requests == 0:
+            self._waiting[request.request_id] = _QueuedRequest(names, num_tokens, on_start)
+            if self._all.num_requests == 0:
                 self.forecast.begin(now)
             self._all.add(num_tokens, now)
             for name in names:
@@ -164,8 +162,7 @@ class QueueGate:
         if waiting is None:
             return
         self.leave(request_id)
-        if self.forecast is not None:
-            self.forecast.started(request_id, self._clock())
+        self.forecast.started(request_id, self._clock())
         if waiting.on_start is not None:
             waiting.on_start(request_id)
 
@@ -174,12 +171,10 @@ class QueueGate:
         waiting = self._waiting.pop(request_id, None)
         now = self._clock()
         if waiting is None:
-            if self.forecast is not None:
-                self.forecast.ended(request_id, now)
+            self.forecast.ended(request_id, now)
             return
         self._all.remove(waiting.num_tokens, now)
-        if self.forecast is not None:
-            self.forecast.left(waiting.num_tokens, now, others_wait=self._all.num_requests > 0)
+        self.forecast.left(waiting.num_tokens, now, others_wait=self._all.num_requests > 0)
         for name in waiting.lines:
             line = self._lines[name]
             line.remove(waiting.num_tokens, now)
@@ -236,7 +231,7 @@ def _excess(
     return min(max(0, requests), line.num_requests), min(max(0, tokens), line.num_tokens)
 
 
-class _Pace:
+class _MeanInterval:
     """A running mean of the time between two events. An interval under way counts for as long as it is already, so that
     a queue which has come to a stop is noticed before its next event.
     """
@@ -265,7 +260,7 @@ class WaitForecast:
     def __init__(self) -> None:
         self.places: int | None = None  # rows that run at once, as the engine last said; None: not known
         self._running: set[str] = set()  # request ids
-        self._line, self._rows = _Pace(), _Pace()
+        self._line, self._rows = _MeanInterval(), _MeanInterval()
         self._num_tokens = 0.0  # of the prompts that left, a running mean
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from lora_serve.core.live import LiveAdapter, LiveMove, LiveRequest, LiveStep
 from lora_serve.core.messages import Event, FinishEvent, StepEvent, TokenEvent
 from lora_serve.engine.sequence import Sequence
 
-WATCHED_SECONDS = 3.0  # after a look
+WATCHED_SECONDS = 3.0  # after a view
 MAX_NOTES = 512  # of each kind
 _IDLE_SECONDS = 0.02  # without a step
 _MAX_NAMES = 4096
@@ -26,11 +26,11 @@ _Note = TypeVar("_Note")
 
 
 class Recorder:
-    """On the engine's thread. Callers ask first whether it `is_on`."""
+    """On the engine's thread. A step is noted by callers that asked first whether it `is_on`."""
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self) -> None:
         self.is_on = False
-        self._wall = wall
+        self._wall = time.time
         self._ends_at = 0.0
         self.offset = 0.0  # seconds from the engine's clock to Unix time, as they were at the last view
         self._last_step = 0.0
@@ -72,11 +72,15 @@ class Recorder:
         self._steps.append((self._next(), LiveStep(number, now + self.offset, ms, is_gap, tuple(rows))))
 
     def ended(self, sequence: Sequence, end: Event | None) -> None:
-        """Notes the end of a request; `end` None: its client left."""
+        """Notes the end of a request, if it is on; `end` None: its client left."""
+        if not self.is_on:
+            return
         self._ended.append((self._next(), self.request(sequence, "finished", _reason(end))))
 
     def moved(self, digest: str, source: str, to: str, seconds: float = 0.0, adapter: AdapterRef | None = None) -> None:
-        """Notes that an adapter came to a tier, or left one."""
+        """Notes, if it is on, that an adapter came to a tier, or left one."""
+        if not self.is_on:
+            return
         if adapter is not None:
             self.met(adapter)
         self._moves.append((self._next(), (digest, source, to, round(1000 * seconds, 3))))

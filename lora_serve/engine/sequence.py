@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.messages import Event, FinishEvent, PooledEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
+from lora_serve.core.messages import (
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    PooledEvent,
+    PromptEvent,
+    Timings,
+    TokenEvent,
+    TokenLogprobs,
+)
 from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest
 from lora_serve.engine.constraints import TokenConstraint
-from lora_serve.engine.speculation.drafter import Drafter
+from lora_serve.engine.drafter import Drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,8 @@ class SwappedBlocks:
 class Ends:
     """The ends that a sequence has beside those of its request."""
 
-    eos_token_ids: tuple[int, ...]
-    max_model_len: int
+    eos_token_ids: tuple[int, ...] = ()
+    max_model_len: int = sys.maxsize
     long_rope: LongRope = ONE_ROPE  # when a sequence is computed anew
 
 
@@ -46,7 +56,7 @@ class Sequence:
     token_ids: list[int]  # prompt, then output
     adapters: tuple[AdapterUse, ...]  # that answer: the request's own, or its fallback
     fallback: tuple[AdapterUse, ...] | None = None  # that may still answer in their place
-    long_rope: LongRope = ONE_ROPE  # the model's
+    ends: Ends = field(default_factory=Ends)  # the model's
     wanted: tuple[AdapterRef, ...] = ()  # of the residency, until they are given back
     num_computed: int = 0  # tokens whose K and V are cached
     num_cached: int = 0  # of those, found in the prefix cache at the first admission
@@ -120,7 +130,7 @@ class Sequence:
     @property
     def is_long(self) -> bool:
         """True if its positions have the model's long factors; K and V of its tokens are others then."""
-        return self.long_rope.is_long(self.num_prompt, len(self.token_ids))
+        return self.ends.long_rope.is_long(self.num_prompt, len(self.token_ids))
 
     @property
     def num_remaining(self) -> int:
@@ -169,33 +179,91 @@ class Sequence:
         return Timings(queue=max(0.0, scheduled - arrival - load), load=load, prefill=max(0.0, now - scheduled))
 
 
-def prompt_event(sequence: Sequence, now: float) -> PromptEvent:
+def is_end(event: Event) -> bool:
+    """True for the last event of its request."""
+    return isinstance(event, FinishEvent | ErrorEvent)
+
+
+def pooled_events(sequence: Sequence, values: bytes, now: float) -> list[Event]:
+    request_id = sequence.request.request_id
+    return [
+        _prompt_event(sequence, now), PooledEvent(request_id, values), FinishEvent(request_id, FinishReason.STOP),
+    ]  # fmt: skip
+
+
+def continue_with(sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> list[Event]:
+    """Appends the token, and those that follow it without a choice; returns their events, the end's last.
+
+    Raises LoraServeError if the sequence's grammar fails; then the token is appended all the same.
+    """
+    num_before = len(sequence.token_ids)
+    events = _token_events(sequence, token, logprobs, now)
+    finish = _finish_of(sequence, token)
+    if sequence.constraint is not None and len(sequence.token_ids) > num_before:
+        finish = _constrained(sequence, sequence.constraint, events, finish, now)
+    sequence.num_new = max(1, len(sequence.token_ids) - num_before)
+    return events if finish is None else [*events, finish]
+
+
+def _constrained(
+    sequence: Sequence, constraint: TokenConstraint, events: list[Event], finish: FinishEvent | None, now: float
+) -> FinishEvent | None:
+    """The end of a sequence that obeys a grammar, whose newest token was sampled. An output that is complete as it
+    reaches its greatest length was not cut.
+    """
+    if finish is not None and finish.reason is FinishReason.STOP:
+        return finish
+    constraint.advance(sequence.token_ids[-1:])
+    if constraint.is_over:
+        return _stop(sequence)
+    if finish is not None:
+        return finish
+    forced = constraint.forced()
+    for count, token in enumerate(forced, 1):
+        events += _token_events(sequence, token, _certain(sequence, token), now)
+        finish = _finish_of(sequence, token)
+        if finish is not None:
+            forced = forced[:count]
+            break
+    if not forced or (finish is not None and finish.reason is FinishReason.STOP):
+        return finish
+    constraint.advance(forced)
+    return _stop(sequence) if constraint.is_over else finish
+
+
+def _stop(sequence: Sequence) -> FinishEvent:
+    """The end of an output that its grammar completes; also where the request ignores the end of the text."""
+    last, request = sequence.token_ids[-1], sequence.request
+    is_end = last in sequence.ends.eos_token_ids + request.sampling.eos_token_ids
+    return FinishEvent(request.request_id, FinishReason.STOP, last if is_end else None)
+
+
+def _certain(sequence: Sequence, token: int) -> TokenLogprobs | None:
+    """The log-probabilities of a token that nothing else could have been, if they were asked for."""
+    num_top = sequence.request.sampling.logprobs
+    return None if num_top is None else TokenLogprobs(token, 0.0, 1, ((token, 0.0),) if num_top else ())
+
+
+def _prompt_event(sequence: Sequence, now: float) -> PromptEvent:
     wanted = sequence.request.sampling.prompt_logprobs is not None
     prompt = (None, *sequence.prompt_logprobs) if wanted else None
     request_id = sequence.request.request_id
     return PromptEvent(request_id, sequence.timings(now), prompt, sequence.num_cached, sequence.fell_back)
 
 
-def token_events(sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> list[Event]:
-    """Appends the token and returns its events. The end comes from `finish_of`."""
+def _token_events(sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> list[Event]:
+    """Appends the token and returns its events. The end comes from `_finish_of`."""
     request = sequence.request
-    events: list[Event] = [prompt_event(sequence, now)] if sequence.num_output == 0 else []
+    events: list[Event] = [_prompt_event(sequence, now)] if sequence.num_output == 0 else []
     if request.sampling.max_tokens > 0:
         sequence.token_ids.append(token)
         events.append(TokenEvent(request.request_id, token, logprobs))
     return events
 
 
-def pooled_events(sequence: Sequence, values: bytes, now: float) -> list[Event]:
-    request_id = sequence.request.request_id
-    return [
-        prompt_event(sequence, now), PooledEvent(request_id, values), FinishEvent(request_id, FinishReason.STOP),
-    ]  # fmt: skip
-
-
-def finish_of(sequence: Sequence, token: int, ends: Ends) -> FinishEvent | None:
+def _finish_of(sequence: Sequence, token: int) -> FinishEvent | None:
     """The request's end, if its newest token `token` is its last."""
-    request, params = sequence.request, sequence.request.sampling
+    request, params, ends = sequence.request, sequence.request.sampling, sequence.ends
     if sequence.num_output >= params.min_tokens and params.max_tokens > 0 and token in params.ends(ends.eos_token_ids):
         return FinishEvent(request.request_id, FinishReason.STOP, token)
     if sequence.num_output >= params.max_tokens or len(sequence.token_ids) >= ends.max_model_len:

@@ -21,7 +21,7 @@ from operator import add, mul
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.setting_groups.engine import BatchLimits
 
-Vector = list[float]
+_Features = list[float]
 # Seconds for one of each: what counts is their ratios. A guess costs as much as a prompt's token: less has to be seen.
 _FIRST_GUESS = {
     "step": 1e-3, "token": 1.6e-4, "row": 1e-4, "adapter": 1e-4, "kv_token": 2.5e-7, "attended_pair": 1.5e-8,
@@ -62,7 +62,7 @@ class _Equations:
         self.matrix = [[0.0] * size for _ in range(size)]
         self.vector = [0.0] * size
 
-    def add(self, x: Vector, target: float) -> None:
+    def add(self, x: _Features, target: float) -> None:
         self.matrix = [
             [_FORGETTING * a + value * b for a, b in zip(row, x, strict=True)]
             for row, value in zip(self.matrix, x, strict=True)
@@ -137,7 +137,7 @@ class StepCost:
         """
         return self._error
 
-    def _predict(self, x: Vector) -> float:
+    def _predict(self, x: _Features) -> float:
         return max(_MIN_SECONDS, _dot(self._shares, x))
 
     def _rescale(self, factor: float) -> None:
@@ -167,7 +167,7 @@ class StepCost:
             self._error = max(0.0, self._error + (0.005 if error > self._error else -0.005))
 
 
-def _features(load: StepLoad) -> Vector:
+def _features(load: StepLoad) -> _Features:
     """The features times their first guess: each is in seconds, so that one ridge fits all."""
     step, token, row, adapter, kv_token, attended_pair, drafting_step, draft_token = _GUESSES
     return [
@@ -182,16 +182,16 @@ def _features(load: StepLoad) -> Vector:
     ]
 
 
-def _sum(a: Vector, b: Vector, c: Vector) -> Vector:
+def _sum(a: _Features, b: _Features, c: _Features) -> _Features:
     return list(map(add, map(add, a, b), c))
 
 
-def _dot(a: Vector, b: Vector) -> float:
+def _dot(a: _Features, b: _Features) -> float:
     total: float = sum(map(mul, a, b))
     return total
 
 
-class RecentTimes:
+class LatencyWindow:
     """The last 512 times of one kind, in seconds."""
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class LatencyController:
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
-        self.ttft, self.itl = RecentTimes(), RecentTimes()
+        self.ttft, self.itl = LatencyWindow(), LatencyWindow()
         self._step_share = _FIRST_SHARE  # of the inter-token target
         self._window_share = 0.5  # of the target of the first token
         self._num_gaps = self._num_late = 0  # of the step that has just run

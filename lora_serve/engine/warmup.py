@@ -23,7 +23,7 @@ _SHORTEST_PADDED = 16
 # Kernels for CPUs work tile by tile, and nothing is compiled or captured there: more only takes longer.
 _AUTO_CHUNK_ON_CPU = 40  # two pieces of an adapter's segment
 _AUTO_ROWS_ON_CPU = 16
-_WAYS_OF_SAMPLING = (
+_SAMPLING_KINDS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, seed=1),
@@ -138,9 +138,9 @@ def _steps_to_start(num_rows: int, max_tokens: int) -> int:
 
 def _sampling_stage(spec: ModelSpec, adapter: AdapterRef) -> WarmupStage:
     num_tokens = max(1, min(8, spec.max_model_len - _NEW_TOKENS - 1))
-    shape = WarmupShape(len(_WAYS_OF_SAMPLING), num_tokens, True)
-    ways = [replace(way, max_tokens=_NEW_TOKENS) for way in _WAYS_OF_SAMPLING]
-    return replace(_rows(shape, spec, adapter, ways, None), name="ways of sampling")
+    shape = WarmupShape(len(_SAMPLING_KINDS), num_tokens, True)
+    kinds = [replace(kind, max_tokens=_NEW_TOKENS) for kind in _SAMPLING_KINDS]
+    return replace(_rows(shape, spec, adapter, kinds, None), name="ways of sampling")
 
 
 def grammar_stage(spec: ModelSpec, adapter: AdapterRef) -> WarmupStage:

@@ -18,7 +18,7 @@ from typing import Protocol
 from lora_serve.core.messages import Configure, Stop, ToEngine
 from lora_serve.core.process import without_collections
 from lora_serve.engine_host.channel import FAILED, Channel, fatal
-from lora_serve.model.loading.read_ahead import load_torch_library
+from lora_serve.model.system.process import load_torch_library
 
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
 

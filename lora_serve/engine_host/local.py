@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.content import DUMMY_DIGEST
 from lora_serve.adapters.checkpoint.saved import dummy_adapter
-from lora_serve.adapters.loading.blobs import Blobs
-from lora_serve.adapters.loading.fetch import fetch_timed
+from lora_serve.adapters.checkpoint.weights import parse_checked
+from lora_serve.adapters.loading.blobs import Blobs, fetch_timed
 from lora_serve.adapters.loading.loader import Loaded, Loader, Pace
 from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError
 from lora_serve.core.adapter import AdapterRef
@@ -25,8 +25,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import without_collections
 from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.core.tier_stats import LoadTimes
-from lora_serve.engine.build import build_engine
-from lora_serve.engine.engine import Engine
+from lora_serve.engine.engine import Engine, build_engine
 from lora_serve.engine.loop import Mail
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.lora import host_adapter
@@ -108,7 +107,8 @@ class AdapterSource:
         return Loaded(value, LoadTimes("disk", fetched - start, verified - fetched, time.perf_counter() - verified))
 
     def _ordinary(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
-        saved, times = fetch_timed(self._blobs, self._parts.spec, adapter)
+        spec = self._parts.spec
+        saved, times = fetch_timed(self._blobs, adapter.digest, lambda content: parse_checked(content, adapter, spec))
         start = time.perf_counter()
         value = self._parts.fold(saved)
         return Loaded(value, dataclasses.replace(times, fold=time.perf_counter() - start))

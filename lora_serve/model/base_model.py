@@ -8,7 +8,6 @@ differs from its plain self is refused (`model/exactness.py`).
 
 from __future__ import annotations
 
-import itertools
 import logging
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, apply_renamings
-from transformers.modeling_utils import AttentionInterface
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.model_spec import ModelSpec
@@ -34,16 +32,21 @@ from lora_serve.model.loading.frozen_model import (
     path_of,
     spec_of,
 )
-from lora_serve.model.loading.observation import Observation, layer_index, observe
-from lora_serve.model.loading.positions import find_positions, position_calls
+from lora_serve.model.loading.observation import (
+    Observation,
+    find_positions,
+    layer_index,
+    observe,
+    position_calls,
+    registered_attention,
+)
 from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
-from lora_serve.model.native.layers import LayerKernels
+from lora_serve.model.native.operators import LayerKernels
 from lora_serve.model.step_context import StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
-_names = itertools.count()
 
 
 class BaseModel(AdaptedModel[StepInputs]):
@@ -53,9 +56,7 @@ class BaseModel(AdaptedModel[StepInputs]):
         super().__init__(loaded, slots, config, StepContext())
         self._cache = cache
         self._attention: Attention = create_attention(config.attention, cache)
-        implementation = f"lora_serve_{next(_names)}"
-        AttentionInterface.register(implementation, self._attend)
-        self.module.set_attn_implementation(implementation)
+        self.module.set_attn_implementation(registered_attention(self._attend))
         self._settings: dict[int, AttentionSettings] = {}  # by layer, as of its last run
         if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)

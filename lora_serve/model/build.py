@@ -26,8 +26,8 @@ from lora_serve.model.memory_setup import MemorySetup
 from lora_serve.model.pooling.loading import load_pooling_model
 from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
 from lora_serve.model.pooling.runner import PoolingModel, PoolingRunner
-from lora_serve.model.runner.decode_graphs import DecodeGraphs
 from lora_serve.model.runner.model_runner import ModelRunner
+from lora_serve.model.runner.packing import DecodeGraphs
 from lora_serve.model.system.process import keep_freed_memory, return_freed_memory
 from lora_serve.model.system.threads import TeamWaits, one_core, team_waits
 

@@ -30,18 +30,18 @@ LONG = ((13, 14, 1, 1), (20, 29, 1, 7), (130, 90, 31, 1))  # of a small copy: on
 _TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.3, torch.float16: 0.1}  # of a log-probability
 _NOISE = {torch.float32: 0.0, torch.bfloat16: 0.12, torch.float16: 0.02}  # of their spread, in the root mean square
 
-Probe = tuple[tuple[int, ...], ...]
+ProbeTokens = tuple[tuple[int, ...], ...]
 Chunks = tuple[tuple[int, ...], ...]
 
 
-def probe_tokens(vocab_size: int, chunks: Chunks = SHORT) -> Probe:
+def probe_tokens(vocab_size: int, chunks: Chunks = SHORT) -> ProbeTokens:
     """Sequences of arbitrary token ids, as long as their chunks."""
     generator = torch.Generator().manual_seed(0)
     return tuple(tuple(torch.randint(vocab_size, (sum(n),), generator=generator).tolist()) for n in chunks)
 
 
 @torch.inference_mode()
-def plain_logprobs(loaded: LoadedModel, probe: Probe) -> list[list[float]]:
+def plain_logprobs(loaded: LoadedModel, probe: ProbeTokens) -> list[list[float]]:
     """log p(token | tokens before it) of every token but the first, by the untouched model in one pass.
 
     Shorter sequences end in padding: no token of a causal model sees a later one.
@@ -57,8 +57,8 @@ def plain_logprobs(loaded: LoadedModel, probe: Probe) -> list[list[float]]:
 
 
 def check_exactness(
-    run: Callable[[Batch], Sequence[RowOutput]], expected: Sequence[Sequence[float]], probe: Probe, block_size: int,
-    dtype: torch.dtype, architecture: str, long_rope: LongRope, chunks: Chunks = SHORT,
+    run: Callable[[Batch], Sequence[RowOutput]], expected: Sequence[Sequence[float]], probe: ProbeTokens,
+    block_size: int, dtype: torch.dtype, architecture: str, long_rope: LongRope, chunks: Chunks = SHORT,
 ) -> None:  # fmt: skip
     """Runs the probe in uneven chunks, all sequences in one batch, and compares. Raises ModelError."""
     width = -(-max(map(len, probe)) // block_size)

@@ -16,8 +16,8 @@ from transformers.pytorch_utils import Conv1D
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.loading.number_type import is_quantized
 from lora_serve.model.loading.observation import linear_shape
-from lora_serve.model.native import packed_linear
-from lora_serve.model.native.packed_linear import Kind, PackedLinear
+from lora_serve.model.native import operators
+from lora_serve.model.native.operators import PackedLinear, PanelKind
 
 _ROWS_AT_ONCE = 256  # of the identity, when a packed weight is only known by its products
 
@@ -109,10 +109,10 @@ def _dtype(weight: Tensor, bias: Tensor | None) -> torch.dtype:
 
 def _packed(weight: Tensor, shared_weight: bool) -> PackedLinear | None:
     """The weight in panels; None if it cannot be packed, or is shared and a copy would take four bytes a number."""
-    if packed_linear.why_not(weight) is not None:
+    if operators.why_not(weight) is not None:
         return None
     packed = PackedLinear.of(weight)
-    return None if shared_weight and packed.kind is Kind.FLOATS else packed
+    return None if shared_weight and packed.kind is PanelKind.FLOATS else packed
 
 
 def _is_matrix(weight: Tensor, shape: LinearShape) -> bool:

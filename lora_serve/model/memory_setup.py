@@ -21,7 +21,7 @@ from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.folding import fold
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.runner.model_runner import ModelRunner
-from lora_serve.model.system.device_memory import free_memory, peak_bytes, peak_meter, total_memory
+from lora_serve.model.system.device_memory import free_memory, peak_bytes, peak_meter
 
 _log = logging.getLogger(__name__)
 _MARGIN = 1.1
@@ -99,7 +99,7 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class MemoryShares:
     """`num_blocks`: KV blocks; `adapter_bytes`: of device slots, None: no limit but their number."""
 
     num_blocks: int
@@ -126,14 +126,14 @@ def share_out(
     activations: ActivationModel,
     num_slots: int,
     adapter_bytes: int | None,
-) -> Shares:
+) -> MemoryShares:
     """Raises ConfigError if not even one sequence of full length fits. `adapter_bytes`: the configured budget."""
     room = facts.limit - spec.num_bytes - activations.num_bytes(largest_step(spec, config))
     if adapter_bytes is None and (facts.is_cuda or config.memory_limit is not None):
         adapter_bytes = min(_usual_bytes(spec, num_slots), int(max(0, room) * _MAX_ADAPTER_SHARE))
     num_blocks = _num_blocks(facts, spec, config, activations, room - (adapter_bytes or 0))
     space = config.swap_space if config.swap_space is not None else _CUDA_SWAP_SPACE if facts.is_cuda else 0
-    return Shares(num_blocks, adapter_bytes, space // facts.block_bytes)
+    return MemoryShares(num_blocks, adapter_bytes, space // facts.block_bytes)
 
 
 def largest_step(spec: ModelSpec, config: EngineConfig) -> MemoryLoad:
@@ -191,7 +191,8 @@ class MemorySetup:
         activations = self._learn()
         is_cuda = self.base.device.type == "cuda"
         free = free_memory(self.base.device)
-        limit = limit_of(self.config, total_memory(self.base.device) if is_cuda else None, free + spec.num_bytes)
+        gpu_bytes = torch.cuda.mem_get_info(self.base.device)[1] if is_cuda else None
+        limit = limit_of(self.config, gpu_bytes, free + spec.num_bytes)
         block_bytes = cache.shape.block_bytes(cache.block_size)
         facts = DeviceFacts(is_cuda, limit, free, block_bytes)
         shares = share_out(facts, spec, self.config, activations, num_slots, adapter_bytes)
@@ -210,21 +211,15 @@ class MemorySetup:
     def _learn(self) -> ActivationModel:
         adapter = fold(dummy_adapter(self.base.spec), base=self.base)
         slot = SlotRef(_PROBE_SLOT, 1, adapter.digest)
+        probe = ActivationProbe(
+            self.runner.run, self.base.spec, self.base.device, self._spare_block(), self.cache.block_size,
+            self.config.batch.max_num_batched_tokens,
+        )  # fmt: skip
         self.slots.load(slot, adapter)
         try:
-            return self._probe().learn(RowAdapter(slot))
+            return probe.learn(RowAdapter(slot))
         finally:
             self.slots.clear(_PROBE_SLOT)
-
-    def _probe(self) -> ActivationProbe:
-        return ActivationProbe(
-            self.runner.run,
-            self.base.spec,
-            self.base.device,
-            self._spare_block(),
-            self.cache.block_size,
-            self.config.batch.max_num_batched_tokens,
-        )
 
     def _copy_seconds(self) -> float:
         """The time of copying one block to host memory or back, the best of a few."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ TILE_TOKENS = 64  # of one matrix product of a long segment
 PIECE = 32  # the most tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
 _SHORT_PIECE = 12  # where longer ones would leave threads without any
 ChangeTable = Mapping[int, Any]  # an adapter's changes of one module by slot; kept up to date by `LoraSlots`
-Piece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scale
+TokenPiece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +76,27 @@ class DeviceTokens:
     end_of_short: int  # of the last short segment; 0: there is none
 
     @staticmethod
-    def of(num_tokens: int, segments: Sequence[tuple[int, int, int, float]], device: torch.device) -> DeviceTokens:
-        """`segments`: start, end, slot and scale of each; other tokens have no adapter. One copy."""
-        slots, ones = torch.full((num_tokens,), BASE_SLOT, dtype=torch.int32), torch.ones(num_tokens)
-        long = [segment for segment in segments if segment[1] - segment[0] > SHORT_SEGMENT]
-        for start, end, slot, scale in segments:
-            if end - start <= SHORT_SEGMENT:
-                slots[start:end], ones[start:end] = slot, scale
-        tiles = [
-            (first, min(TILE_TOKENS, end - first), slot, scale)
-            for start, end, slot, scale in long
-            for first in range(start, end, TILE_TOKENS)
-        ]
-        numbers = torch.tensor([tile[3] for tile in tiles], dtype=torch.float32)
-        places = torch.tensor([tile[:3] for tile in tiles], dtype=torch.int32).reshape(-1)
-        host = torch.cat([slots, ones.view(torch.int32), places, numbers.view(torch.int32)])
+    def of(num_tokens: int, segments: Sequence[LoraSegment], device: torch.device) -> DeviceTokens:
+        """`segments`: in packed order; other tokens have no adapter. One copy."""
+        slots, scales = torch.full((num_tokens,), BASE_SLOT, dtype=torch.int32), torch.ones(num_tokens)
+        tiles: list[tuple[int, int, int]] = []
+        tile_scales: list[float] = []
+        end_of_short = 0
+        for segment in segments:
+            if segment.num_tokens <= SHORT_SEGMENT:
+                slots[segment.start : segment.end], scales[segment.start : segment.end] = segment.slot, segment.scale
+                end_of_short = segment.end
+            else:
+                firsts = range(segment.start, segment.end, TILE_TOKENS)
+                tiles += [(first, min(TILE_TOKENS, segment.end - first), segment.slot) for first in firsts]
+                tile_scales += [segment.scale] * len(firsts)
+        numbers = torch.tensor(tile_scales, dtype=torch.float32)
+        places = torch.tensor(tiles, dtype=torch.int32).reshape(-1)
+        host = torch.cat([slots, scales.view(torch.int32), places, numbers.view(torch.int32)])
         moved = to_device(host, torch.int32, device)
-        parts = torch.split(moved, [len(slots), len(slots), 3 * len(tiles), len(tiles)])
+        parts = torch.split(moved, [num_tokens, num_tokens, 3 * len(tiles), len(tiles)])
         return DeviceTokens(
-            parts[0],
-            parts[1].view(torch.float32),
-            parts[2].view(-1, 3),
-            parts[3].view(torch.float32),
-            max((end for start, end, *_ in segments if end - start <= SHORT_SEGMENT), default=0),
+            parts[0], parts[1].view(torch.float32), parts[2].view(-1, 3), parts[3].view(torch.float32), end_of_short
         )
 
     @staticmethod
@@ -153,11 +151,10 @@ class LoraTokens:
 
     def placed(self, device: torch.device) -> LoraTokens:
         """The tokens with their form on a device."""
-        segments = [(segment.start, segment.end, segment.slot, segment.scale) for segment in self.segments]
-        return replace(self, on_device=DeviceTokens.of(self.num_tokens, segments, device))
+        return replace(self, on_device=DeviceTokens.of(self.num_tokens, self.segments, device))
 
     @staticmethod
-    def of(pieces: Iterable[Piece]) -> LoraTokens:
+    def of(pieces: Iterable[TokenPiece]) -> LoraTokens:
         """Merges pieces in packed order; equal neighbours become one segment."""
         segments: list[LoraSegment] = []
         position = 0
@@ -205,15 +202,25 @@ def passes_of(
     return tuple(tokens.placed(device) if device.type == "cuda" else tokens for tokens in passes)
 
 
-def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[Piece, ...]:
+def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[TokenPiece, ...]:
     if adapter is None:
         return ((end - start, BASE_SLOT, 1.0),)
     first = min(max(adapter.start, start), end)
     return (first - start, BASE_SLOT, 1.0), (end - first, adapter.slot.index, adapter.scale)
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterStep:
+    """The part of a step that layers with adapters read, in generation and pooling alike."""
+
+    lora: tuple[LoraTokens, ...]  # of the tokens, see `passes_of`
+    lora_logits: tuple[LoraTokens, ...]  # of the outputs: positions whose logits are wanted, or rows that were pooled
+    vocabularies: OutputWidths | None = None  # None: every row has the base model's
+    is_long: Tensor | None = None  # integers in the shape of the token ids, not 0 in long rows; None: in none is one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs(AdapterStep):
     """All inputs of one forward pass beside the weights."""
 
     token_ids: Tensor  # [1, num_tokens] int64, of the base model's vocabulary
@@ -222,10 +229,7 @@ class StepInputs:
     decode: DecodeRows
     prefill: tuple[PrefillRow, ...]
     logit_positions: Tensor  # [num_logits] int64, packed tokens whose logits are wanted
-    lora: tuple[LoraTokens, ...]  # of the packed tokens, see `passes_of`
-    lora_logits: tuple[LoraTokens, ...]  # of the tokens in logit_positions, for adapters of the output head
-    vocabularies: StepVocabularies | None = None  # None: every row has the base model's
-    is_long: Tensor | None = None  # [1, num_tokens] integers, not 0 in rows that are; None: in none, see `LongRope`
+    vocabularies: StepVocabularies | None = None
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # attention's own, worked out once for all layers
 
     def changes_any(self, tables: Sequence[ChangeTable]) -> bool:
@@ -235,26 +239,6 @@ class StepInputs:
             return False
         slots = {segment.slot for tokens in self.lora for segment in tokens.segments}
         return any(slot in table for table in filled for slot in slots)
-
-
-class AdapterStep(Protocol):
-    """The part of a step that layers with adapters read, in generation and pooling alike."""
-
-    @property
-    def lora(self) -> tuple[LoraTokens, ...]:
-        """The adapters of the tokens."""
-
-    @property
-    def lora_logits(self) -> tuple[LoraTokens, ...]:
-        """The adapters of the outputs: the positions whose logits are wanted, or the rows that were pooled."""
-
-    @property
-    def vocabularies(self) -> OutputWidths | None:
-        """The widths of the output layer; None: every row has the base model's."""
-
-    @property
-    def is_long(self) -> Tensor | None:
-        """The tokens of long rows, in the shape of the token ids: not 0."""
 
 
 Step = TypeVar("Step", bound=AdapterStep)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
-from lora_serve.random_weights.shapes import LORA_TARGETS, RANKS, SHAPES, Shape
+from lora_serve.random_weights import LORA_TARGETS, RANKS, SHAPES, ModelShape
 
 SHARD_BYTES = 2**30  # a shard, and one slab of its largest tensor in float32, is all that is in memory
 SLAB = 2**24  # elements drawn at once
@@ -41,7 +41,7 @@ def empty_network(folder: Path) -> nn.Module:
     return network
 
 
-def network_of(shape: Shape) -> tuple[PretrainedConfig, nn.Module]:
+def network_of(shape: ModelShape) -> tuple[PretrainedConfig, nn.Module]:
     """The configuration, and the network without its weights."""
     config = AutoConfig.for_model(
         shape.model_type,
@@ -59,7 +59,7 @@ def network_of(shape: Shape) -> tuple[PretrainedConfig, nn.Module]:
     return config, network
 
 
-def _write_model(folder: Path, shape: Shape, seed: int) -> None:
+def _write_model(folder: Path, shape: ModelShape, seed: int) -> None:
     config, network = network_of(shape)
     config.architectures = [type(network).__name__]
     config.save_pretrained(folder)
@@ -67,7 +67,7 @@ def _write_model(folder: Path, shape: Shape, seed: int) -> None:
     _write_tokenizer(folder, shape.vocab_size)
 
 
-def _parameters(network: nn.Module, shape: Shape) -> list[tuple[str, torch.Size]]:
+def _parameters(network: nn.Module, shape: ModelShape) -> list[tuple[str, torch.Size]]:
     named = ((name, parameter.shape) for name, parameter in network.named_parameters())
     return [(name, size) for name, size in named if not (shape.is_tied and name == "lm_head.weight")]
 

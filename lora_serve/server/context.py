@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from lora_serve.adapters.catalog.catalog import Resolution
 from lora_serve.adapters.catalog.entry import CatalogEntry, Route
-from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import Standings
 from lora_serve.core.messages import Timings

@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lora_serve.adapters.catalog.resolution import own_name
+from lora_serve.adapters.catalog.catalog import own_name
 from lora_serve.adapters.catalog.state import Snapshot
 from lora_serve.core.adapter import split_name
 from lora_serve.core.errors import (

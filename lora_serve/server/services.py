@@ -16,7 +16,7 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.registration.verification import AdapterVerifier
 from lora_serve.adapters.stores.base import StoreFigures
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.client.base import EngineClient
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.errors import LoraServeError, contained

@@ -13,8 +13,7 @@ from functools import partial
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.messages import FinishEvent, PromptEvent, StepEvent
 from lora_serve.core.replica_report import ReplicaReport
-from lora_serve.routing.fleet_view import FleetView
-from lora_serve.routing.request import RoutedRequest, routed
+from lora_serve.routing.fleet_view import FleetView, RoutedRequest, routed
 from lora_serve.routing.routers import create_router
 from lora_serve.simulate.figures import Fairness, RequestRecord, RequestRecorder, fairness_of
 from lora_serve.simulate.profiles import Profile

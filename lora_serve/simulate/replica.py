@@ -20,9 +20,9 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.tier_stats import LoadTimes
-from lora_serve.engine.build import build_engine
+from lora_serve.engine.engine import build_engine
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.routing.request import RecentRoots
+from lora_serve.routing.fleet_view import RecentRoots
 from lora_serve.simulate.profiles import Profile
 
 _TICK = 1e-3  # seconds: a deadline that is not acted on is not tried again at once

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from lora_serve.adapters.catalog.opening import replica_name
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.setting_groups.operation import AccountingConfig

@@ -185,7 +185,6 @@ class TextModel:
         return self.token_text(token_id).encode() if found is None else found
 
     def _added(self, tokens: tuple[AddedToken, ...]) -> TextModel:
-        """This tokenizer with more tokens."""
         if not tokens:
             return self
         own = self._backend.get_added_tokens_decoder()
@@ -199,7 +198,6 @@ class TextModel:
         return TextModel(self.wrapper, view, longest, self.preparation, self.template, self._allow_control_tokens)
 
     def _templated(self, template: ChatTemplate) -> TextModel:
-        """This tokenizer with another chat template."""
         longest, preparation = self.max_token_length, self.preparation
         return TextModel(self.wrapper, self._backend, longest, preparation, template, self._allow_control_tokens)
 

@@ -19,7 +19,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
 from lora_serve.model.exactness import plain_logprobs, probe_tokens
 from lora_serve.model.loading.frozen_model import SkipInit
-from lora_serve.model.loading.read_ahead import read_weights
+from lora_serve.model.system.process import read_weights
 from tests.canary.house import House
 
 DEMO = Path(__file__).parents[2] / "lora_serve/demo_data/model"
@@ -30,7 +30,7 @@ SERVED_BESIDE = ("lora_serve.app.serving", "lora_serve.server.app", "lora_serve.
 START = """
 import json, sys, threading
 from pathlib import Path
-from lora_serve.model.loading.read_ahead import load_torch_library
+from lora_serve.model.system.process import load_torch_library
 model, quantization, *packed = sys.argv[1:]
 maps = lambda: Path("/proc/self/maps").read_text()
 facts = {"torch_at_once": load_torch_library() or "torch" in sys.modules}

@@ -11,9 +11,8 @@ import torch
 
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import Settings
-from lora_serve.model import attention
+from lora_serve.model import attention, backend_names
 from lora_serve.model.attention import Attention, AttentionSettings, create_attention, varlen
-from lora_serve.model.backends import backend_names
 from lora_serve.model.kv_cache import KVCache
 from tests.model.tiny import filled_cache, step_of
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import lora_serve.routing.routers as package
-from lora_serve.routing.fleet_view import FleetView
-from lora_serve.routing.request import RoutedRequest
-from lora_serve.routing.routers import create_router, router_names
+from lora_serve.core.settings import Settings
+from lora_serve.routing.fleet_view import FleetView, RoutedRequest
+from lora_serve.routing.routers import create_router
 from tests.routing.fleets import fleets, requests, view_of
 
 FOLDER = Path(str(package.__file__)).parent
@@ -20,8 +21,8 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("_
 every_router = pytest.mark.parametrize("name", NAMES)
 
 
-def test_files_of_the_folder_are_the_routers() -> None:
-    assert router_names() == NAMES
+def test_files_are_the_values_of_the_setting() -> None:
+    assert sorted(get_args(Settings.model_fields["router"].annotation)) == NAMES
 
 
 def test_new_file_in_the_folder_is_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +34,6 @@ def test_new_file_in_the_folder_is_a_router(tmp_path: Path, monkeypatch: pytest.
     )
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     try:
-        assert router_names() == sorted([*NAMES, "toy"])
         assert create_router("toy").choose(RoutedRequest("1"), view_of("a", "b").replicas) == ["b", "a"]
     finally:
         sys.modules.pop("lora_serve.routing.routers.toy", None)

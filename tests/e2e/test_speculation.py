@@ -17,7 +17,7 @@ import lora_serve
 from lora_serve.core.memory import ActivationModel
 from lora_serve.core.request import InferenceRequest, TokenGrammar
 from lora_serve.core.stats import EngineStats
-from lora_serve.engine.speculation.drafter import Drafter
+from lora_serve.engine.drafter import Drafter
 from lora_serve.model.attention import varlen
 from lora_serve.model.memory_setup import ActivationProbe
 from lora_serve.text.tokenizer import TextModel

@@ -13,7 +13,7 @@ from lora_serve.core.batch import StepLoad
 from lora_serve.core.messages import Tune
 from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.engine.batcher import reason_of
-from lora_serve.engine.step_cost import LatencyController, RecentTimes, Running, StepCost, StepLimits
+from lora_serve.engine.step_cost import LatencyController, LatencyWindow, Running, StepCost, StepLimits
 from tests.engine.timed_world import Arrival, FastOutputs, p95
 from tests.engine.world import batch_limits
 from tests.tiers import by_tier
@@ -272,7 +272,7 @@ def test_window_is_half_the_first_tokens_target_at_first() -> None:
 
 
 def test_p95_is_of_the_newest_times_by_nearest_rank() -> None:
-    times = RecentTimes()
+    times = LatencyWindow()
     assert times.p95() is None
     for value in range(2000):
         times.add(float(value))

@@ -29,7 +29,7 @@ def watched_world(clock: VirtualClock, **options: Any) -> World:
 
 
 def look(world: World, since: int = 0, *tenants: str, in_full: bool = False) -> EngineView:
-    return world.engine.look(Watch(1, since, tenants, in_full))
+    return world.engine.view(Watch(1, since, tenants, in_full))
 
 
 def states(found: EngineView) -> dict[str, str]:

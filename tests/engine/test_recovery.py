@@ -34,8 +34,7 @@ from lora_serve.core.messages import (
     Submit,
 )
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
-from lora_serve.engine.build import build_engine
-from lora_serve.engine.engine import Engine
+from lora_serve.engine.engine import Engine, build_engine
 from lora_serve.engine.loop import EngineLoop, Mail
 from lora_serve.engine.sequence import Sequence
 from tests.engine.world import World, adapter

@@ -22,7 +22,7 @@ from lora_serve.core.messages import (
     SmokeTestResult,
     Unpin,
 )
-from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT, SlotTable
+from lora_serve.engine.slots import SMOKE_TEST_SLOT, SlotTable
 from tests.engine.world import World, adapter
 
 

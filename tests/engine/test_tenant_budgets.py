@@ -13,8 +13,8 @@ from lora_serve.core.errors import AdapterUnavailableError, DeviceQuotaError, Lo
 from lora_serve.core.messages import ErrorEvent, Resize, SetTenantBudgets
 from lora_serve.core.tenant import TenantBudget
 from lora_serve.core.tier_stats import EvictionReason
-from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.desired_state import DesiredState
+from lora_serve.engine.slots import SlotTable
 from tests.engine.world import World, adapter
 
 

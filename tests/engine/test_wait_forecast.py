@@ -63,7 +63,6 @@ def test_pace_of_rows_is_that_of_their_ends_while_none_is_free() -> None:
 def test_gate_asks_it_for_those_that_wait_and_for_the_newcomer() -> None:
     now = 0.0
     gate = QueueGate(QueueLimits(max_queue=3), clock=lambda: now)
-    gate.forecast = WaitForecast()
     gate.forecast.places = 1
     rows = [InferenceRequest(f"r{number}", (1, 2)) for number in range(4)]
     assert gate.predicted_wait(rows[:1]) == 0.0  # nobody waits

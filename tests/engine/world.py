@@ -26,7 +26,7 @@ from lora_serve.core.model_spec import ONE_ROPE, LongRope, ModelSpec, PoolingSpe
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.settings import Settings
-from lora_serve.engine.build import build_engine
+from lora_serve.engine.engine import build_engine
 from tests.engine.fake_constraints import FakeConstraints, chosen, steps_of
 from tests.engine.fake_runner import FakeRunner, key_of_uses, next_token, pooled_vector
 

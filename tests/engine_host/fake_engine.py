@@ -24,8 +24,7 @@ from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import AdapterUnavailableError, ModelError
 from lora_serve.core.messages import AdapterSize, Configure, LoadRefused, Ready, ToEngine
-from lora_serve.engine.build import build_engine
-from lora_serve.engine.engine import Engine
+from lora_serve.engine.engine import Engine, build_engine
 from lora_serve.engine.loop import Mail
 from lora_serve.engine_host.child import open_channel, run
 from lora_serve.engine_host.service import EngineService

@@ -22,11 +22,9 @@ LENGTHS = (1, 7, 17, 63, 64, 65, 66, 80, 96, 100, 113, 119)  # of prompts
 def compiled() -> Iterator[list[str]]:
     """The programs that Triton compiles meanwhile, none of which it knows from earlier tests."""
     triton = importlib.import_module("triton")
-    for name in ("lora", "attention"):
-        programs = vars(importlib.import_module(f"lora_serve.model.triton_programs.{name}")).values()
-        for program in programs:
-            if isinstance(program, triton.JITFunction):
-                program.device_caches.clear()
+    for program in vars(importlib.import_module("lora_serve.model.triton_programs")).values():
+        if isinstance(program, triton.JITFunction):
+            program.device_caches.clear()
     names: list[str] = []
     triton.knobs.runtime.jit_cache_hook = lambda *, fn, key, **_: names.append(f"{fn.name} {key}")  # None: go on
     yield names

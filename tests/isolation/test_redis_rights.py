@@ -75,12 +75,12 @@ def url_of(server: RedisServer, password: str = PASSWORD) -> str:
 def use_everything(url: str, prefix: str, tmp_path: Path, adapter: Path) -> None:
     """All that a server does with Redis."""
     with closing(open_catalog(tmp_path / "a", url, prefix)) as first:
-        first.add(Registration(id="acme/support"), version("a"))
+        Registration(id="acme/support").commit(first.ledger, version("a"))
         first.set_alias("acme/alias", "acme/support")
         with closing(open_catalog(tmp_path / "b", url, prefix)) as second:
             before = second.snapshot.position
             assert second.resolve("acme/alias").ref.name == "acme/support"
-            first.add(Registration(id="acme/support"), version("b"))
+            Registration(id="acme/support").commit(first.ledger, version("b"))
             second.ledger.wait(1.0)
             second.refresh()
             assert second.snapshot.position.generation > before.generation

@@ -14,8 +14,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from lora_serve.model import triton_programs
 from lora_serve.model.lora.kernels import triton as kernel
-from lora_serve.model.triton_programs import attention, lora
 
 H100 = GPUTarget("cuda", 90, 32)
 KINDS = {
@@ -31,16 +31,20 @@ ROWS = {"BLOCK_R": kernel._ROW_RANKS, "ALIGNED": True}
 TILES = {"HALF": tl.bfloat16, "BLOCK_M": 64, "BLOCK_R": kernel._TILE_RANKS, "ALIGNED": True}
 SHRUNK_TILE = {**TILES, "BLOCK_K": kernel._TILE_INPUTS, "PART": kernel._TILE_PART}
 PROGRAMS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [  # constants, and options of the compiler
-    (lora.shrink_rows, {**ROWS, "BLOCK_K": kernel._ROW_INPUTS}, {"num_warps": kernel._SHRINK_WARPS}),
+    (triton_programs.shrink_rows, {**ROWS, "BLOCK_K": kernel._ROW_INPUTS}, {"num_warps": kernel._SHRINK_WARPS}),
     (
-        lora.expand_rows,
+        triton_programs.expand_rows,
         {**ROWS, "MAX_PARTS": 4, "BLOCK_N": kernel._ROW_OUTPUTS},
         {"num_warps": kernel._EXPAND_WARPS},
     ),
-    (lora.shrink_tiles, SHRUNK_TILE, {"num_stages": kernel._SHRINK_TILE_STAGES}),
-    (lora.expand_tiles, {**TILES, "BLOCK_N": kernel._TILE_OUTPUTS}, {"num_warps": kernel._EXPAND_TILE_WARPS}),
-    (attention.decode_chunks, {**DECODE, "HAS_SOFTCAP": True, "HALF": tl.bfloat16}, {"num_stages": 2}),
-    (attention.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_D": 128}, {}),
+    (triton_programs.shrink_tiles, SHRUNK_TILE, {"num_stages": kernel._SHRINK_TILE_STAGES}),
+    (
+        triton_programs.expand_tiles,
+        {**TILES, "BLOCK_N": kernel._TILE_OUTPUTS},
+        {"num_warps": kernel._EXPAND_TILE_WARPS},
+    ),
+    (triton_programs.decode_chunks, {**DECODE, "HAS_SOFTCAP": True, "HALF": tl.bfloat16}, {"num_stages": 2}),
+    (triton_programs.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_D": 128}, {}),
 ]
 
 

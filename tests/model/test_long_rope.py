@@ -13,9 +13,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lora_serve.core.errors import ModelError
-from lora_serve.core.model_spec import ONE_ROPE, LongRope, ModelSpec
-from lora_serve.model.loading.frozen_model import LoadedModel
-from lora_serve.model.loading.positions import find_positions, position_calls, serve_by_row
+from lora_serve.core.model_spec import ONE_ROPE, LongRope
+from lora_serve.model.loading.observation import find_positions, position_calls, serve_by_row
 from lora_serve.model.step_context import StepContext, StepInputs
 from tests.local_engine import Answer, LocalEngine
 from tests.model.tiny import step_of
@@ -145,9 +144,8 @@ def test_each_token_has_the_numbers_of_its_own_row(architecture: str, recomputes
     alone += [[torch.cat([rotary(hidden, one[None, None])[i] for one in rows[2]], 1) for i in (0, 1)]]  # a token a call
     long_rope, by_call = find_positions(module, calls, 1024)
     assert (long_rope, by_call) == (LongRope(BOUNDARY, recomputes), (rotary,))
-    spec = ModelSpec("m", "M", 97, 1024, (), 1, {}, 0, "float32", "cpu", long_rope=long_rope)
     context = StepContext[StepInputs]()
-    serve_by_row(LoadedModel(module, spec, None, torch.device("cpu"), by_call), context)  # type: ignore[arg-type]
+    serve_by_row(by_call, long_rope.boundary, context)
     positions = torch.cat(rows)[None]
     is_long = torch.cat([torch.full((1, len(row)), int(len(row) > 300)) for row in rows], 1)
     with context.running(replace(step_of([(0, positions.shape[1], [1])]), is_long=is_long)):

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lora_serve.core.replica_report import ReplicaReport
-from lora_serve.routing.fleet_view import FleetView
-from lora_serve.routing.request import RoutedRequest
+from lora_serve.routing.fleet_view import FleetView, RoutedRequest
 
 DIGESTS = tuple(f"sha256:{index:064x}" for index in range(12))
 

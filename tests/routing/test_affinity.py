@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.routing.fleet_view import FleetView, Tier
-from lora_serve.routing.request import RoutedRequest
+from lora_serve.routing.fleet_view import FleetView, RoutedRequest, Tier
 from lora_serve.routing.routers import create_router
 from lora_serve.routing.routers.affinity import BOUND, LOAD_TOKENS, limits
 from tests.routing.fleets import DIGESTS, fleets, report, request, requests, view_of

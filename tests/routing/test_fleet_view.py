@@ -12,11 +12,11 @@ from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.stats import BatcherStats, EngineStats, SlotInfo
 from lora_serve.core.tier_stats import TierStats
-from lora_serve.routing.fleet_view import ReplicaState, Tier
+from lora_serve.routing.fleet_view import ReplicaView, Tier
 from tests.routing.fleets import report, request, requests, view_of
 
 
-def state_of(*reports: ReplicaReport) -> ReplicaState:
+def state_of(*reports: ReplicaReport) -> ReplicaView:
     view = view_of("a")
     for each in reports:
         view.update(each)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams
-from lora_serve.routing.request import RecentRoots, prefix_roots, routed
+from lora_serve.routing.fleet_view import RecentRoots, prefix_roots, routed
 
 KEY = b"the fleet's"
 REF = AdapterRef("acme", "acme/support", 1, "sha256:1", 8, 100)

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lora_serve.engine.policies import policy_names
-from lora_serve.routing.routers import router_names
+from lora_serve.core.extensions import names_in
 from lora_serve.simulate.fleet import Fleet, StalledError
 from lora_serve.simulate.replica import Replica
 from tests.simulate.small_fleet import outcomes, rows, run, scenario
@@ -52,8 +51,8 @@ def test_an_adapter_pushed_out_of_host_memory_comes_back_from_the_local_disk() -
     assert fleet.replicas[0].loader.num_remote == 2
 
 
-@pytest.mark.parametrize("router", router_names())
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("router", names_in("routing/routers"))
+@pytest.mark.parametrize("policy", names_in("engine/policies"))
 def test_every_request_ends_once_with_all_its_tokens(policy: str, router: str) -> None:
     config = scenario(120, num_replicas=3, rate=60.0)
     arrivals = config.arrivals(MIXED)

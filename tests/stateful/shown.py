@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
+from lora_serve.engine.slots import SMOKE_TEST_SLOT
 from tests.stateful.expected import Expected
 from tests.stateful.program import Program
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 else:  # A summary that is read stays JSON: a start reads all of them, and a page of cards shows a few.
     Noted = msgspec.Raw
 
+KEY = "chat_template"  # of a version's summary
+_PARTS = ("texts", "special_tokens")
+_log = logging.getLogger(__name__)
+
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A part of a record, read in one piece with all its checks; nothing in it leads back to it."""
@@ -207,10 +211,6 @@ def shown_source(source: str) -> str:
     return f"{FOLDER}{PurePath(source.removeprefix(FOLDER)).name}" if source.startswith(FOLDER) else source
 
 
-KEY = "chat_template"  # of a version's summary
-_PARTS = ("texts", "special_tokens")
-
-
 @dataclass(frozen=True, slots=True)
 class NotedTemplate:
     """See FoundTemplate. Without `texts` none was kept."""
@@ -292,7 +292,6 @@ def _are_texts(value: Any) -> bool:
 
 
 _decoder = msgspec.json.Decoder(CatalogEntry)
-_log = logging.getLogger(__name__)
 
 
 def document_of(entry: CatalogEntry) -> str:

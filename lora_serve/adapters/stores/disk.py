@@ -37,8 +37,8 @@ from lora_serve.adapters.stores.files import (
     private_or_later,
     remove_folder,
     scratch_folder,
+    words_of,
 )
-from lora_serve.adapters.stores.monitor import words_of
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,

@@ -42,7 +42,7 @@ from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.routing.request import RoutedRequest, routed
+from lora_serve.routing.fleet_view import RoutedRequest, routed
 from lora_serve.routing.routers import create_router
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from lora_serve.commands.bench.workload import (
 from lora_serve.commands.flags import CommandParser, count, json_object, seconds, server_url
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.strict_json import JsonError, parse_json
-from lora_serve.random_weights.shapes import RANKS, SHAPES
+from lora_serve.random_weights import RANKS, SHAPES
 
 PROGRAM = "lora-serve bench"
 ResponseFormats = tuple[Mapping[str, Any], ...]

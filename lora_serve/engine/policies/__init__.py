@@ -7,14 +7,8 @@ else. The contract tests run over all files (tests/contracts/test_policy.py).
 from __future__ import annotations
 
 import importlib
-import pkgutil
 
 from lora_serve.engine.policies.base import Policy, PolicyView
-
-
-def policy_names() -> list[str]:
-    """All policies, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
 
 
 def create_policy(name: str, view: PolicyView) -> Policy:

@@ -37,7 +37,7 @@ class _Account:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shares:
+class _SlotShares:
     """The accounts' shares of the device slots."""
 
     held: Counter[str]  # in use, by account
@@ -60,7 +60,7 @@ class Policy(base.Policy):
         self._last_counter = 0.0  # of the account that was the last to wait
         self._now = 0.0  # of the last order
         self._needy: frozenset[str] | None = None  # accounts that wait for a slot; None: not looked up in this step
-        self._shares: _Shares | None = None  # None: not counted since a sequence came or went
+        self._shares: _SlotShares | None = None  # None: not counted since a sequence came or went
 
     def add(self, sequence: Sequence) -> None:
         self._shares = None
@@ -123,14 +123,14 @@ class Policy(base.Policy):
         is_below = shares.held[own] < shares.slots_per_weight * self._weight(own)
         return is_below or not shares.someone_is_below
 
-    def _count_shares(self, running: list[Sequence]) -> _Shares:
+    def _count_shares(self, running: list[Sequence]) -> _SlotShares:
         held = Counter(name for name, _ in {(s.account, slot.digest) for s in running for slot in s.slots})
         if self._needy is None:
             accounts = self._waiting.values()
             self._needy = frozenset(account.name for account in accounts if self._waits_for_slot(account))
         needy = self._needy & self._waiting.keys()
         per_weight = self.view.num_slots() / sum(map(self._weight, needy | held.keys())) if needy else 0.0
-        return _Shares(held, per_weight, any(held[name] < per_weight * self._weight(name) for name in needy))
+        return _SlotShares(held, per_weight, any(held[name] < per_weight * self._weight(name) for name in needy))
 
     def _waits_for_slot(self, account: _Account) -> bool:
         heads = islice(account.queue.order(self._now), _HEADS)

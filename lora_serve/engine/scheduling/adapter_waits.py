@@ -15,8 +15,8 @@ from typing import Any
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 from lora_serve.core.request import AdapterUse, OnCold
-from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.policies.base import Policy
+from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.step_rows import StepRows
 from lora_serve.engine.sequence import Sequence
 
@@ -25,7 +25,7 @@ _MAX_PLACED = 2  # adapters put into free slots before their turn, in one step
 
 
 @dataclass(slots=True)
-class _Answer:
+class _SharedAnswer:
     """The requests that are choices of one answer: all of them get the adapters that the first of them got."""
 
     num_sequences: int = 0
@@ -37,11 +37,11 @@ class ColdStart:
 
     def __init__(self, residency: AdapterResidency[Any]) -> None:
         self._residency = residency
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, _SharedAnswer] = {}
 
     def join(self, sequence: Sequence, now: float) -> LoraServeError | None:
         """Takes in a new request; returns its error if it may not even wait."""
-        self._answers.setdefault(_answer_id(sequence), _Answer()).num_sequences += 1
+        self._answers.setdefault(_answer_id(sequence), _SharedAnswer()).num_sequences += 1
         self._want(sequence, sequence.refs)
         self.is_cold(sequence, now)
         self.fall_back_if_due(sequence, now)
@@ -153,7 +153,7 @@ class ColdStart:
                 self._residency.unwant(digest)
         sequence.wanted = tuple(after.values())
 
-    def _answer(self, sequence: Sequence) -> _Answer:
+    def _answer(self, sequence: Sequence) -> _SharedAnswer:
         return self._answers[_answer_id(sequence)]
 
 

@@ -1,21 +1,27 @@
-"""Drafts of the rows of a step: how many guesses of each pay, and what became of them."""
+"""Drafts of the rows of a step: how many guesses of each pay; and the outputs of its rows, taken in."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from lora_serve.core.batch import AllowedTokens, StepLoad
+from lora_serve.core.batch import AllowedTokens, NextToken, Row, RowOutput, StepLoad
+from lora_serve.core.errors import InternalError, LoraServeError
+from lora_serve.core.messages import ErrorEvent, Event
 from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.stats import AdapterSpeculation, SpeculationStats
-from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.acceptance import SHARE, AcceptanceByOwner, DraftedStep, DraftTrial, DraftTrials
+from lora_serve.engine.batcher import Batcher
+from lora_serve.engine.blocks import BlockManager, PrefixCache
+from lora_serve.engine.drafter import Drafter, NgramCaches
+from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.scheduling.step_rows import StepRows
-from lora_serve.engine.sequence import Ends, Sequence
-from lora_serve.engine.speculation.acceptance import SHARE, AcceptanceByOwner, DraftedStep, DraftTrial, DraftTrials
-from lora_serve.engine.speculation.drafter import Drafter, NgramCaches
+from lora_serve.engine.sequence import Sequence, continue_with, is_end, pooled_events
 from lora_serve.engine.step_cost import StepCost
 
+_log = logging.getLogger(__name__)
 _READ_PER_ROW, _READ_PER_STEP = 1024, 4096  # tokens that a step takes into indexes: about a millisecond
 _NUM_SWEEPS = 3  # of Dinkelbach's iteration; it converges faster than linearly
 _LEAST_GAIN = 1.05  # of tokens per second: rates and costs are estimates
@@ -48,13 +54,12 @@ class Drafting:
     guesses poor, there are none. What was expected is held against what is measured (`DraftTrial`).
     """
 
-    def __init__(self, setting: str, cost: StepCost, ends: Ends, blocks: BlockManager) -> None:
+    def __init__(self, setting: str, cost: StepCost, blocks: BlockManager) -> None:
         """`setting`: "auto", "off" or the number of tokens of every draft."""
         self._is_auto = setting == "auto"
         self._most = 0 if setting == "off" else MAX_DRAFT if self._is_auto else int(setting)
         self._mode = setting
         self._cost = cost  # of all tenants: it is learned of the machine, as for batching
-        self._ends = ends
         self._blocks = blocks
         self._trials = DraftTrials()
         self._trial: DraftTrial | None = None  # that the present step may tell something of
@@ -180,9 +185,10 @@ class Drafting:
         self._guess_seconds = per_token
         for sequence, drafter in looking:
             num_known = len(sequence.token_ids)
-            left = min(sequence.num_steps_left, self._ends.max_model_len - num_known) - 1
-            if sequence.long_rope.recomputes and not sequence.is_long:
-                left = min(left, sequence.long_rope.boundary - num_known)
+            ends = sequence.ends
+            left = min(sequence.num_steps_left, ends.max_model_len - num_known) - 1
+            if ends.long_rope.recomputes and not sequence.is_long:
+                left = min(left, ends.long_rope.boundary - num_known)
             to_read -= drafter.read(min(to_read, _READ_PER_ROW))
             seconds = per_token + per_pair * num_known
             rates = drafter.draft(min(self._most, left, budget), price * seconds)
@@ -212,7 +218,7 @@ class Drafting:
         request = sequence.request
         owner = (request.scope, tuple(ref.digest for ref in sequence.refs))
         ngrams, acceptance = self._ngrams.of(owner), self._acceptance.of(owner)
-        ends = request.sampling.ends(self._ends.eos_token_ids)
+        ends = request.sampling.ends(sequence.ends.eos_token_ids)
         drafter = Drafter(sequence.token_ids, ngrams, acceptance, ends, sequence.num_prompt)
         sequence.drafter = drafter
         return drafter
@@ -230,3 +236,68 @@ def _continues(sequence: Sequence, rows: StepRows) -> bool:
     """True if the sequence gets a token in this step that is not its first."""
     row = rows.row(sequence.sequence_id)
     return row is not None and row.sample is not None and row.sample.num_output_tokens > 0
+
+
+@dataclass(eq=False)
+class Outputs:
+    """Takes in the outputs of rows; a sequence that ends so is released by the caller."""
+
+    _prefix_cache: PrefixCache
+    _policy: Policy
+    _batcher: Batcher
+    _drafting: Drafting
+    num_forced: int = 0  # tokens that were not sampled, as a grammar left no choice
+
+    def take(self, sequence: Sequence, row: Row, output: RowOutput, now: float) -> list[Event]:
+        """The events of one row's output; the last one tells if the sequence is over (`is_end`)."""
+        if output.error is not None:
+            self._prefix_cache.invalidate(sequence)
+            return [ErrorEvent(sequence.request.request_id, output.error)]
+        sequence.add_prompt_logprobs(row.start, output.prompt_logprobs)
+        sequence.num_computed += len(row.token_ids) - row.num_draft
+        self._prefix_cache.publish(sequence)
+        self._policy.served(sequence, sequence.newly_served(row.start), int(output.token_id is not None))
+        if output.pooled is not None:
+            self._note_time(sequence, now)
+            return pooled_events(sequence, output.pooled, now)
+        if output.token_id is None:
+            return []
+        self._note_time(sequence, now)
+        return self._take_tokens(sequence, row, NextToken(output.token_id, output.logprobs), output.following, now)
+
+    def _take_tokens(
+        self, sequence: Sequence, row: Row, first: NextToken, following: tuple[NextToken, ...], now: float
+    ) -> list[Event]:
+        num_before, num_accepted = len(sequence.token_ids), 0
+        events = self._take_token(sequence, first, now)
+        for token in following:
+            if sequence.num_new > 1 or is_end(events[-1]):
+                break  # what was guessed behind the end, or in place of what the grammar forces, is of no use
+            num_accepted += 1
+            sequence.num_computed += 1  # the guess before it was right: its K and V are there
+            self._prefix_cache.publish(sequence)
+            self._policy.served(sequence, 0, 1)
+            events += self._take_token(sequence, token, now)
+        self._drafting.learn(sequence, num_before, row.num_draft, num_accepted, is_last=is_end(events[-1]))
+        return events
+
+    def _take_token(self, sequence: Sequence, token: NextToken, now: float) -> list[Event]:
+        try:
+            events = continue_with(sequence, token.token_id, token.logprobs, now)
+        except LoraServeError as error:
+            return [ErrorEvent(sequence.request.request_id, error)]
+        except Exception:  # of the row's grammar, say: the rows beside it go on
+            _log.exception("a row's next token could not be taken in")
+            return [ErrorEvent(sequence.request.request_id, InternalError("The answer could not be continued."))]
+        if num_forced := sequence.num_new - 1:
+            self._policy.served(sequence, 0, num_forced)
+            self.num_forced += num_forced
+        return events
+
+    def _note_time(self, sequence: Sequence, now: float) -> None:
+        if sequence.last_token_at is None:
+            self._batcher.observe_first_token(now - sequence.ready_at)
+            sequence.first_token_at = now
+        else:
+            self._batcher.observe_token(now - sequence.last_token_at)
+        sequence.last_token_at = now

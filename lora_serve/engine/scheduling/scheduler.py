@@ -13,17 +13,16 @@ from lora_serve.core.batch import Batch, RowOutput, StepLoad
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, RequestTimeoutError
 from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
 from lora_serve.core.request import FinishReason, InferenceRequest
-from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.batcher import Batcher
 from lora_serve.engine.blocks import BlockManager, PrefixCache
 from lora_serve.engine.constraints import Constraints, GrammarCompiled, begin_to_compile
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.recorder import Recorder
+from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.adapter_waits import PREFETCH_WINDOW, AdapterPrefetcher, ColdStart, SlotTurns
-from lora_serve.engine.scheduling.drafting import Drafting
-from lora_serve.engine.scheduling.outputs import Outputs, is_end
+from lora_serve.engine.scheduling.drafting import Drafting, Outputs
 from lora_serve.engine.scheduling.step_rows import MemoryGuard, StepRows, chunk_of, row_of
-from lora_serve.engine.sequence import Ends, Sequence
+from lora_serve.engine.sequence import Ends, Sequence, is_end
 from lora_serve.engine.step_cost import StepLimits
 from lora_serve.engine.swapping import Swapping
 
@@ -42,8 +41,8 @@ class Scheduler:
     _memory: MemoryGuard
     swapping: Swapping
     drafting: Drafting
-    _constraints: Constraints | None = None
-    _recorder: Recorder = field(default_factory=Recorder)
+    _constraints: Constraints | None
+    _recorder: Recorder
     waiting: list[Sequence] = field(default_factory=list)  # in no order: that is the policy's
     running: list[Sequence] = field(default_factory=list)  # in order of admission: the last is the youngest
     num_preemptions: int = 0
@@ -54,7 +53,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self._cold_start = ColdStart(self._residency)
         self._prefetcher = AdapterPrefetcher(self._policy, self._cold_start, self._residency)
-        self.outputs = Outputs(self.prefix_cache, self._policy, self.batcher, self.drafting, self._ends)
+        self.outputs = Outputs(self.prefix_cache, self._policy, self.batcher, self.drafting)
 
     # -- coming and going --------------------------------------------------------------------------------------
 
@@ -63,7 +62,7 @@ class Scheduler:
         seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
         sequence = Sequence(
             self._num_added, request, seed, list(request.prompt_token_ids), request.adapters, request.fallback,
-            self._ends.long_rope,
+            self._ends,
         )  # fmt: skip
         self._num_added += 1
         self._by_request[request.request_id] = sequence
@@ -180,7 +179,7 @@ class Scheduler:
         for sequence in sorted(self.running, key=lambda s: s.turn):
             count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
             if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
-                rows.add(row_of(sequence, count, self._ends.eos_token_ids), count)
+                rows.add(row_of(sequence, count), count)
 
     def _admit(self, rows: StepRows, limits: StepLimits, now: float) -> list[StepEvent]:
         """Starts waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
@@ -212,7 +211,7 @@ class Scheduler:
             self._start(sequence, now)
             if count := rows.fitting(sequence, chunk_of(sequence, rows.budget)):
                 self._reserve(sequence, count, rows)
-                rows.add(row_of(sequence, count, self._ends.eos_token_ids), max(bucket, count))
+                rows.add(row_of(sequence, count), max(bucket, count))
             if self.batcher.is_bucketed:
                 buckets = frozenset((bucket,))
         return events
@@ -282,8 +281,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence, end: Event | None = None) -> None:
         """The one release path: finish, abort (without `end`), error, timeout and disconnect all end here."""
-        if self._recorder.is_on:
-            self._recorder.ended(sequence, end)
+        self._recorder.ended(sequence, end)
         self._give_back(sequence)
         self.swapping.discard(sequence)
         if sequence in self.running:

@@ -9,8 +9,8 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import AllowedTokens, Row, RowAdapter, SampleInput
 from lora_serve.core.memory import MemoryLoad, MemoryPlan, memory_load
 from lora_serve.core.stats import MemoryStats
-from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.slots import SlotTable
 
 _STEPS_BEFORE_GROWTH = 16  # successful ones before a limit lowered by lack of memory is raised again
 _GROWTH = 1.25
@@ -25,7 +25,7 @@ def chunk_of(sequence: Sequence, budget: int) -> int:
     return min(sequence.num_remaining, limit)
 
 
-def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Row:
+def row_of(sequence: Sequence, count: int) -> Row:
     """The next `count` tokens as a row, which samples if they are the last known ones."""
     start = sequence.num_computed
     end = start + count
@@ -39,7 +39,7 @@ def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Ro
         adapters=tuple(
             RowAdapter(slot, use.scale, use.start) for slot, use in zip(sequence.slots, sequence.adapters, strict=True)
         ),
-        sample=_sample_input(sequence, eos_token_ids) if end == len(sequence.token_ids) and pool is None else None,
+        sample=_sample_input(sequence) if end == len(sequence.token_ids) and pool is None else None,
         prompt_targets=tuple(sequence.token_ids[start + 1 : end + 1]) if wants_targets else None,
         num_prompt_logprobs=sequence.request.sampling.prompt_logprobs or 0,
         pool=pool,
@@ -47,13 +47,13 @@ def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Ro
     )
 
 
-def _sample_input(sequence: Sequence, eos_token_ids: tuple[int, ...]) -> SampleInput:
+def _sample_input(sequence: Sequence) -> SampleInput:
     params = sequence.request.sampling
     return SampleInput(
         params,
         sequence.seed,
         sequence.num_output,
-        eos_token_ids + params.eos_token_ids,
+        sequence.ends.eos_token_ids + params.eos_token_ids,
         sequence.request.prompt_token_ids if params.has_penalties else (),
         tuple(sequence.token_ids[sequence.num_prompt :]) if params.has_penalties or params.bad_words else (),
         sequence.constraint,

@@ -14,8 +14,7 @@ from typing import TypeVar
 from lora_serve.adapters.checkpoint.content import CONTENT_NAMES, adapter_digest, content_names
 from lora_serve.adapters.regular_file import open_regular, views_of
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.files import scratch_folder
-from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.adapters.stores.files import scratch_folder, words_of
 from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.core.blob_messages import (
     PIECE_BYTES,

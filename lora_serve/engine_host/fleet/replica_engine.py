@@ -26,7 +26,7 @@ from lora_serve.engine_host.fleet.gateways import OWN, Gateways, Way
 from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
 from lora_serve.engine_host.service import EngineService, ServedEngine
 from lora_serve.logs import timed
-from lora_serve.routing.request import RecentRoots, prefix_roots
+from lora_serve.routing.fleet_view import RecentRoots, prefix_roots
 
 _log = logging.getLogger(__name__)
 REPORT_SECONDS = 1.0

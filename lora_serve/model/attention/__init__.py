@@ -1,6 +1,6 @@
 """Paged attention over ragged rows. The folder is the list of backends: the name of a file is a value of --attention.
 
-A new backend is a new file, named nowhere else: `class Backend` (see `Attention`) and what `model/backends.py` asks of
+A new backend is a new file, named nowhere else: `class Backend` (see `Attention`) and what `model/__init__.py` asks of
 every file. The contract tests run over all files (tests/contracts/test_attention.py).
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from lora_serve.model.backends import load_backend
+from lora_serve.model import load_backend
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.step_context import StepInputs
 

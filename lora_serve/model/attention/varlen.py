@@ -1,15 +1,17 @@
 """Paged attention with torch's `varlen_attn` (FlashAttention) on GPUs, with the features of the installed torch.
 
 Decode rows and rows of several tokens are one call each. What a call does not support here goes elsewhere: decode rows
-to `paged_decode`, soft caps and unsupported types or sizes to `sdpa`. torch 2.11 has no block tables; there K and V of
+to `PagedDecode`, soft caps and unsupported types or sizes to `sdpa`. torch 2.11 has no block tables; there K and V of
 rows with a context are gathered first. No GPU has run the calls with block tables yet.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,12 +23,14 @@ from lora_serve.model.attention import AttentionSettings, sdpa
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
 from lora_serve.model.system.device_memory import columns_to_device
-from lora_serve.model.triton_programs import paged_decode
 
 PREFERENCE = 3
 _TYPES = (torch.bfloat16, torch.float16)
 _MAX_HEAD_DIM = 256
 _DECODE, _PREFILL = "varlen decode", "varlen prefill"
+_CHUNK, _MIN_DOT = 256, 16  # keys per program of `PagedDecode`
+_KEYS, _KEYS_OF_WIDE_HEADS, _WIDE_HEAD = 64, 32, 512  # keys per product; bytes: two stages of K and V must fit
+_NO_WINDOW = 2**31 - 1
 
 Varlen = Callable[..., Any]
 
@@ -46,7 +50,7 @@ class Features:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _PrefillPlan:
     """The step's rows of several tokens, the same for every layer."""
 
     query_ends: Tensor  # [rows + 1] int32: where each row's tokens begin, counted from the first such row
@@ -68,7 +72,7 @@ class Backend:
         self._fits = cache.shape.dtype in types and cache.shape.head_dim <= _MAX_HEAD_DIM
         self._reads_pages = self._fits and self._features.pages and self._can_read_pages()
         device = cache.device
-        self._paged = paged_decode.PagedDecode(cache) if paged_decode.can_serve(device) else None
+        self._paged = PagedDecode(cache) if _can_decode_pages(device) else None
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
@@ -109,7 +113,7 @@ class Backend:
         plan = step.prepared.get(_PREFILL)
         if plan is None:
             plan = step.prepared[_PREFILL] = _plan_of(step.prefill, self.cache.block_size, query.device)
-        assert isinstance(plan, _Plan)
+        assert isinstance(plan, _PrefillPlan)
         start = step.decode.num_rows
         if plan.places is None:
             keys, values = key[start:], value[start:]
@@ -196,7 +200,7 @@ def _pages_of(step: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
     return rows, step.decode.block_table.to(torch.int32), step.decode.lengths.to(torch.int32)
 
 
-def _plan_of(rows: Sequence[PrefillRow], block_size: int, device: torch.device) -> _Plan:
+def _plan_of(rows: Sequence[PrefillRow], block_size: int, device: torch.device) -> _PrefillPlan:
     counts = [row.end - row.start for row in rows]
     lengths = [row.context + count for row, count in zip(rows, counts, strict=True)]
     ends = columns_to_device([[0, *itertools.accumulate(counts)], [0, *itertools.accumulate(lengths)]], device)
@@ -206,4 +210,56 @@ def _plan_of(rows: Sequence[PrefillRow], block_size: int, device: torch.device) 
         each = [(row.blocks[:, None] * block_size + offsets).view(-1)[:n] for row, n in zip(rows, lengths, strict=True)]
         places = torch.cat(each)
     query_ends, key_ends = (column.to(torch.int32) for column in ends)
-    return _Plan(query_ends, key_ends, max(counts), max(lengths), places)
+    return _PrefillPlan(query_ends, key_ends, max(counts), max(lengths), places)
+
+
+def _can_decode_pages(device: torch.device) -> bool:
+    """True if Triton is here and compiles for this device, or interprets."""
+    is_here = importlib.util.find_spec("triton") is not None
+    return is_here and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+class PagedDecode:
+    """Attention of rows with one query token each over the cache as it lies, for blocks that torch cannot read itself.
+
+    torch's own kernel takes a block table from 2.12 on, and FlashAttention 2 inside it only blocks of 256 tokens.
+    Gathering every row's K and V first reads and writes them once more than they are read here. Tests without a GPU run
+    it in Triton's interpreter.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        # imported here: a machine without Triton has this file too
+        self._programs: Any = importlib.import_module("lora_serve.model.triton_programs")
+
+    def __call__(
+        self, layer: int, query: Tensor, rows: DecodeRows, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """query [rows, num_heads, head_dim] -> the same shape; see `Attention`."""
+        query = query.contiguous()
+        pool_k, pool_v = self._cache.layer(layer)
+        num_rows, num_heads, head_dim = query.shape
+        size, num_kv_heads = pool_k.shape[1:3]
+        width = rows.block_table.shape[1]
+        chunks = -(-width * size // _CHUNK)
+        partial = torch.empty(num_rows, num_heads, chunks, head_dim, dtype=torch.float32, device=query.device)
+        sums = torch.empty(num_rows, num_heads, chunks, 2, dtype=torch.float32, device=query.device)
+        out = torch.empty_like(query)
+        group, wide = num_heads // num_kv_heads, _covering(head_dim)
+        keys = _KEYS if wide * query.element_size() <= _WIDE_HEAD else _KEYS_OF_WIDE_HEADS
+        self._programs.decode_chunks[num_rows, num_kv_heads, chunks](
+            query, pool_k, pool_v, rows.block_table, rows.lengths, partial, sums, scale,
+            1.0 if softcap is None else softcap, width, _NO_WINDOW if window is None else window,
+            G=group, D=head_dim, KV_HEADS=num_kv_heads, BLOCK_SIZE=size, CHUNK=_CHUNK, BLOCK_G=_covering(group),
+            BLOCK_D=wide, BLOCK_N=keys, HAS_SOFTCAP=softcap is not None, HALF=self._programs.half_type(query),
+            num_stages=2,
+        )  # fmt: skip
+        self._programs.fold_chunks[num_rows, num_heads](
+            partial, sums, rows.lengths, out, num_heads, chunks, D=head_dim, CHUNK=_CHUNK, BLOCK_D=wide
+        )
+        return out
+
+
+def _covering(number: int) -> int:
+    """The power of two that covers it and is large enough for a product."""
+    return max(_MIN_DOT, 1 << (number - 1).bit_length())

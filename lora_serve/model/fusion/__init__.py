@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lora_serve.model.backends import backend_names
+from lora_serve.model import backend_names
 from lora_serve.model.fusion import kinds
 from lora_serve.model.fusion.parts import (
     FusionParts,

@@ -15,8 +15,7 @@ from lora_serve.model.attention import Attention, AttentionSettings
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.adapted_model import LoraLinear
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.native.layers import LayerKernels, Weight
-from lora_serve.model.native.packed_linear import PackedLinear, join
+from lora_serve.model.native.operators import LayerKernels, PackedLinear, Weight, join
 from lora_serve.model.step_context import DecodeRows, PrefillRow, StepContext, StepInputs
 
 

@@ -151,7 +151,7 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
         asked = "as asked" if plan.dtype == config.dtype else f"for --quantization {config.quantization}"
         numbers = number_type(plan.dtype, hf_config, device, asked, stored_type(config.model))
         kernels = library.description(numbers.dtype) if device.type == "cpu" else None
-        _tell(numbers, kernels)
+        _log_numbers(numbers, kernels)
         module, info = _from_pretrained(config, auto_class, numbers.dtype, plan.arguments)
     except LoraServeError:
         raise
@@ -260,7 +260,7 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _tell(numbers: NumberType, kernels: KernelDescription | None) -> None:
+def _log_numbers(numbers: NumberType, kernels: KernelDescription | None) -> None:
     """Logs which numbers and kernels serve; loudly, if it is none of the kernels."""
     name = str(numbers.dtype).removeprefix("torch.")
     if kernels is None:

@@ -85,7 +85,7 @@ def _slowness(dtype: torch.dtype, device: torch.device) -> str:
     return "" if why_not is None else f"; float32 would be as fast: {why_not}"
 
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _EXTRA = f"install lora-serve's extra `quantization`: {how_to_install('quantization')}"
 _INT4_GROUP = 32  # weights that share a scale: the finest that the kernels have, and a divisor of most widths
@@ -185,11 +185,11 @@ def _scales(state: Any) -> Iterator[Tensor]:
 
 
 def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.device) -> None:
-    told = _told(stored)
-    name = _STORED_SCHEMES.get(told)
+    scheme = _scheme_of(stored)
+    name = _STORED_SCHEMES.get(scheme)
     if name is None:
         raise ModelError(
-            f"--model {config.model}: quantised with {told}; served are torchao's weight-only kinds and bitsandbytes "
+            f"--model {config.model}: quantised with {scheme}; served are torchao's weight-only kinds and bitsandbytes "
             "4-bit, whose rows do not depend on their neighbours"
         )
     if config.quantization not in ("none", name):
@@ -202,13 +202,13 @@ def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.
             f"--model {config.model}: torchao stores int4 in layouts for GPUs only; on a CPU serve the plain "
             "checkpoint with --quantization int4"
         )
-    if told.startswith("torchao"):
+    if scheme.startswith("torchao"):
         _check_torchao(f"--model {config.model} is quantised with torchao")
     elif not is_bitsandbytes_available():
         raise ConfigError(f"--model {config.model} is quantised with bitsandbytes: pip install bitsandbytes accelerate")
 
 
-def _told(stored: Mapping[str, Any]) -> str:
+def _scheme_of(stored: Mapping[str, Any]) -> str:
     """The checkpoint's own words: "torchao Int8WeightOnlyConfig", "bitsandbytes 4-bit", "gptq"."""
     method = str(stored.get("quant_method"))
     if method == "bitsandbytes":
@@ -240,5 +240,5 @@ def _activation_dtype(config: ModelConfig, device: torch.device) -> str:
         return "bfloat16"
     if device.type != "cpu":
         raise ConfigError(f"--dtype {config.dtype}: --quantization int4 on a GPU multiplies bfloat16 only")
-    logger.warning("int4 products in %s are many times slower than in bfloat16 on most CPUs", config.dtype)
+    _log.warning("int4 products in %s are many times slower than in bfloat16 on most CPUs", config.dtype)
     return config.dtype

@@ -77,7 +77,7 @@ def without_compiler() -> Iterator[None]:
     if _COMPILER in sys.modules:
         yield
         return
-    compiler, tracing = _Compiler(_COMPILER), _Compiler(_TRACING)
+    compiler, tracing = _AbsentCompiler(_COMPILER), _AbsentCompiler(_TRACING)
     vars(tracing)["TransformGetItemToIndex"] = _transform_get_item_to_index
     with ExitStack() as stack:
         stack.enter_context(_standing_in({_COMPILER: compiler, _TRACING: tracing}))
@@ -125,7 +125,7 @@ def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
     return function if function is not None else _unmarked
 
 
-class _Compiler(ModuleType):
+class _AbsentCompiler(ModuleType):
     """Stands for the compiler with marks that do nothing. Any other use of it ends the lean import."""
 
     __path__: list[str] = []

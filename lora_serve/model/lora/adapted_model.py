@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from lora_serve.core.config import ModelConfig
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.loading.frozen_model import LoadedModel
-from lora_serve.model.loading.observation import Site, is_linear
-from lora_serve.model.loading.positions import serve_by_row
+from lora_serve.model.loading.observation import Site, is_linear, serve_by_row
 from lora_serve.model.lora.changes import Change
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
@@ -146,7 +145,7 @@ class AdaptedModel(Generic[Step]):
         self.spec = loaded.spec
         self.device = loaded.device
         self.context = context
-        serve_by_row(loaded, context)
+        serve_by_row(loaded.by_call, loaded.spec.long_rope.boundary, context)
         self._linears: dict[str, FrozenLinear] = {}
         self.kernel = create_kernel(config.lora_kernel, slots)
         self._wrap_linears(loaded, self.kernel, slots)

@@ -1,4 +1,4 @@
-"""The pool of device slots: adapters' weights by slot index, at their true rank. `engine/adapters/slots.py` decides
+"""The pool of device slots: adapters' weights by slot index, at their true rank. `engine/slots.py` decides
 which adapter owns which slot; this file stores bytes and refuses a row whose slot has changed under it.
 """
 

@@ -185,7 +185,7 @@ def _seal(library: Path) -> None:
         digest = hashlib.file_digest(file, "sha256").digest()
         file.write(_SEAL + digest)
         file.flush()
-        os.fchmod(file.fileno(), 0o755)  # whatever the umask: nobody else may change it
+        os.fchmod(file.fileno(), 0o755)  # whatever the umask: no other user may change it
         os.fsync(file.fileno())  # else a machine that stops may keep its name without its content
 
 

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from lora_serve.core.batch import RowAdapter
 from lora_serve.core.request import Task
 from lora_serve.model.attention.sdpa import attend_masked
-from lora_serve.model.pooling.plan import Normalize, PoolingPlan
-from lora_serve.model.step_context import LoraTokens, OutputWidths, StepContext, passes_of
+from lora_serve.model.pooling.plan import PoolingPlan, normalize
+from lora_serve.model.step_context import AdapterStep, OutputWidths, StepContext, passes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class RowGroup:
         return min(self.lengths) == self.length
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingStep:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingStep(AdapterStep):
     """Everything one forward pass reads besides weights.
 
     Rows lie end to end ([1, num_tokens], `groups` says which tokens attend to each other) or padded
@@ -70,10 +70,6 @@ class PoolingStep:
     firsts: Tensor  # [num_rows] flat positions
     lasts: Tensor  # [num_rows] flat positions
     are_unit: tuple[bool | None, ...]  # of each row, as in PoolingRow
-    lora: tuple[LoraTokens, ...]
-    lora_logits: tuple[LoraTokens, ...]  # of the pooled rows
-    vocabularies: OutputWidths | None = None
-    is_long: Tensor | None = None  # not 0 for the tokens of long rows; None: there are none
     masks: dict[tuple[int, bool, int | None], Tensor | None] = field(default_factory=dict)  # attention's own
 
 
@@ -191,7 +187,7 @@ class PooledForward:
         for after in plan.steps[:-1] if plan.is_normalized else plan.steps:
             pooled = after(pooled)
         are_unit = [[plan.is_normalized if is_unit is None else is_unit] for is_unit in step.are_unit]
-        return torch.where(torch.tensor(are_unit, device=pooled.device), Normalize()(pooled), pooled)
+        return torch.where(torch.tensor(are_unit, device=pooled.device), normalize(pooled), pooled)
 
     def _exchange(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         pooled = pool(output.last_hidden_state.flatten(0, 1), self._context.step, self._plan.pooling)

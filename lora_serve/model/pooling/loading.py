@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
-from transformers.modeling_utils import AttentionInterface
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
@@ -19,8 +17,17 @@ from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import Task
 from lora_serve.model.kv_cache import KVShape
 from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, spec_of
-from lora_serve.model.loading.observation import NUM_LOGITS, NUM_TOKENS, ModuleWatch, Observation, first_line
-from lora_serve.model.loading.positions import find_positions, position_calls
+from lora_serve.model.loading.observation import (
+    NUM_LOGITS,
+    NUM_TOKENS,
+    ModuleWatch,
+    Observation,
+    find_positions,
+    first_line,
+    position_calls,
+    refused_if_it_fails,
+    registered_attention,
+)
 from lora_serve.model.pooling.forward import (
     Layout,
     PooledForward,
@@ -30,12 +37,11 @@ from lora_serve.model.pooling.forward import (
     backbone_of,
     takes_types,
 )
-from lora_serve.model.pooling.plan import PoolingPlan
+from lora_serve.model.pooling.plan import Dense, PoolingPlan
 from lora_serve.model.step_context import StepContext
 
 _LENGTHS = (21, 1, 13, 37, 5, 5)  # tokens; two groups of attention, rows of like and of unlike lengths
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest number of an answer
-_names = itertools.count()
 
 
 def probe_rows(vocab_size: int, has_types: bool) -> tuple[PoolingRow, ...]:
@@ -72,16 +78,11 @@ def _plain_answer(module: PreTrainedModel, plan: PoolingPlan, row: PoolingRow, d
     return pooled
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    """The allowed error, as a part of an answer's largest number."""
-    return _TOLERANCE[dtype]
-
-
 def is_exact(answers: Tensor, expected: Sequence[Tensor], dtype: torch.dtype) -> bool:
     """True if answers [num_rows, width] are within the tolerance of the expected ones."""
     plain = torch.stack(list(expected))
     worst = (answers - plain).abs().max() / plain.abs().max().clamp_min(1e-6)
-    return bool(worst <= tolerance(dtype))
+    return bool(worst <= _TOLERANCE[dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,8 @@ def load_pooling_model(config: ModelConfig, plan: PoolingPlan) -> PoolingParts:
     first, num_positions = _positions(module, found.device)
     has_types = takes_types(module)
     probe = probe_rows(module.config.get_text_config().vocab_size, has_types)
-    try:
+    with refused_if_it_fails(module):
         expected = plain_answers(module, plan, probe, found.device)
-    except Exception as error:
-        raise ModelError(f"{type(module).__name__} cannot be served: {first_line(error)}") from error
     reasons = []
     for is_ragged in (True, False):
         layout = Layout(is_ragged, has_types, first, _ignored_last(module, plan), found.device)
@@ -141,7 +140,7 @@ def _laid_out(
             observation = _observed(module, forward, layout, context)
         answers = forward(layout.step(probe))
         if not is_exact(answers, expected, found.dtype):
-            raise _NotExactError(f"answers differ from the model's own by more than {tolerance(found.dtype):g}")
+            raise _NotExactError(f"answers differ from the model's own by more than {_TOLERANCE[found.dtype]:g}")
     except _NotExactError:
         forward.detach()
         raise
@@ -163,9 +162,7 @@ def _observed(
     if layout.is_ragged and not is_replaceable:
         raise _NotExactError("its attention is code of its own")
     if is_replaceable:
-        name = f"lora_serve_pooling_{next(_names)}"
-        AttentionInterface.register(name, attention)
-        module.set_attn_implementation(name if layout.is_ragged else "eager")
+        module.set_attn_implementation(registered_attention(attention) if layout.is_ragged else "eager")
     num_rows = NUM_LOGITS if getattr(module, "num_labels", 0) != NUM_LOGITS else NUM_LOGITS - 2
     watch = ModuleWatch(module, NUM_TOKENS, num_rows)
     with watch.watching():
@@ -211,13 +208,10 @@ def _positions(module: PreTrainedModel, device: torch.device) -> tuple[int, int]
             seen.append((int(ids[0]), table.num_embeddings))
 
     tables = [m for m in module.modules() if isinstance(m, nn.Embedding) and m is not module.get_input_embeddings()]
-    try:
-        with ExitStack() as hooks:
-            for table in tables:
-                hooks.enter_context(table.register_forward_hook(note))
-            backbone_of(module)(input_ids=torch.full((1, NUM_TOKENS), 5, device=device))
-    except Exception as error:
-        raise ModelError(f"{type(module).__name__} cannot be served: {first_line(error)}") from error
+    with refused_if_it_fails(module), ExitStack() as hooks:
+        for table in tables:
+            hooks.enter_context(table.register_forward_hook(note))
+        backbone_of(module)(input_ids=torch.full((1, NUM_TOKENS), 5, device=device))
     return seen[0] if seen else (0, 0)
 
 
@@ -274,7 +268,7 @@ def _pooling_spec(plan: PoolingPlan, found: FrozenModule, observation: Observati
 
 
 def _dimension(plan: PoolingPlan, hidden_size: int) -> int:
-    sizes = [len(step.weight) for step in plan.steps if hasattr(step, "weight")]
+    sizes = [len(step.weight) for step in plan.steps if isinstance(step, Dense)]
     return sizes[-1] if sizes else hidden_size
 
 

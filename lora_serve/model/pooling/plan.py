@@ -34,7 +34,6 @@ _MODES = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
 }
-_HARMLESS = {"include_prompt": True}  # what it must be
 _HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
 
 
@@ -50,14 +49,12 @@ class Dense:
         return self.activation(F.linear(x, self.weight, self.bias))
 
 
-class Normalize:
+def normalize(x: Tensor) -> Tensor:
     """x / |x|."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.normalize(x, p=2, dim=-1)
+    return F.normalize(x, p=2, dim=-1)
 
 
-Step = Dense | Normalize
+AfterPooling = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class SentenceModules:
     """The modules after the transformers model."""
 
     pooling: str  # "cls", "mean", "max" or "last"
-    steps: tuple[Step, ...]
+    steps: tuple[AfterPooling, ...]
     max_length: int | None  # tokens
 
 
@@ -77,7 +74,7 @@ def read_modules(model: str) -> SentenceModules | None:
     listing = _read(model, "modules.json")
     if listing is None or (_read(model, "config_sentence_transformers.json") or {}).get("model_type") == "CrossEncoder":
         return None
-    pooling, steps = None, list[Step]()
+    pooling, steps = None, list[AfterPooling]()
     for module in listing:
         kind, path = str(module["type"]).rpartition(".")[2], str(module["path"])
         if kind == "Transformer":
@@ -87,7 +84,7 @@ def read_modules(model: str) -> SentenceModules | None:
         elif kind == "Dense" and pooling is not None:
             steps.append(_dense(model, path))
         elif kind == "Normalize" and pooling is not None:
-            steps.append(Normalize())
+            steps.append(normalize)
         else:
             raise ModelError(f"--model {model}: the sentence-transformers module {module['type']!r} is not supported")
     _require(pooling is not None, model, "its modules.json names no Pooling module")
@@ -104,8 +101,8 @@ def _pooling(model: str, config: Mapping[str, Any]) -> str:
     known = ["last" if mode == "lasttoken" else mode for mode in known]
     is_known = len(known) == 1 and known[0] in _MODES.values()
     _require(is_known, model, f"its pooling {', '.join(map(str, modes))} is not one of cls, mean, max, last")
-    for key, needed in _HARMLESS.items():
-        _require(config.get(key, needed) == needed, model, f"its pooling has {key} {config.get(key)}")
+    includes = config.get("include_prompt", True)
+    _require(includes is True, model, f"its pooling has include_prompt {includes}")
     return str(known[0])
 
 
@@ -160,12 +157,12 @@ class PoolingPlan:
 
     task: Task  # EMBED or CLASSIFY
     pooling: str  # which tokens: "cls" (the first), "last", "mean" or "max"; with CLASSIFY as the head wants it
-    steps: tuple[Step, ...] = ()  # after pooling
+    steps: tuple[AfterPooling, ...] = ()  # after pooling
     max_length: int | None = None  # tokens; None: as many as the model has positions
 
     @property
     def is_normalized(self) -> bool:
-        return bool(self.steps) and isinstance(self.steps[-1], Normalize)
+        return self.steps[-1:] == (normalize,)
 
 
 def plan_pooling(config: ModelConfig) -> PoolingPlan | None:
@@ -183,7 +180,7 @@ def plan_pooling(config: ModelConfig) -> PoolingPlan | None:
         pooling = modules.pooling if config.pooling == "auto" else config.pooling
         return PoolingPlan(task, pooling, modules.steps, modules.max_length)
     default = "last" if _is_decoder(hf_config) else "mean"
-    return PoolingPlan(task, default if config.pooling == "auto" else config.pooling, (Normalize(),))
+    return PoolingPlan(task, default if config.pooling == "auto" else config.pooling, (normalize,))
 
 
 def _task(asked: str, hf_config: Any, *, has_modules: bool) -> Task:

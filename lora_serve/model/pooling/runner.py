@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput
 from lora_serve.core.config import ModelConfig
-from lora_serve.core.errors import InternalError, LoraServeError, ModelError, NumericalError
+from lora_serve.core.errors import ModelError, NumericalError
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.request import PoolingParams
 from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.changes import ReplacedLinear
-from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.pooling.forward import PoolingRow, PoolingStep
 from lora_serve.model.pooling.loading import PoolingParts, is_exact
+from lora_serve.model.runner.model_runner import AdapterRunner, effect
 from lora_serve.model.step_context import OutputWidths
 from lora_serve.model.system.device_memory import within_memory
 
@@ -39,37 +39,26 @@ class PoolingModel(AdaptedModel[PoolingStep]):
         return self._forward(self._layout.step(rows, own_labels))
 
 
-class PoolingRunner:
+class PoolingRunner(AdapterRunner):
     """Implements `engine.Runner` for models that answer with one vector."""
 
     def __init__(self, model: PoolingModel, slots: LoraSlots) -> None:
+        super().__init__(slots)
         self._model = model
-        self._slots = slots
         pooling = model.spec.pooling
         assert pooling is not None
         self._heads = slots.changes_of(pooling.label_layer) if pooling.label_layer else {}
         self._num_labels = len(pooling.labels)
 
-    def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
-        self._slots.load(slot, adapter)
-
-    def clear_slot(self, index: int) -> None:
-        self._slots.clear(index)
-
     def run(self, batch: Batch) -> list[RowOutput]:
-        return within_memory(self._model.device, lambda: self._run(batch))
+        return within_memory(self._model.device, lambda: self._outputs(batch, self._run_rows))
 
     def move_blocks(self, moves: BlockMoves) -> None:
         """There is no KV cache, so nothing moves."""
 
-    def _run(self, batch: Batch) -> list[RowOutput]:
-        errors = {row.sequence_id: error for row in batch.rows if (error := self._refusal(row)) is not None}
-        rows = [row for row in batch.rows if row.sequence_id not in errors]
-        outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in errors.items()}
-        if rows:
-            answers = self._answers([_pooling_row(row) for row in rows])
-            outputs.update({row.sequence_id: _output(row, own) for row, own in zip(rows, answers, strict=True)})
-        return [outputs[row.sequence_id] for row in batch.rows]
+    def _run_rows(self, rows: list[Row]) -> dict[int, RowOutput]:
+        answers = self._answers([_pooling_row(row) for row in rows])
+        return {row.sequence_id: _output(row, own) for row, own in zip(rows, answers, strict=True)}
 
     def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
         """The prompt as three rows of one batch: base, adapter, base again.
@@ -82,9 +71,7 @@ class PoolingRunner:
         if self._own_width(adapter.slot.index):
             scale = changed.abs().max().item()
             return SmokeTestResult(scale, 0.0, scale)
-        return SmokeTestResult(
-            (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
-        )
+        return effect(base, changed, again)
 
     def _answers(self, rows: Sequence[PoolingRow]) -> list[Tensor]:
         """Each row's vector, as long as it is."""
@@ -110,14 +97,6 @@ class PoolingRunner:
             change.linear.out_features for change in self._heads.get(slot, ()) if isinstance(change, ReplacedLinear)
         )
         return next(found, 0)
-
-    def _refusal(self, row: Row) -> LoraServeError | None:
-        try:
-            for adapter in row.adapters:
-                self._slots.check(adapter.slot)
-        except InternalError as error:
-            return error
-        return None
 
 
 def _pooling_row(row: Row) -> PoolingRow:

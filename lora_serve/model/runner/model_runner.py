@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -17,9 +17,8 @@ from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.runner.decode_graphs import DecodeGraphs
-from lora_serve.model.runner.packing import LogitSpan, StepPacker
-from lora_serve.model.runner.sampler import Choice, choose, is_cheap, logprobs_of
+from lora_serve.model.runner.packing import DecodeGraphs, LogitSpan, StepPacker
+from lora_serve.model.runner.sampler import SampledToken, choose, is_cheap, logprobs_of
 from lora_serve.model.system.device_memory import to_device, within_memory
 from lora_serve.model.system.threads import TeamWaits
 
@@ -49,7 +48,7 @@ class _DrawnRow:
 
     row: Row
     first: int  # the index of its first position's logits among all of the step
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[SampledToken] = field(default_factory=list)
     is_done: bool = False  # the last choice decides no further position
 
     def positions(self, *, all_at_once: bool) -> range:
@@ -58,7 +57,7 @@ class _DrawnRow:
         end = self.row.num_sampled if all_at_once or is_cheap(sample_input(self.row, 0)) else num_done + 1
         return range(num_done, end)
 
-    def take(self, choices: Sequence[Choice]) -> None:
+    def take(self, choices: Sequence[SampledToken]) -> None:
         """Takes in what was drawn at `positions`, up to the first that is not the guess.
 
         A position after the first that cannot be used is left to the next step, where it is the first.
@@ -120,7 +119,43 @@ def _counts_nothing(sample: SampleInput) -> bool:
 _LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
 
 
-class ModelRunner:
+class AdapterRunner:
+    """The part of `engine.Runner` that models share which generate and which pool: slots, and rows that are refused."""
+
+    def __init__(self, slots: LoraSlots) -> None:
+        self._slots = slots
+
+    def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
+        self._slots.load(slot, adapter)
+
+    def clear_slot(self, index: int) -> None:
+        self._slots.clear(index)
+
+    def _outputs(self, batch: Batch, run: Callable[[list[Row]], dict[int, RowOutput]]) -> list[RowOutput]:
+        """The outputs of a batch in its order; `run` works out those of the rows that are not refused."""
+        refused = {row.sequence_id: error for row in batch.rows if (error := self._refusal(row)) is not None}
+        outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in refused.items()}
+        if rows := [row for row in batch.rows if row.sequence_id not in refused]:
+            outputs.update(run(rows))
+        return [outputs[row.sequence_id] for row in batch.rows]
+
+    def _refusal(self, row: Row) -> LoraServeError | None:
+        try:
+            for adapter in row.adapters:
+                self._slots.check(adapter.slot)
+        except InternalError as error:
+            return error
+        return None
+
+
+def effect(base: Tensor, changed: Tensor, again: Tensor) -> SmokeTestResult:
+    """The greatest differences of an adapter's numbers, and of the base model's own when they are worked out again."""
+    return SmokeTestResult(
+        (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
+    )
+
+
+class ModelRunner(AdapterRunner):
     """Implements `engine.Runner` for models that generate; knows slots, blocks and rows, but no requests and no
     tenants.
     """
@@ -135,19 +170,13 @@ class ModelRunner:
         waits: TeamWaits | None = None,
     ) -> None:
         """`graphs`: for batches that they can replay; None: no batch is replayed. `waits`: looks after each batch."""
+        super().__init__(slots)
         self._model = model
         self._cache = cache
-        self._slots = slots
         self._device = device
         self._graphs = graphs
         self._waits = waits
         self._packer = StepPacker(cache, slots, model.spec.vocab_size, device)
-
-    def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
-        self._slots.load(slot, adapter)
-
-    def clear_slot(self, index: int) -> None:
-        self._slots.clear(index)
 
     def run(self, batch: Batch) -> list[RowOutput]:
         outputs = within_memory(self._device, lambda: self._run(batch))
@@ -160,16 +189,14 @@ class ModelRunner:
 
     def _run(self, batch: Batch) -> list[RowOutput]:
         self._cache.zero(batch.fresh_blocks)
-        refused = {row.sequence_id: error for row in batch.rows if (error := self._refusal(row)) is not None}
-        rows = sorted(
-            (row for row in batch.rows if row.sequence_id not in refused), key=lambda row: len(row.token_ids) > 1
-        )
-        outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in refused.items()}
-        if rows:
-            outputs.update(self._run_rows(rows))
+        return self._outputs(batch, self._run_rows)
+
+    def _run_rows(self, rows: list[Row]) -> dict[int, RowOutput]:
+        rows.sort(key=lambda row: len(row.token_ids) > 1)
+        outputs = self._run_together(rows)
         if spoiled := [row.without_draft() for row in rows if row.num_draft and not _is_fine(outputs[row.sequence_id])]:
-            outputs.update(self._run_rows(spoiled))
-        return [outputs[row.sequence_id] for row in batch.rows]
+            outputs.update(self._run_together(spoiled))
+        return outputs
 
     @torch.inference_mode()
     def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
@@ -185,16 +212,10 @@ class ModelRunner:
         size = self._model.spec.vocab_size
         known = min(self._slots.vocab_size(adapter.slot.index) or size, size)  # tokens that both know
         logits = within_memory(self._device, lambda: self._model.logits(step))[:, :known]
-        base, changed, again = logits.reshape(3, len(token_ids), -1)
-        return SmokeTestResult(
-            (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
-        )
+        return effect(*logits.reshape(3, len(token_ids), -1))
 
     def _refusal(self, row: Row) -> LoraServeError | None:
-        try:
-            for adapter in row.adapters:
-                self._slots.check(adapter.slot)
-        except InternalError as error:
+        if (error := super()._refusal(row)) is not None:
             return error
         # On a GPU an id beyond the table disables it for the whole process; requests are checked for the base's only.
         size = self._packer.vocab_size(row) or self._model.spec.vocab_size
@@ -203,7 +224,7 @@ class ModelRunner:
         return None
 
     @torch.inference_mode()
-    def _run_rows(self, rows: Sequence[Row]) -> dict[int, RowOutput]:
+    def _run_together(self, rows: Sequence[Row]) -> dict[int, RowOutput]:
         logits, spans = self._logits(rows)
         prompt_logprobs = {
             row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)

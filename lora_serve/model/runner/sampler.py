@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lora_serve.core.batch import SampleInput
-from lora_serve.core.errors import LoraServeError
+from lora_serve.core.errors import InvalidRequestError, LoraServeError
 from lora_serve.core.messages import TokenLogprobs
-from lora_serve.model.runner.masks import only_allowed
 from lora_serve.model.system.device_memory import to_device, to_host
 
 _COLDEST = 1e-4  # temperatures below are greedy: dividing by them would overflow
@@ -241,7 +241,7 @@ def _counts(tokens: Sequence[Sequence[int]], like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledToken:
     """The next token of one row."""
 
     token_id: int
@@ -255,7 +255,7 @@ class Choice:
         return self.is_number and self.error is None
 
 
-def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
+def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[SampledToken]:
     """Chooses one token per row of logits [rows, vocab] float32, once the masks of rows with a grammar are there.
 
     Waits for the device twice if a row keeps more than the sampler's candidates, which only flat distributions do.
@@ -274,7 +274,7 @@ def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
 
 def _read(
     logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_final: Tensor, is_number: Tensor
-) -> tuple[list[Choice], bool]:
+) -> tuple[list[SampledToken], bool]:
     """The choices, and whether all rows are final."""
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     num_top = [rows[i].params.logprobs or 0 for i in wanted]
@@ -285,7 +285,58 @@ def _read(
     ids, settled, fine, *found = to_host(tokens, is_final, is_number, *columns)
     logprobs = dict(zip(wanted, logprobs_from(found, num_top), strict=True)) if wanted else {}
     choices = [
-        Choice(token, logprobs.get(i), good)
+        SampledToken(token, logprobs.get(i), good)
         for i, (token, good) in enumerate(zip(ids.tolist(), fine.tolist(), strict=True))
     ]
     return choices, bool((settled | ~fine).all())
+
+
+def only_allowed(logits: Tensor, rows: Sequence[SampleInput]) -> tuple[Tensor, dict[int, LoraServeError]]:
+    """logits [rows, vocab], with -inf for tokens that a row's grammar excludes; and the errors of rows that cannot go
+    on, whose logits stay as they are. The argument itself is not changed.
+
+    Done before anything else, so that log-probabilities are those of tokens that were really allowed, as in vLLM. Waits
+    for the masks, which were begun before the forward pass; the device has its work by now.
+    """
+    masks: dict[int, bytes] = {}
+    errors: dict[int, LoraServeError] = {}
+    for i, row in enumerate(rows):
+        if row.allowed is not None:
+            try:
+                masks[i] = row.allowed.wait()
+            except LoraServeError as error:
+                errors[i] = error
+    if not masks:
+        return logits, errors
+    packed = _packed(list(masks.values()), logits.shape[1])
+    for line, i in zip(packed, masks, strict=True):
+        _allow_own_ends(line, rows[i])
+        if not line.any():
+            errors[i] = InvalidRequestError("The grammar allows no token of this model's vocabulary at this place.")
+            line.fill(255)
+    bits = np.unpackbits(~packed, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
+    excluded = to_device(torch.from_numpy(bits), torch.bool, logits.device)
+    if len(masks) == len(rows):
+        return logits.masked_fill(excluded, float("-inf")), errors
+    index = to_device(list(masks), torch.int64, logits.device)
+    return logits.index_copy(0, index, logits[index].masked_fill_(excluded, float("-inf"))), errors
+
+
+def _allow_own_ends(line: npt.NDArray[np.uint8], row: SampleInput) -> None:
+    """Where the grammar allows the model's end, the ends that only this row's adapter or the tokenizer has may come."""
+    own = row.params.eos_token_ids
+    models = [token for token in row.eos_token_ids if token not in own] or row.eos_token_ids
+    if own and any(line[token // 8] >> token % 8 & 1 for token in models):
+        for token in own:
+            line[token // 8] |= 1 << token % 8
+
+
+def _packed(masks: Sequence[bytes], width: int) -> npt.NDArray[np.uint8]:
+    """[rows, width / 8] of masks that may be of other lengths, as adapters have vocabularies of their own."""
+    packed = np.zeros((len(masks), -(-width // 8)), dtype=np.uint8)
+    for line, mask in zip(packed, masks, strict=True):
+        known = np.frombuffer(mask, dtype=np.uint8)[: len(line)]
+        line[: len(known)] = known
+    if width % 8:
+        packed[:, -1] &= (1 << width % 8) - 1
+    return packed

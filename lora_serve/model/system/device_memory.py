@@ -19,11 +19,6 @@ from lora_serve.model.system.process import free_in_container
 R = TypeVar("R")
 
 
-def total_memory(device: torch.device) -> int:
-    """All memory of a GPU, used or not."""
-    return int(torch.cuda.mem_get_info(device)[1])
-
-
 def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -39,14 +34,9 @@ def within_memory(device: torch.device, call: Callable[[], R]) -> R:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    free_cached(device)  # not in the handler: the error's traceback holds the step's tensors
-    raise DeviceMemoryError("The device has no memory for this step.")
-
-
-def free_cached(device: torch.device) -> None:
-    """Returns memory that torch keeps for later, pieces of a failed step among it."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # pieces of the failed step too: not in the handler, whose traceback holds its tensors
+    raise DeviceMemoryError("The device has no memory for this step.")
 
 
 def peak_meter(device: torch.device, weight_bytes: int) -> Callable[[], int]:

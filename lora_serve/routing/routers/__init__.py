@@ -7,14 +7,8 @@ files (tests/contracts/test_router.py).
 from __future__ import annotations
 
 import importlib
-import pkgutil
 
 from lora_serve.routing.routers.base import Router
-
-
-def router_names() -> list[str]:
-    """All routers, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
 
 
 def create_router(name: str, seed: int = 0) -> Router:

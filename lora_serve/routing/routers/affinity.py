@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lora_serve.routing.fleet_view import ReplicaState, Tier
-from lora_serve.routing.request import RoutedRequest
+from lora_serve.routing.fleet_view import ReplicaView, RoutedRequest, Tier
 from lora_serve.routing.routers import base
 
 BOUND = 1.25  # of the mean load
@@ -23,11 +22,11 @@ LOAD_TOKENS = 2048  # where no report tells what a load of an adapter costs
 class Router(base.Router):
     """Replicas that have the adapters, then those with room for one adapter more, then the least loaded."""
 
-    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaState]) -> list[str]:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView]) -> list[str]:
         limit, stretched = limits(request, replicas)
         key = base.home_key(request)
 
-        def preference(state: ReplicaState) -> tuple[int, int, int, int]:
+        def preference(state: ReplicaView) -> tuple[int, int, int, int]:
             has_adapters, home = state.tier(request.digests) is not Tier.NONE, -base.score(key, state.replica)
             if has_adapters and state.load < limit:
                 num_roots = state.num_known_roots(request.roots)
@@ -40,7 +39,7 @@ class Router(base.Router):
         return [state.replica for state in sorted(replicas, key=preference)]
 
 
-def limits(request: RoutedRequest, replicas: Sequence[ReplicaState]) -> tuple[float, float]:
+def limits(request: RoutedRequest, replicas: Sequence[ReplicaView]) -> tuple[float, float]:
     """Tokens that a replica may have before it gets the request; and if it has the adapters and no other has that is
     below them.
 

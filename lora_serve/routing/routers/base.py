@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from lora_serve.routing.fleet_view import ReplicaState
-from lora_serve.routing.request import RoutedRequest
+from lora_serve.routing.fleet_view import ReplicaView, RoutedRequest
 
 
 class Router(ABC):
@@ -21,7 +20,7 @@ class Router(ABC):
         self.random = random.Random(seed)
 
     @abstractmethod
-    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaState]) -> list[str]:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView]) -> list[str]:
         """All of the replicas, the best first: those that follow are tried if the first does not answer."""
 
 

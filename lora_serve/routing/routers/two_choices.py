@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lora_serve.routing.fleet_view import ReplicaState
-from lora_serve.routing.request import RoutedRequest
+from lora_serve.routing.fleet_view import ReplicaView, RoutedRequest
 from lora_serve.routing.routers import base
 
 
 class Router(base.Router):
     """By requests under way; the others follow at random."""
 
-    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaState]) -> list[str]:
+    def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView]) -> list[str]:
         order = self.random.sample(replicas, len(replicas))
         drawn = sorted(order[:2], key=lambda state: state.num_requests)
         return [state.replica for state in [*drawn, *order[2:]]]

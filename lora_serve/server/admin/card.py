@@ -11,8 +11,8 @@ from aiohttp import web
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from lora_serve.adapters.catalog.catalog import own_name
 from lora_serve.adapters.catalog.entry import KEY, CatalogEntry, VersionEntry, noted_template, shown_source
-from lora_serve.adapters.catalog.resolution import own_name
 from lora_serve.adapters.catalog.state import Snapshot
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.errors import AdapterNotFoundError, ForbiddenError, InvalidRequestError

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 from lora_serve.adapters.sources.base import OnBytes, RegistrationProgress, Staged, no_progress
 from lora_serve.adapters.sources.connections import until
 from lora_serve.adapters.sources.table import SourceTable
-from lora_serve.adapters.stores.files import remove_folder
-from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.adapters.stores.files import remove_folder, words_of
 from lora_serve.core.errors import NotReadyError, RateLimitedError, RequestError, StoreUnwritableError, contained
 from lora_serve.core.process import PatientThreads
 

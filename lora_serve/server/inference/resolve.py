@@ -12,9 +12,8 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog, Resolution, Selection
 from lora_serve.adapters.catalog.entry import noted_template
-from lora_serve.adapters.catalog.resolution import Resolution, Selection
 from lora_serve.core.adapter import AdapterRef, AdapterTraits
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError

@@ -25,7 +25,6 @@ from lora_serve.core.model_map import ModelMap
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.setting_groups.overflow import OverflowConfig
-from lora_serve.engine.queue_gate import WaitForecast
 from lora_serve.server.background.tasks import running
 from lora_serve.server.context import CONTEXT, AdapterSet, RequestContext
 from lora_serve.server.overflow.neighbour import HEADER, BreakerState, Neighbour
@@ -61,7 +60,6 @@ class Overflow:
         self._config = config
         self._client = client
         self._gate = client.gate
-        self._forecast = self._gate.forecast = WaitForecast()
         self._may_leave = may_leave
         self._id = secrets.token_hex(8)
         self._salt = secrets.token_bytes(32)
@@ -159,7 +157,7 @@ class Overflow:
         while True:
             with suppress(LoraServeError):  # it is being restarted
                 batcher = (await self._client.stats()).batcher
-                self._forecast.places = None if batcher is None else batcher.max_rows
+                self._gate.forecast.places = None if batcher is None else batcher.max_rows
             await asyncio.sleep(PLACES_INTERVAL)
 
     async def _look_after(self, neighbour: Neighbour) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from lora_serve.adapters.stores.database import Database, Schema, made_by
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.core.errors import AdapterUnavailableError
 
 FILE_NAME = "audit.sqlite3"

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lora_serve.adapters.stores.files import UNWRITABLE, flush, read_small_file
-from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
+from lora_serve.adapters.stores.files import UNWRITABLE, StoreMonitor, flush, read_small_file, words_of
 from lora_serve.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal, open_
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.ledger import Changes, Follower, Ledger
 from lora_serve.adapters.catalog.opening import redis_journal
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.core.tenant import NO_LIMITS, ApiKey, Quota, Role, Tenant
 from lora_serve.tenancy.directory import edits
 from lora_serve.tenancy.directory.state import (

@@ -13,7 +13,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from lora_serve.adapters.stores.database import Database, Schema, made_by
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.tenancy.usage.figures import FIGURES, KEY_FIELDS, Batch, UsageFigures, UsageKey, UsageRow
 
 FILE_NAME = "usage.sqlite3"

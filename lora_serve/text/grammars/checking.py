@@ -68,7 +68,6 @@ def grammar_text(constraint: Constraint, config: GrammarConfig, special_ids: Map
 
 
 def schema_grammar(schema: Mapping[str, Any], style: JsonStyle) -> str:
-    """The text of the grammar of a JSON schema."""
     return '{"grammars":[{"json_schema":%s}]}' % styled(schema, style)  # noqa: UP031 (braces)
 
 
@@ -128,7 +127,6 @@ def safe_text(text: str, param: str, config: GrammarConfig, max_rules: int | Non
 
 
 def written(value: Any) -> str:
-    """The JSON text of a value."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

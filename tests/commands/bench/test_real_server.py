@@ -148,8 +148,8 @@ def test_a_model_in_shards_is_the_model_in_one_file(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("shape", ["135m", "0.5b", "1b", "8b"])
 def test_shapes_have_the_sizes_of_the_models_they_are_named_after(shape: str) -> None:
+    from lora_serve.random_weights import SHAPES
     from lora_serve.random_weights.checkpoints import network_of
-    from lora_serve.random_weights.shapes import SHAPES
 
     billions = {"135m": 0.1345, "0.5b": 0.402, "1b": 1.236, "8b": 8.03}
     _, network = network_of(SHAPES[shape])

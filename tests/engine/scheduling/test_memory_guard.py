@@ -10,9 +10,9 @@ from lora_serve.core.errors import DeviceMemoryError, NumericalError
 from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan, memory_load
 from lora_serve.core.messages import FinishEvent, TokenLogprobs
 from lora_serve.core.request import PoolingParams, SamplingParams
-from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.execution import run_in_parts
 from lora_serve.engine.scheduling.step_rows import MemoryGuard
+from lora_serve.engine.slots import SlotTable
 from tests.engine.fake_runner import EXPLOSION, POISON
 from tests.engine.world import World, adapter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.request import AdapterUse
-from lora_serve.engine.adapters.slots import SlotTable
+from lora_serve.engine.slots import SlotTable
 from tests.engine.policies.traffic import STEP, timed_world
 from tests.engine.world import World, adapter
 

@@ -23,7 +23,7 @@ from lora_serve.model.fusion.kinds.decoder_layer import FusedDecoderLayer
 from lora_serve.model.fusion.kinds.gated_mlp import FusedGatedMLP
 from lora_serve.model.fusion.kinds.norm import FusedNorm
 from lora_serve.model.fusion.parts import FusionParts
-from lora_serve.model.native.layers import ACTIVATIONS
+from lora_serve.model.native.operators import ACTIVATIONS
 from tests.local_engine import Answer, LocalEngine, refusal
 from tests.oracle import ARCHITECTURES, REPRESENTATIVE, load_fresh, load_plain, logprobs_alone, save_tiny_model
 from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, save_kind, why_not

@@ -20,7 +20,7 @@ from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.step_cost import StepCost
 from lora_serve.model.kv_cache import KVCache, KVShape
-from lora_serve.model.memory_setup import DeviceFacts, Shares, largest_step, limit_of, share_out
+from lora_serve.model.memory_setup import DeviceFacts, MemoryShares, largest_step, limit_of, share_out
 from lora_serve.model.system.device_memory import free_memory, is_out_of_memory, peak_bytes, peak_meter
 from lora_serve.model.system.process import return_freed_memory
 from tests.local_engine import LocalEngine
@@ -77,7 +77,7 @@ SPEC = ModelSpec("m", "M", 100, 64, (0,), 2, {"q": LinearShape(10, 10)}, 1000, "
 MODEL = ActivationModel(100, per_token=10, per_logit=5, per_decode_key=1, per_chunk_key=2, per_score=0.25)
 
 
-def shares(limit: int, *, is_cuda: bool = False, adapter_bytes: int | None = None, **settings: Any) -> Shares:
+def shares(limit: int, *, is_cuda: bool = False, adapter_bytes: int | None = None, **settings: Any) -> MemoryShares:
     config = Settings(model="m", max_num_seqs=4, max_num_batched_tokens=16, block_size=16, **settings).part(
         EngineConfig
     )

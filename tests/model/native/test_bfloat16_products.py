@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.model.native import compiler
-from lora_serve.model.native.packed_linear import Kind, PackedLinear
+from lora_serve.model.native.operators import PackedLinear, PanelKind
 
 HERE = {level.name for level in compiler.available()}
 PORTABLE = {  # build -> level whose vectors it uses, what it defines
@@ -48,7 +48,7 @@ class Build:
         panels = self.pack(weight)
         self.library.packed_linear(
             ctypes.c_void_p(x.data_ptr()), *map(ctypes.c_int64, (x.stride(0), x.shape[0], width)),
-            ctypes.c_void_p(panels.data_ptr()), ctypes.c_int64(Kind.DEPTH_PAIRS),
+            ctypes.c_void_p(panels.data_ptr()), ctypes.c_int64(PanelKind.DEPTH_PAIRS),
             ctypes.c_void_p(None if bias is None else bias.data_ptr()), ctypes.c_void_p(y.data_ptr()),
             ctypes.c_int64(out),
         )  # fmt: skip
@@ -56,7 +56,7 @@ class Build:
         return y[: x.shape[0] * out].view(x.shape[0], out)
 
     def pack(self, weight: Tensor) -> Tensor:
-        kind, (out, width) = ctypes.c_int64(Kind.DEPTH_PAIRS), weight.shape
+        kind, (out, width) = ctypes.c_int64(PanelKind.DEPTH_PAIRS), weight.shape
         words = self.library.words_of_panel(kind, ctypes.c_int64(width))
         panels = torch.empty(-(-out // self.library.panel_outputs()), words, dtype=torch.int32)
         self.library.pack(

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from lora_serve.model.native.layers import LayerKernels
+from lora_serve.model.native.operators import LayerKernels
 
 pytestmark = pytest.mark.usefixtures("build")
 SIZES = (1, 7, 8, 16, 20, 33, 64, 577)

@@ -19,7 +19,7 @@ import torch
 from lora_serve.core.errors import ConfigError
 from lora_serve.model.attention import create_attention
 from lora_serve.model.frozen_linear import FrozenLinear
-from lora_serve.model.native import compiler, library, packed_linear
+from lora_serve.model.native import compiler, library, operators
 from lora_serve.model.native.compiler import Level
 from lora_serve.model.system.threads import openmp
 from tests.local_engine import LocalEngine
@@ -390,7 +390,7 @@ def test_other_types_are_refused_in_words(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_torchs_own_operators_are_chosen() -> None:
     assert "no C compiler" in str(library.why_not(CPU, torch.float32))
-    assert "no C compiler" in str(packed_linear.why_not(torch.zeros(3, 4)))
+    assert "no C compiler" in str(operators.why_not(torch.zeros(3, 4)))
     linear = torch.nn.Linear(4, 3)
     frozen, x = FrozenLinear(linear), torch.randn(2, 4)
     assert frozen.packed is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lora_serve.model.native.packed_linear import Kind, PackedLinear, join, why_not
+from lora_serve.model.native.operators import PackedLinear, PanelKind, join, why_not
 
 pytestmark = pytest.mark.usefixtures("build")
 SHAPES = [(1, 1), (7, 3), (16, 16), (31, 33), (32, 64), (40, 513), (161, 70), (130, 1030)]  # out, in
@@ -34,7 +34,7 @@ def test_product_is_the_definition(shape: tuple[int, int], is_exact: bool, has_b
     torch.manual_seed(0)
     weight, bias = weight_of(shape, is_exact=is_exact), torch.randn(shape[0]) if has_bias else None
     packed = PackedLinear.of(weight)
-    assert packed.kind is (Kind.PAIRS if is_exact else Kind.FLOATS)
+    assert packed.kind is (PanelKind.PAIRS if is_exact else PanelKind.FLOATS)
     for rows in ROWS:
         x = torch.randn(rows, shape[1])
         check(x, weight, bias, packed(x, bias))

@@ -16,9 +16,9 @@ from lora_serve.core.memory import ActivationModel
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.attention import varlen
 from lora_serve.model.memory_setup import ActivationProbe
-from lora_serve.model.native import packed_linear
-from lora_serve.model.runner.decode_graphs import DecodeGraphs
+from lora_serve.model.native import operators
 from lora_serve.model.runner.model_runner import ModelRunner
+from lora_serve.model.runner.packing import DecodeGraphs
 from tests.contracts.test_attention import older_varlen
 from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
@@ -37,7 +37,7 @@ class World:
         adapters = {name: save_adapter(model, root / name, seed=i) for i, name in enumerate("abc")}
         adapters["wide"] = save_adapter(model, root / "wide", r=20)
         with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
-            patch.setattr(packed_linear, "why_not", lambda weight: "not on a GPU")
+            patch.setattr(operators, "why_not", lambda weight: "not on a GPU")
             patch.setattr(ActivationProbe, "learn", lambda *_: ActivationModel())  # the interpreter takes 10 s for it
             self.engine = LocalEngine(
                 model, adapters, block_size=4, max_loras=2, kv_cache_memory="200KiB", lora_kernel="triton",

@@ -17,7 +17,7 @@ from lora_serve.core.messages import TokenLogprobs
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.runner import model_runner
 from lora_serve.model.runner.model_runner import draw_rows
-from lora_serve.model.runner.sampler import Choice, choose
+from lora_serve.model.runner.sampler import SampledToken, choose
 from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model
@@ -188,7 +188,7 @@ def test_a_device_is_waited_for_once_and_elsewhere_little_is_drawn_for_nothing(
     found = draw_rows(logits, rows, all_at_once=not all_at_once)
     batches: list[int] = []
 
-    def counted(logits: torch.Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
+    def counted(logits: torch.Tensor, rows: Sequence[SampleInput]) -> list[SampledToken]:
         batches.append(len(rows))
         return choose(logits, rows)
 

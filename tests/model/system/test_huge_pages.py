@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lora_serve.model.native.packed_linear import HugePages
+from lora_serve.model.native.operators import HugePages
 
 
 def is_mapped(address: int) -> bool:

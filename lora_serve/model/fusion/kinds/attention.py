@@ -13,7 +13,7 @@ from lora_serve.model.attention import native as native_attention
 from lora_serve.model.fusion.parts import FusionParts, JoinedLinears, names_only
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.adapted_model import LoraLinear
-from lora_serve.model.native.layers import LayerKernels
+from lora_serve.model.native.operators import LayerKernels
 from lora_serve.model.step_context import ChangeTable, StepContext, StepInputs
 
 STAGE = 1

@@ -17,8 +17,8 @@ from lora_serve.model.fusion.parts import FusionParts, names_only
 from lora_serve.model.lora.adapted_model import LoraLinear
 from lora_serve.model.lora.kernels import native as native_lora
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.native import layers as native
-from lora_serve.model.native.layers import ACTIVATIONS
+from lora_serve.model.native import operators as native
+from lora_serve.model.native.operators import ACTIVATIONS
 from lora_serve.model.step_context import ChangeTable, StepInputs
 
 STAGE = 2
@@ -58,7 +58,7 @@ class FusedDecoderLayer:
         attention = self._attention
         self._linears = (*attention.joined.parts, attention.output, *mlp.joined.parts, mlp.down)
         self._columns = (*attention.joined.columns, slice(0), *mlp.joined.columns, slice(0))
-        self._run, scratch_bytes = native.load(attention.cache.shape.dtype)
+        self._run, scratch_bytes = native.load_decoder_layer(attention.cache.shape.dtype)
         self._layer = _layer_of(parts)
         self._tables: Any = None
         self._scratch_bytes: int = scratch_bytes(self._layer)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lora_serve.model.fusion.parts import FusionParts, JoinedLinears, names_only
 from lora_serve.model.lora.adapted_model import LoraLinear
-from lora_serve.model.native.layers import ACTIVATIONS, LayerKernels
+from lora_serve.model.native.operators import ACTIVATIONS, LayerKernels
 
 STAGE = 1
 _PARTS = ("gate_proj", "up_proj", "down_proj")

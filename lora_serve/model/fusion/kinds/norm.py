@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lora_serve.model.fusion.parts import FusionParts, names_only
-from lora_serve.model.native.layers import LayerKernels, Norm
+from lora_serve.model.native.operators import LayerKernels, Norm
 
 STAGE = 1
 _OFFSETS = (0.0, 1.0)

@@ -1,6 +1,6 @@
 """The LoRA delta of a mixed batch. The folder is the list of kernels: the name of a file is a value of --lora-kernel.
 
-A new kernel is a new file, named nowhere else: `class Kernel` (see `LoraKernel`) and what `model/backends.py` asks of
+A new kernel is a new file, named nowhere else: `class Kernel` (see `LoraKernel`) and what `model/__init__.py` asks of
 every file. The contract tests run over all files (tests/contracts/test_lora_kernel.py).
 """
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from lora_serve.model.backends import load_backend
+from lora_serve.model import load_backend
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step_context import LoraTokens
 

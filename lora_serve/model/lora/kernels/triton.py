@@ -46,7 +46,7 @@ class Kernel:
 
     def __init__(self, slots: LoraSlots) -> None:
         # imported here: a machine without Triton has this file too
-        self._programs: Any = importlib.import_module("lora_serve.model.triton_programs.lora")
+        self._programs: Any = importlib.import_module("lora_serve.model.triton_programs")
         self._slots = slots
         self._records = slots.device_records()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from statistics import fmean
 
-from lora_serve.engine.speculation.acceptance import DraftedStep, DraftTrial, DraftTrials
+from lora_serve.engine.acceptance import DraftedStep, DraftTrial, DraftTrials
 
 PLAIN = 1e-3  # seconds that every step was expected to take, with drafts or without
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from lora_serve.engine.speculation.acceptance import SHARE, Acceptance, AcceptanceByOwner, DraftBudget
-from lora_serve.engine.speculation.drafter import Drafter, NgramCache, NgramCaches
+from lora_serve.engine.acceptance import SHARE, Acceptance, AcceptanceByOwner, DraftBudget
+from lora_serve.engine.drafter import Drafter, NgramCache, NgramCaches
 
 FORM = [31, 32, 33, 34, 35, 36]  # what every answer of an adapter begins with
 
@@ -141,7 +141,7 @@ def test_tables_are_bounded() -> None:
 
 
 def test_habits_of_all_owners_are_counted_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lora_serve.engine.speculation.drafter._MAX_ALL", 1000)
+    monkeypatch.setattr("lora_serve.engine.drafter._MAX_ALL", 1000)
     owners, known = NgramCaches(), {}
     for index in range(200):
         known[index] = owners.of((str(index % 50), ()))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.engine.speculation.acceptance import LONGEST_MATCH
-from lora_serve.engine.speculation.drafter import PromptLookup
+from lora_serve.engine.acceptance import LONGEST_MATCH
+from lora_serve.engine.drafter import PromptLookup
 
 
 def num_matched(tokens: list[int], position: int) -> int:

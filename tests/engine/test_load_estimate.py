@@ -8,7 +8,7 @@ import pytest
 
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.request import OnCold
-from lora_serve.engine.adapters.counters import LoadEstimate
+from lora_serve.engine.counters import LoadEstimate
 from tests.engine.world import World, adapter
 
 MIB = 2**20

@@ -19,7 +19,7 @@ SMOKE_TEST_SLOT = 0  # the smoke tests' own, so that no adapter has to leave for
 
 
 @dataclass(slots=True)
-class _Entry:
+class _SlotEntry:
     slot: SlotRef
     adapter: AdapterRef
     num_rows: int = 0  # rows that run on it: while there are any, it stays
@@ -46,7 +46,7 @@ class SlotTable:
         self._num_slots = num_slots
         self._residents = Residents(create_policy(policy), max_bytes, num_slots, tenant_floor)
         self._has_budgets = False
-        self._entries: dict[str, _Entry] = {}  # by digest
+        self._entries: dict[str, _SlotEntry] = {}  # by digest
         self._evictable: set[str] = set()  # kept up to date, as many waiting rows look for one at every step
         self._free: list[int] = []  # a heap of indices that were given back
         self._generations: list[int] = [0]  # by index; SMOKE_TEST_SLOT's is not used
@@ -188,7 +188,7 @@ class SlotTable:
             return None
         evicted = tuple(self.remove(digest, for_room=True) for digest in victims)
         slot = self._new_slot(adapter.digest)
-        self._entries[adapter.digest] = _Entry(slot, adapter)
+        self._entries[adapter.digest] = _SlotEntry(slot, adapter)
         self._note(adapter.digest)
         self._residents.add(adapter.digest, adapter.tenant, adapter.num_bytes, load_seconds)
         return slot, evicted

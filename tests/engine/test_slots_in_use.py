@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.engine.adapters.slots import SlotTable
+from lora_serve.engine.slots import SlotTable
 from tests.engine.world import adapter
 
 

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, adapter_digest, read_content
 from lora_serve.adapters.checkpoint.weights import parse_checked
 from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.loading.fetch import fetch_timed
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore, VerifiedBlob
 from lora_serve.core.adapter import AdapterRef
@@ -24,7 +23,8 @@ from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.model_spec import ModelSpec
 
 if TYPE_CHECKING:
-    from tests.adapters.conftest import MakeAdapter
+    from tests.loading import fetch_saved
+from tests.adapters.conftest import MakeAdapter
 
 DOWN0 = "model.layers.0.mlp.down_proj"
 DOWN0_A = f"base_model.model.{DOWN0}.lora_A.weight"
@@ -71,7 +71,7 @@ def test_weights_swapped_after_the_stores_look_are_refused(
     ref = ref_of(folder)
     disk, blob = stored(tmp_path / "store", folder)
     with pytest.raises(AdapterUnavailableError, match="corrupt"):
-        fetch_timed(Swapped(disk, blob, other), spec, ref)
+        fetch_saved(Swapped(disk, blob, other), spec, ref)
 
 
 @pytest.mark.parametrize("name", [CONFIG_NAME, WEIGHTS_NAME])
@@ -94,10 +94,10 @@ def test_wrong_copy_on_this_machine_is_mended_from_the_far_store(
     far, _ = stored(tmp_path / "far", folder)
     (blob / WEIGHTS_NAME).unlink()
     shutil.copy(other / WEIGHTS_NAME, blob / WEIGHTS_NAME)
-    _, times = fetch_timed(StoredBlobs(TieredStore(near, far, "redis"), near), spec, ref)
+    _, times = fetch_saved(StoredBlobs(TieredStore(near, far, "redis"), near), spec, ref)
     assert times.tier == "redis"
     assert adapter_digest(blob) == ref.digest
-    assert fetch_timed(StoredBlobs(TieredStore(near, far, "redis"), near), spec, ref)[1].tier == "disk"
+    assert fetch_saved(StoredBlobs(TieredStore(near, far, "redis"), near), spec, ref)[1].tier == "disk"
 
 
 @pytest.mark.parametrize("padding", range(4))

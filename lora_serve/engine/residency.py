@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from lora_serve.adapters.checkpoint.content import DUMMY_DIGEST
@@ -17,13 +17,14 @@ from lora_serve.core.messages import Resize
 from lora_serve.core.stats import AdapterCounters
 from lora_serve.core.tenant import TenantBudget
 from lora_serve.core.tier_stats import EvictionReason, TierStats
-from lora_serve.engine.adapters.counters import CacheCounters, LoadEstimate
-from lora_serve.engine.adapters.slots import SlotTable
+from lora_serve.engine.counters import CacheCounters, LoadEstimate
 from lora_serve.engine.recorder import Recorder
+from lora_serve.engine.slots import SlotTable
 
 V = TypeVar("V")
 
 
+@dataclass(eq=False)
 class AdapterResidency(Generic[V]):
     """The engine's two cache tiers for adapters. Owned by the engine loop; loaders only post `LoadFinished`.
 
@@ -32,28 +33,20 @@ class AdapterResidency(Generic[V]):
     than memory, and the oldest waiting request always makes progress.
     """
 
-    def __init__(
-        self,
-        slots: SlotTable,
-        host: HostCache[V],
-        submit: Callable[[AdapterRef], None],
-        clock: Callable[[], float] = time.monotonic,
-        recorder: Recorder | None = None,
-    ) -> None:
-        self._clock = clock
-        self._recorder = recorder or Recorder()
-        self.slots = slots
-        self.host = host
-        self._submit = submit
-        self._wanted: Counter[str] = Counter()
-        self._protected: frozenset[str] = frozenset()
-        self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
-        self._changes: list[tuple[SlotRef, V | None]] = []
-        self._counters = CacheCounters()
-        self._warm_up_counters = CacheCounters()  # not shown
-        self._estimate = LoadEstimate()
-        self.num_hung_loads = 0  # since start
-        self._load_seconds: dict[str, float] = {}  # by digest: adapters that load slowly stay longer
+    slots: SlotTable
+    host: HostCache[V]
+    _submit: Callable[[AdapterRef], None]
+    _clock: Callable[[], float]
+    _recorder: Recorder
+    _wanted: Counter[str] = field(default_factory=Counter)
+    _protected: frozenset[str] = frozenset()
+    _in_flight: dict[str, tuple[AdapterRef, float]] = field(default_factory=dict)  # ref, when it was submitted
+    _changes: list[tuple[SlotRef, V | None]] = field(default_factory=list)
+    _counters: CacheCounters = field(default_factory=CacheCounters)
+    _warm_up_counters: CacheCounters = field(default_factory=CacheCounters)  # not shown
+    _estimate: LoadEstimate = field(default_factory=LoadEstimate)
+    num_hung_loads: int = 0  # since start
+    _load_seconds: dict[str, float] = field(default_factory=dict)  # by digest: adapters that load slowly stay longer
 
     # -- for the scheduler -------------------------------------------------------------------------------------
 
@@ -162,15 +155,13 @@ class AdapterResidency(Generic[V]):
         self._load_seconds[message.digest] = message.seconds
         self._left_host(evicted, EvictionReason.CAPACITY)
         self._counters_of(message.digest).arrived_on_host(message.digest, self._clock() - submitted, message.times)
-        if self._recorder.is_on:
-            tier = "none" if message.times is None else message.times.tier
-            self._recorder.moved(message.digest, tier, "host", message.seconds, adapter)
+        tier = "none" if message.times is None else message.times.tier
+        self._recorder.moved(message.digest, tier, "host", message.seconds, adapter)
         return None
 
     def copied(self, slot: SlotRef, seconds: float) -> None:
         self._counters_of(slot.digest).copied(slot.digest, seconds)
-        if self._recorder.is_on:
-            self._recorder.moved(slot.digest, "host", "device", seconds)
+        self._recorder.moved(slot.digest, "host", "device", seconds)
 
     def not_copied(self, slot: SlotRef) -> None:
         """Gives up a slot whose copy failed: its rows are refused, and the next request tries another slot."""
@@ -287,14 +278,12 @@ class AdapterResidency(Generic[V]):
     def _drop(self, slot: SlotRef, reason: EvictionReason) -> None:
         self._changes.append((slot, None))
         self._counters_of(slot.digest).left_device(slot.digest, reason)
-        if self._recorder.is_on:
-            self._recorder.moved(slot.digest, "device", "none")
+        self._recorder.moved(slot.digest, "device", "none")
 
     def _left_host(self, digests: Sequence[str], reason: EvictionReason) -> None:
         for digest in digests:
             self._counters_of(digest).left_host(reason)
-            if self._recorder.is_on:
-                self._recorder.moved(digest, "host", "none")
+            self._recorder.moved(digest, "host", "none")
 
     def _set_pinned(self, digest: str, is_pinned: bool) -> None:
         for slot in self.slots.set_pinned(digest, is_pinned):

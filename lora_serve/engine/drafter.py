@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from lora_serve.engine.speculation.acceptance import (
+from lora_serve.engine.acceptance import (
     LONGEST_MATCH,
     LONGEST_STREAK,
     Acceptance,

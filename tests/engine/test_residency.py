@@ -12,8 +12,8 @@ from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceMemoryError
 from lora_serve.core.messages import Evict, FinishEvent, Pin, Prefetch, Unpin
 from lora_serve.core.tier_stats import LoadTimes
-from lora_serve.engine.adapters import counters
-from lora_serve.engine.adapters.slots import SlotTable
+from lora_serve.engine import counters
+from lora_serve.engine.slots import SlotTable
 from tests.engine.world import World, adapter
 
 

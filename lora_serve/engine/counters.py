@@ -42,7 +42,7 @@ class CacheCounters:
         else:
             self.host.misses += 1
 
-    def arrived_on_host(self, digest: str, seconds: float, times: LoadTimes | None = None) -> None:
+    def arrived_on_host(self, digest: str, seconds: float, times: LoadTimes | None) -> None:
         """Counts a load that took `seconds` from its request on."""
         self.host.loaded(seconds)
         own = self._of(digest)
