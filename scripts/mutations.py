@@ -63,7 +63,7 @@ MUTATIONS = (
         "            self._residency.release(slot)\n", "            pass\n", "engine/scheduling",
     ),
     Mutation(
-        "a client that leaves aborts nothing", "4", "client/message_client.py",
+        "a client that leaves aborts nothing", "4", "client/base.py",
         "self._send(Abort(request.request_id, is_answered))", "pass", "client contracts/test_engine_client.py",
     ),
     Mutation(

@@ -15,7 +15,7 @@ from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.hosts.base import LoadedEngine
+from lora_serve.engine_host.hosts import LoadedEngine
 from lora_serve.server.background.caller_texts import NUM_PROCESSES, AdapterTemplates, GrammarChecks
 from lora_serve.server.background.tasks import FairThreads, Staging
 from lora_serve.server.lifecycle import Lifecycle

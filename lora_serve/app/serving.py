@@ -15,7 +15,7 @@ from lora_serve.app.shutdown import drain, give_up
 from lora_serve.app.warm_up import Preparation
 from lora_serve.core.running_servers import noted_server
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.hosts.base import EngineHost
+from lora_serve.engine_host.hosts import EngineHost
 from lora_serve.engine_host.supervisor import Restarts, Supervisor, load_timeout
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.app import build_app

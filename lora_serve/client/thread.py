@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from lora_serve.client.message_client import MessageClient
+from lora_serve.client.base import MessageClient
 from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.core.messages import Stop, ToEngine, ToLoop
 from lora_serve.engine.engine import Engine
@@ -77,7 +77,7 @@ class ThreadEngineClient(MessageClient):
         self._mailbox.put(message)
 
     def _lose(self) -> None:
-        """The thread has ended; whoever it left without an answer gets an error."""
+        """The thread has ended; open requests and calls get an error."""
         self._ended.set()
         num_lost = self._fail_all(lambda: EngineLostError("The engine stopped; try again.", retry_after=5))
         if num_lost:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from lora_serve.core.figures import COUNTS, HELD, Count, MetricName, Seconds
+from lora_serve.core.live import LiveTier
 
 
 class EvictionReason(enum.StrEnum):
@@ -51,3 +52,10 @@ class TierStats:
     num_items: Annotated[int | None, HELD, MetricName("lora_serve_adapter_count", "Adapters in the tier.")] = None
     # They add up to `evictions`.
     eviction_reasons: Annotated[Mapping[EvictionReason, int], COUNTS] = field(default_factory=dict)
+
+
+def live_tier(tier: TierStats) -> LiveTier:
+    """The figures of a tier that are shown live."""
+    return LiveTier(
+        tier.num_bytes, tier.budget_bytes, tier.num_items, tier.hits, tier.misses, tier.loads, tier.evictions
+    )

@@ -14,7 +14,7 @@ from lora_serve.core import live
 from lora_serve.core.batch import Batch
 from lora_serve.core.messages import Watch
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats
-from lora_serve.core.tier_stats import TierStats
+from lora_serve.core.tier_stats import live_tier
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.constraints import Constraints
 from lora_serve.engine.recorder import Recorder
@@ -117,13 +117,6 @@ class EngineFigures:
             num_preemptions=scheduler.num_preemptions,
             settings=_settings(scheduler, residency, blocks.block_size) if asked.in_full else None,
         )
-
-
-def live_tier(tier: TierStats) -> live.LiveTier:
-    """The figures of a tier that are shown live."""
-    return live.LiveTier(
-        tier.num_bytes, tier.budget_bytes, tier.num_items, tier.hits, tier.misses, tier.loads, tier.evictions
-    )
 
 
 def _first_waiting(scheduler: Scheduler, tenants: Collection[str], now: float) -> list[Sequence]:

@@ -39,7 +39,7 @@ from lora_serve.text.tokenizer import TextModel
 _log = logging.getLogger(__name__)
 
 
-class AdapterSource:
+class AdapterReader:
     """Reads adapters: the prepared file on this machine's disk if there is a sound one, else the adapter's own files.
 
     Every byte is checked against a digest after it was read. Used by several threads at once.
@@ -133,7 +133,7 @@ class LocalEngine:
         self._is_warm = False
         last_folded = LastFolded()
         self.validator = LocalValidator(parts.fold, parts.undo, last_folded)
-        source = AdapterSource(blobs, parts, last_folded.take)
+        source = AdapterReader(blobs, parts, last_folded.take)
         self._loader: Loader[HostAdapter] = Loader(
             source.load,
             self.mailbox.put,

@@ -14,12 +14,12 @@ from msgspec import Struct
 
 from lora_serve import __version__
 from lora_serve.console.files import INDEX, PageFile, page_files
-from lora_serve.console.live.channel import Viewer
-from lora_serve.console.live.frames import KEEP_ALIVE, Bye, Hello, event
+from lora_serve.console.live.frames import KEEP_ALIVE, Bye, Hello, Viewer, event
 from lora_serve.console.live.hub import Hub, Watched
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import RequestError
 from lora_serve.core.live import LiveTier
+from lora_serve.core.tier_stats import live_tier
 from lora_serve.server.admin.protocol import StreamQuery
 from lora_serve.server.answers import WireError, json_response
 from lora_serve.server.context import CONTEXT
@@ -82,7 +82,7 @@ async def get_index(request: web.Request) -> web.StreamResponse:
 
 
 async def get_about(request: web.Request) -> web.StreamResponse:
-    """The facts that the console's page needs before anybody has signed in."""
+    """The facts that the console's page needs before a key is given."""
     services = request.app[SERVICES]
     if not is_on(services.config):
         return _off()
@@ -126,12 +126,7 @@ def live_hub(services: Services) -> Hub:
     """The hub of an application."""
 
     async def store_tiers() -> Mapping[str, LiveTier]:
-        return {
-            name: LiveTier(
-                tier.num_bytes, tier.budget_bytes, tier.num_items, tier.hits, tier.misses, tier.loads, tier.evictions
-            )
-            for name, tier in (await services.store_tiers()).items()
-        }
+        return {name: live_tier(tier) for name, tier in (await services.store_tiers()).items()}
 
     def ending() -> str | None:
         lifecycle = services.lifecycle

@@ -1,7 +1,7 @@
 """Around every handler: request id, access log, errors in OpenAI's form, the line in the audit log, and who may enter.
 
 An admin act is a changing request to an admin route by a caller whose key is known, even if it is refused. Attempts
-without a known key are in the access log only, so that nobody can fill the disk from outside.
+without a known key are in the access log only, so that the disk cannot be filled from outside.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def authenticated(request: web.Request, authenticate: Authenticate) -> Caller:
     third, and a proxy may add one that is not ours: the first right key counts. Raises what `authenticate` raises, and
     WrongKeysError if the address has sent too many wrong keys.
 
-    The address is the connection's: a header that names another could be anybody's invention.
+    The address is the connection's: a header that names another could be made up.
     """
     keys = (request.headers.get(name) for name in ("X-Api-Key", "Api-Key"))
     refusals = list[AuthenticationError]()

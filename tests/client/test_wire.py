@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_serve.client.process import configure_of
 from lora_serve.client.wire import MAX_FRAME_BYTES, FrameSplitter, frame_of, from_engine, to_engine
 from lora_serve.core import blob_messages, errors, messages
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
@@ -98,7 +99,6 @@ from lora_serve.core.settings import Settings
 from lora_serve.core.stats import AdapterCounters, EngineStats
 from lora_serve.core.tenant import TenantBudget
 from lora_serve.core.tier_stats import EvictionReason
-from lora_serve.engine_host.configure import configure_of
 from tests.engine.world import World, adapter
 
 TRAITS = AdapterTraits(False, (4, 5), "sha256:b", 77, (AddedToken(76, "<x>", is_special=True),), 3)

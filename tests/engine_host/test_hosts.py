@@ -19,7 +19,7 @@ TOY = """
 from contextlib import asynccontextmanager
 
 from tests.mock_engine import MockEngineClient
-from lora_serve.engine_host.hosts.base import LoadedEngine
+from lora_serve.engine_host.hosts import LoadedEngine
 
 
 def use_one_core():

@@ -1,7 +1,7 @@
 """Work on texts that callers have chosen, on threads that tenants share fairly: schemas and grammars are checked,
 adapters' own chat templates rendered.
 
-A tenant's texts are found again by itself alone, so no time tells another that somebody sent the same.
+A tenant's texts are found again by itself alone, so no other can measure that the same was sent before.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 async def kept_going(work: Callable[[], Awaitable[None]], name: str) -> None:
     """Work for as long as the server runs: an exception is logged, and the work begun again. Otherwise it would
-    go unseen that, say, no deleted adapter is freed any more.
+    go unnoticed that, say, no deleted adapter is freed any more.
     """
     while True:
         try:
@@ -182,7 +182,7 @@ class FairThreads:
     def _start_next(self) -> None:
         """Start calls while threads are free. Called under the lock.
 
-        Raises NotReadyError if there is not one thread; then none waits but the call that just came.
+        Raises NotReadyError if there is not one thread; then only the call that just came waits.
         """
         while self._running.total() < self._num_threads and (tenant := self._next()) is not None:
             line = self._lines.pop(tenant)

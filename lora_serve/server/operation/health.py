@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Annotated, Literal
 
 from aiohttp import web
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, convert
 
 from lora_serve import __version__
 from lora_serve.core.errors import EngineLostError, NotReadyError
@@ -80,5 +80,5 @@ async def get_version(request: web.Request) -> web.StreamResponse:
     `kernels` is null where the model runs on a GPU.
     """
     kernels = request.app[SERVICES].spec.kernels
-    told = None if kernels is None else Kernels(kernels.level, kernels.dtype, kernels.order, kernels.source)
-    return json_response(Version(__version__, told))
+    shown = None if kernels is None else convert(kernels, Kernels, from_attributes=True)
+    return json_response(Version(__version__, shown))

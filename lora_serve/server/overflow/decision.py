@@ -312,7 +312,7 @@ async def _in_time(request: InferenceRequest, until: float) -> AsyncIterator[Non
 
 
 class OverflowMetrics:
-    """Counts by neighbour. Neighbours are named by the settings only, so that nobody can grow the series."""
+    """Counts by neighbour. Neighbours are named by the settings only, so that no caller can grow the series."""
 
     def __init__(self, registry: CollectorRegistry, neighbours: Mapping[str, Callable[[], float]]) -> None:
         """`neighbours`: by name, 1 if it may be asked and 0 if not."""

@@ -207,6 +207,6 @@ def test_without_the_extra_the_flag_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def outcome_of(status: int) -> Any:
-    from lora_serve.server.telemetry.tracing import Outcome
+    from lora_serve.server.telemetry.tracing import RequestOutcome
 
-    return Outcome(status, None, {"tenant": "-"}, 0, 0, None, None)
+    return RequestOutcome(status, None, {"tenant": "-"}, 0, 0, None, None)
