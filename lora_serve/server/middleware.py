@@ -240,7 +240,7 @@ def _completed(note: AuditNote, request: web.Request, caller: Caller, before: Sn
     entry = before.entries.get(split_name(subject)[0]) or before.entries.get(split_name(own)[0])
     if entry is None or (caller.scope is not None and entry.tenant != caller.scope):
         owner = note.owner or request.match_info.get("tenant", "")
-        is_own = caller.scope in (None, owner)  # an attempt on another tenant's adapter is not told to that tenant
+        is_own = caller.scope in (None, owner)  # an attempt on another tenant's adapter is not shown to that tenant
         return AuditNote(subject, owner if is_own else "", note.digest)
     return AuditNote(entry.name, note.owner or entry.tenant, note.digest or entry.default.digest)
 
@@ -250,7 +250,7 @@ def act_of(route: Route, request: web.Request, caller: Caller, note: AuditNote, 
     subject = note.subject
     if version := request.query.get("version", ""):
         subject += f"@{version}"
-    subject = without_secrets(subject)  # somebody may have put a whole key where its id belongs
+    subject = without_secrets(subject)  # a caller may have put a whole key where its id belongs
     return Act(
         key=caller.key_id,
         tenant=caller.tenant,
