@@ -154,10 +154,11 @@ def written(value: Any, encode: Encode = spaced) -> Iterator[bytes]:
             before = b", "
         yield b"}"
     else:
-        yield from _list(_emptied(value) if isinstance(value, list) else iter(value), encode)
+        yield from _list(emptied(value) if isinstance(value, list) else iter(value), encode)
 
 
-def _emptied(value: list[Any]) -> Iterator[Any]:
+def emptied(value: list[Any]) -> Iterator[Any]:
+    """The elements, each of which the list lets go as it is taken."""
     for index, item in enumerate(value):
         value[index] = None
         yield item

@@ -1,6 +1,6 @@
 """Keeps web pages of other sites away from a server that asks for no key, before a body is read.
 
-Such a server trusts whoever reaches it, and a browser on the same machine does: any page it shows can send a "simple"
+Such a server trusts all that reaches it, and a browser on the same machine does: any page it shows can send a "simple"
 request (a form, a fetch() of plain text) that the browser lets out without asking, or be served under a name that is
 made to mean 127.0.0.1 (DNS rebinding). Such requests are known by `Origin` and `Sec-Fetch-Site`, which no page can
 write, and by `Host`. No browser adds a key by itself, so a server that asks for one needs no guard.

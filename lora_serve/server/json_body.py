@@ -19,12 +19,7 @@ from pydantic_core import ErrorDetails
 
 from lora_serve.adapters.http_content import CONTENT_DIGEST, Decoder, ExpectedDigests, decoder_for
 from lora_serve.core import strict_json
-from lora_serve.core.errors import (
-    InvalidRequestError,
-    PayloadTooLargeError,
-    SlowRequestError,
-    UnsupportedMediaError,
-)
+from lora_serve.core.errors import InvalidRequestError, PayloadTooLargeError, SlowRequestError, UnsupportedMediaError
 from lora_serve.core.setting_groups.http import RequestLimits
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_parsing import fields_of

@@ -40,7 +40,7 @@ from lora_serve.text.tokenizer import TextModel
 T = TypeVar("T")
 
 
-class LiveLimits:
+class ChangedLimits:
     """The tiers' limits as PUT /admin/engine changed them: used on the event loop, and forgotten at a restart."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Services:
     store: StoreFigures | None = None  # None: the store's figures are not shown
     store_monitor: StoreMonitor | None = None  # None: the store counts as one that can be written
     traces: RequestTraces | None = None  # None: no request is traced
-    limits: LiveLimits = field(default_factory=LiveLimits)
+    limits: ChangedLimits = field(default_factory=ChangedLimits)
     registrations: FairThreads = field(default_factory=lambda: FairThreads("registry", num_threads=4))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     history: EngineHistory = field(default_factory=EngineHistory)

@@ -15,14 +15,7 @@ from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import ConflictError, InvalidRequestError, LoraServeError
 from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.tenant import EVERYBODY, Caller, check_tenant_name
-from lora_serve.server.admin.answers import (
-    AdapterPage,
-    Alias,
-    AliasList,
-    DeletedAdapter,
-    DeletedAlias,
-    RowPage,
-)
+from lora_serve.server.admin.answers import AdapterPage, Alias, AliasList, DeletedAdapter, DeletedAlias, RowPage
 from lora_serve.server.admin.card import (
     CardFigures,
     adapter_row,

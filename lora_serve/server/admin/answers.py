@@ -17,7 +17,7 @@ from lora_serve.tenancy.usage import UsageFigures
 Item = TypeVar("Item")
 
 
-class Page(Struct, Generic[Item], kw_only=True):
+class ListPage(Struct, Generic[Item], kw_only=True):
     """A list that is answered in pages; `last_id` is the `after` of the next."""
 
     object: Literal["list"] = "list"
@@ -145,7 +145,7 @@ class AdapterRow(Struct, kw_only=True):
     activity: ActivityCard
 
 
-class FoundPage(Page[Item], kw_only=True):
+class FoundPage(ListPage[Item], kw_only=True):
     """`total`: all that the query finds; left out where cards are walked through by name."""
 
     total: int | UnsetType = UNSET
@@ -211,7 +211,7 @@ class TenantUse(Struct, tag_field="object", tag="tenant_use"):
     use: dict[str, int | None]
 
 
-class TenantPage(Page[TenantCard], kw_only=True):
+class TenantPage(ListPage[TenantCard], kw_only=True):
     unreadable: list[str] | UnsetType = UNSET
 
 
@@ -271,7 +271,7 @@ class AuditEntry(TypedDict):
     line_digest: str
 
 
-class AuditPage(Page[AuditEntry], kw_only=True):
+class AuditPage(ListPage[AuditEntry], kw_only=True):
     is_complete: bool
 
 

@@ -33,10 +33,8 @@ async def get_audit(request: web.Request) -> web.StreamResponse:
     services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(AuditQuery, request)
     scopes = tuple(name for name in (caller.scope, query.tenant) if name is not None)
     named = tuple(json.dumps(scope) for scope in scopes)  # as it stands in a line: most lines need not be parsed
-
-    since_ms = (
-        0 if caller.scope is None else int(1000 * caller.since)
-    )  # older acts are those of an earlier tenant of the same name
+    # Older acts are those of an earlier tenant of the same name.
+    since_ms = 0 if caller.scope is None else int(1000 * caller.since)
 
     def matches(line: AuditLine) -> bool:
         if line.time_ms < since_ms or not all(name in line.line for name in named):

@@ -129,20 +129,20 @@ def tenant_in(request: web.Request) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
+class _TenantCounts:
     """By tenant, counted once for any number of cards."""
 
     keys: Counter[str]  # that open something
     adapters: Counter[str]
 
 
-def _counts(services: Services) -> _Counts:
+def _counts(services: Services) -> _TenantCounts:
     directory, now = services.keys.directory, services.keys.directory.clock()
     keys = Counter(key.tenant for key in directory.snapshot.keys.values() if key.is_valid(now))
-    return _Counts(keys, Counter(entry.tenant for entry in services.catalog.snapshot.entries.values()))
+    return _TenantCounts(keys, Counter(entry.tenant for entry in services.catalog.snapshot.entries.values()))
 
 
-def _tenant_card(tenant: Tenant, counts: _Counts) -> wire.TenantCard:
+def _tenant_card(tenant: Tenant, counts: _TenantCounts) -> wire.TenantCard:
     return wire.TenantCard(
         name=tenant.name,
         may_use_base=tenant.may_use_base,

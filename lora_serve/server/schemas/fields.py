@@ -222,9 +222,8 @@ def marked(fields: Mapping[str, Any]) -> dict[str, Refused | Ignored]:
     return {name: mark for name, field in fields.items() if (mark := standing(field)) is not None}
 
 
-TOKEN_ID_NAMES = frozenset(
-    ("prompt", "input", "tokens", "token_ids")
-)  # fields that may hold as many integers as a body can
+# Fields that may hold as many integers as a body can.
+TOKEN_ID_NAMES = frozenset(("prompt", "input", "tokens", "token_ids"))
 
 
 @functools.cache

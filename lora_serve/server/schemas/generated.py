@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
 from lora_serve.core.messages import TokenLogprobs
+from lora_serve.server.answers import emptied
 from lora_serve.text.tokenizer import TextModel
 
 _MANY = 100
@@ -229,14 +230,8 @@ def each(show: Callable[[E], T], entries: list[E]) -> list[T]:
     then: all at once they would be a million objects, of which Python's collector would look at each.
     """
     if len(entries) > _MANY:
-        return cast(list[T], _emptied(show, entries))  # which the writer takes for a list
+        return cast(list[T], map(show, emptied(entries)))  # which the writer takes for a list
     return [show(entry) for entry in entries]
-
-
-def _emptied(show: Callable[[E], T], entries: list[E]) -> Iterator[T]:
-    for index, entry in enumerate(entries):
-        entries[index] = cast(E, None)
-        yield show(entry)
 
 
 def _top_by_text(speller: TokenSpeller, entry: TokenLogprobs, count: int) -> dict[str, float]:
