@@ -365,7 +365,7 @@ async def test_tokens_and_times_are_counted(http: aiohttp.ClientSession, encoded
 async def test_default_prompt_stands_before_texts_and_not_before_token_ids(
     http: aiohttp.ClientSession, house: Any, encoded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lora_serve.text.preparation import TextPreparation
+    from lora_serve.text.tokenizer import TextPreparation
 
     monkeypatch.setattr(house.services.text, "preparation", TextPreparation("query "))
     for given in ("fox", [5, 6]):
