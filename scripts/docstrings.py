@@ -32,13 +32,13 @@ DIALECT: dict[str, tuple[str, int, int | None]] = {
     "errand": ("task, request", 0, 0),
     "fate": ("outcome", 2, 0),
     "habits": ("n-gram cache", 0, 0),
-    "look": ("view, snapshot, read", 15, None),
-    "news": ("changes, updates", 2, 2),
-    "nobody": ("no client, no request, none", 0, 35),
-    "room": ("capacity, free bytes", 19, None),
-    "told": ("reported, sent", 5, None),
-    "way": ("path, route, upstream", 7, None),
-    "whoever": ("the client that, the caller that", 0, 22),
+    "look": ("view, snapshot, read", 7, None),
+    "news": ("changes, updates", 0, 0),
+    "nobody": ("no client, no request, none", 0, 15),
+    "room": ("capacity, free bytes", 9, None),
+    "told": ("reported, sent", 1, None),
+    "way": ("path, route, upstream", 2, None),
+    "whoever": ("the client that, the caller that", 0, 8),
 }
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _TITLE = re.compile(r"^#+ (.+)$", re.M)
