@@ -19,7 +19,7 @@ BURST = 5  # records of a kind shown in a period
 PERIOD = 10.0  # seconds
 MAX_KINDS = 1000  # kinds counted at a time
 # Loggers of which every level is limited: clients cause their records.
-NOISY = frozenset(f"lora_serve.server.sockets.{name}" for name in ("client_faults", "connections", "http_runner"))
+NOISY = frozenset(f"lora_serve.server.sockets.{name}" for name in ("connections", "http_runner", "listener"))
 LAST_SECONDS = 1.0  # at most that a flush waits for the log's reader
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _ONLY_PLACES = re.compile(r"[\s%srd.:,]*")  # a template such as "%s: %s" does not tell kinds apart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.contextvars import bound_contextvars
 
-from lora_serve.logs.handler import BURST, MAX_KINDS, PERIOD, LogHandler, Repeats, kind_of
+from lora_serve.logs.handler import BURST, MAX_KINDS, NOISY, PERIOD, LogHandler, Repeats, kind_of
 from lora_serve.logs.pipeline import Redaction, line_formatter
 from lora_serve.logs.writer import LogWriter
 
@@ -191,3 +192,7 @@ def test_at_the_end_everything_is_summed_up() -> None:
         "x (... 2 times more within 0 s)",
         "y (... 1 times more within 0 s)",
     ]
+
+
+def test_loggers_whose_records_clients_cause_are_those_of_modules() -> None:
+    assert all(importlib.util.find_spec(name) for name in NOISY)
