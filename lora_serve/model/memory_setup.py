@@ -13,7 +13,7 @@ from lora_serve.adapters.checkpoint.saved import dummy_adapter
 from lora_serve.core.batch import Batch, BlockCopy, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan, memory_load
+from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.base_model import BaseModel
@@ -84,7 +84,6 @@ class ActivationProbe:
         return Row(sequence_id, (0,) * count, keys - count, table, adapters, _SAMPLED, None)
 
     def _peak(self, *rows: Row) -> int:
-        assert memory_load(rows).num_tokens > 0
         return peak_bytes(self.device, lambda: self.run(Batch(rows, (self.block,))))
 
 
