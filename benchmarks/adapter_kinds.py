@@ -88,7 +88,7 @@ def adapters_of_each_kind(spec: ModelSpec) -> Mapping[str, SavedAdapter]:
             "tokens": {spec.input_embedding: SavedTokens(tuple(range(16)), rows)},
         },
     }
-    return {kind: SavedAdapter(kind, kind, **fields) for kind, fields in parts.items()}  # type: ignore[arg-type]
+    return {kind: SavedAdapter(kind, **fields) for kind, fields in parts.items()}  # type: ignore[arg-type]
 
 
 def plain(spec: ModelSpec) -> dict[str, SavedLinear]:
@@ -101,7 +101,7 @@ def plain(spec: ModelSpec) -> dict[str, SavedLinear]:
 
 def load_all(parts: ModelParts) -> dict[str, SlotRef]:
     """Adapters into slots: "plain 0" .. "plain 15", then one of each kind."""
-    table = {f"plain {index}": SavedAdapter(f"plain {index}", "", plain(parts.spec)) for index in range(NUM_ROWS)}
+    table = {f"plain {index}": SavedAdapter(f"plain {index}", plain(parts.spec)) for index in range(NUM_ROWS)}
     table |= adapters_of_each_kind(parts.spec)
     slots = {}
     for index, (name, saved) in enumerate(table.items()):

@@ -13,9 +13,9 @@ from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
+from lora_serve.core.figures import LoadTimes
 from lora_serve.core.settings import Settings
-from lora_serve.core.tier_stats import LoadTimes
-from lora_serve.engine_host.local import AdapterSource
+from lora_serve.engine_host.local import AdapterReader
 from lora_serve.model.build import build_model
 
 ROUNDS = 15
@@ -31,7 +31,7 @@ def load_split(model: Path, folder: Path) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         disk = DiskStore(Path(scratch))
         disk.put(ref.digest, folder)
-        source = AdapterSource(StoredBlobs(disk, disk), parts)
+        source = AdapterReader(StoredBlobs(disk, disk), parts)
 
         def once(generation: int) -> dict[str, float]:
             start, computed = time.perf_counter(), time.thread_time()

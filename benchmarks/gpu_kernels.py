@@ -80,7 +80,7 @@ def filled_layers(shape: LinearShape, rank: int, num_slots: int) -> LoraSlots:
             )
             for name in names
         }
-        slots.load(SlotRef(index, 1, f"d{index}"), HostAdapter(f"d{index}", "", rank, deltas))
+        slots.load(SlotRef(index, 1, f"d{index}"), HostAdapter(f"d{index}", rank, deltas))
     return slots
 
 

@@ -110,7 +110,7 @@ def random_adapter(spec: ModelSpec, digest: str, rank: int, device: torch.device
         for path, shape in spec.linears.items()
         if path != spec.output_head
     }
-    return HostAdapter(digest, digest, rank, deltas)
+    return HostAdapter(digest, rank, deltas)
 
 
 def load(world: World, index: int, generation: int, adapter: HostAdapter) -> RowAdapter:

@@ -121,7 +121,7 @@ def filled(shape: LinearShape, dtype: torch.dtype) -> LoraSlots:
             )
             for name in names
         }
-        slots.load(SlotRef(index, 1, f"d{index}"), HostAdapter(f"d{index}", "", rank, modules))
+        slots.load(SlotRef(index, 1, f"d{index}"), HostAdapter(f"d{index}", rank, modules))
     return slots
 
 

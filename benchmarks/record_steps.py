@@ -36,7 +36,7 @@ from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import build_engine
-from lora_serve.engine_host.local import AdapterSource
+from lora_serve.engine_host.local import AdapterReader
 from lora_serve.model.build import build_model
 from lora_serve.simulate.profiles import LearnedSteps
 
@@ -68,7 +68,7 @@ class RecordedEngine:
         self.recording = Recording([], {"remote": [], "disk": [], "copy": []})
         self.engine.scheduler.batcher.observe_step = self._observe
         disk = DiskStore(scratch)
-        self._source = AdapterSource(StoredBlobs(disk, disk), self.parts)
+        self._source = AdapterReader(StoredBlobs(disk, disk), self.parts)
         self.refs = [self._ref(folder, disk) for folder in folders]
 
     def run(self, requests: Sequence[InferenceRequest], num_at_once: int) -> None:

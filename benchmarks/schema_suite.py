@@ -21,7 +21,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.text.grammars import Constraint, ConstraintKind
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
 

@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from lora_serve.core.extensions import names_in
+from lora_serve.core.setting_types import names_in
 from lora_serve.simulate.figures import Fairness
 from lora_serve.simulate.fleet import Scenario, Summary, table
 from lora_serve.simulate.profiles import read_profile

@@ -29,7 +29,7 @@ from benchmarks.report import machine
 from benchmarks.workload import Job, Sample
 from lora_serve.commands.bench.sending import open_session
 from lora_serve.commands.server_process import ServerProcess
-from lora_serve.simulate.fleet import Fleet, Scenario, percentiles
+from lora_serve.simulate.fleet import Scenario, SimulatedFleet, percentiles
 from lora_serve.simulate.profiles import Profile, read_profile
 from lora_serve.simulate.workload import Arrival, TraceRow, WorkloadConfig, read_trace
 
@@ -85,7 +85,7 @@ def simulate(profile: Profile, arrivals: Sequence[Arrival]) -> dict[str, Any]:
     ]
     start = len(warm) + 10.0
     scenario = Scenario(profile, WorkloadConfig(len(arrivals)))
-    fleet = Fleet(profile, scenario.engine_config("fcfs"), "hash", 1)
+    fleet = SimulatedFleet(profile, scenario.engine_config("fcfs"), "hash", 1)
     fleet.run([*warm, *(replace(arrival, time=start + arrival.time) for arrival in arrivals)])
     outcomes = [outcome for outcome in fleet.recorder.outcomes if outcome.index >= 0]
     first = [outcome.first_token - outcome.arrival for outcome in outcomes if outcome.first_token is not None]

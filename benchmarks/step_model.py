@@ -55,7 +55,7 @@ class StepModel:
         found = []
         for rank in ranks:
             index = self._num_loaded
-            saved = SavedAdapter(f"random-{index}", f"random-{index}", random_linears(self.spec, rank, seed=index))
+            saved = SavedAdapter(f"random-{index}", random_linears(self.spec, rank, seed=index))
             host = self.parts.fold(saved)
             slot = SlotRef(index, 1, saved.digest)
             self.parts.runner.load_slot(slot, host)

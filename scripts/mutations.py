@@ -63,7 +63,7 @@ MUTATIONS = (
         "            self._residency.release(slot)\n", "            pass\n", "engine/scheduling",
     ),
     Mutation(
-        "a client that leaves aborts nothing", "4", "client/message_client.py",
+        "a client that leaves aborts nothing", "4", "client/base.py",
         "self._send(Abort(request.request_id, is_answered))", "pass", "client contracts/test_engine_client.py",
     ),
     Mutation(
@@ -79,11 +79,11 @@ MUTATIONS = (
         "            flush(scratch)\n", "", "adapters/stores faults/test_disk_faults.py",
     ),
     Mutation(
-        "tokens are not counted against limits", "6", "tenancy/quotas/rate_limiter.py",
-        'max(1, min(num_tokens, limit.limit)) if limit.unit == "tokens" else 1', "1", "tenancy/quotas",
+        "tokens are not counted against limits", "6", "tenancy/rate_limiter.py",
+        'max(1, min(num_tokens, limit.limit)) if limit.unit == "tokens" else 1', "1", "tenancy/test_rate_limiter.py",
     ),
     Mutation(
-        "another tenant's adapter is found", "7", "adapters/catalog/resolution.py",
+        "another tenant's adapter is found", "7", "adapters/catalog/catalog.py",
         "if not entry.is_visible_to(tenant) or entry is _NOBODYS:", "if entry is _NOBODYS:",
         "server/test_tenant_isolation.py adapters/catalog",
     ),
@@ -119,7 +119,7 @@ MUTATIONS = (
         "for _, data in early:", "for _, data in reversed(early):", "server/test_streaming.py",
     ),
     Mutation(
-        "a revoked key opens", "7", "tenancy/authentication/authenticator.py",
+        "a revoked key opens", "7", "tenancy/authenticator.py",
         "if key.revoked is not None or tenant is None:", "if tenant is None:", "tenancy",
     ),
 )  # fmt: skip

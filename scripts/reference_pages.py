@@ -97,7 +97,7 @@ level of the CPU's kernels than the processor's best. See [numbers and kernels](
 def vllm_flags_page() -> str:
     """Every flag of `vllm serve` that is taken, by what becomes of it."""
     from lora_serve.core.settings import Settings
-    from lora_serve.core.vllm.table import FLAGS, Fate
+    from lora_serve.core.vllm_table import FLAGS, Fate
 
     lines = [NOTE, "# vLLM's flags", "", VLLM_FLAGS, "", "## The same", "", "A flag of the same name does the same."]
     lines += ["", ", ".join(f"`--{name.replace('_', '-')}`" for name in VLLM_NAMES if name in Settings.model_fields)]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lora_serve.commands.server_process import ServerProcess
-from lora_serve.core.extensions import names_in
+from lora_serve.core.setting_types import names_in
 
 if TYPE_CHECKING:
     from tests.ray_cluster import RayCluster

@@ -8,9 +8,9 @@ from typing import Any
 from lora_serve.adapters.checkpoint.content import read_content
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.weights import parse_checked
-from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.loading.fetch import fetch_timed
+from lora_serve.adapters.loading.blobs import Blobs, StoredBlobs, fetch_timed
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.figures import LoadTimes
 from lora_serve.core.model_spec import ModelSpec
 
 
@@ -21,4 +21,9 @@ def load_adapter(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAda
 
 def fetch_adapter(store: Any, spec: ModelSpec, adapter: AdapterRef) -> SavedAdapter:
     """From a store."""
-    return fetch_timed(StoredBlobs(store, store), spec, adapter)[0]
+    return fetch_saved(StoredBlobs(store, store), spec, adapter)[0]
+
+
+def fetch_saved(blobs: Blobs, spec: ModelSpec, adapter: AdapterRef) -> tuple[SavedAdapter, LoadTimes]:
+    """As a loader does, with the time that each part took."""
+    return fetch_timed(blobs, adapter.digest, lambda content: parse_checked(content, adapter, spec))

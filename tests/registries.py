@@ -42,7 +42,7 @@ def put(place: OpenRegistry, name: str, text: str, activate: bool = True, tenant
         digest = adapter_digest(folder)
         place.store.put(digest, folder)
     version = VersionEntry(0, digest, 8, 1001 * len(text), {"r": 8}, "folder x", time.time())
-    place.catalog.add(Registration(id=name, tenant=tenant, activate=activate), version)
+    Registration(id=name, tenant=tenant, activate=activate).commit(place.catalog.ledger, version)
     return digest
 
 

@@ -29,7 +29,7 @@ CALLS = {  # by the names that they are reached by
 }  # fmt: skip
 METHODS = {"extractall", "unpack_archive", "from_string", "loads_pickle"}
 FLAGS = {"shell", "trust_remote_code", "allow_pickle"}  # may be given, but only as False
-ALLOWED = {"benchmarks/peers/vllm.py", "lora_serve/core/vllm/table.py"}  # name flags of another program
+ALLOWED = {"benchmarks/peers/vllm.py", "lora_serve/core/vllm_table.py"}  # name flags of another program
 ALLOWED_CALLS = {
     ("lora_serve/text/template.py", "environment.from_string"),  # the base's template, in the sandbox
     (

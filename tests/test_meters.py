@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LONGEST = {  # of each road; lower these when a road gets shorter
-    "chat": {"hops": 36, "rooms": 28, "returns": 8, "climbs": 2},
-    "registration": {"hops": 35, "rooms": 13, "returns": 22, "climbs": 2},
+    "chat": {"hops": 30, "rooms": 25, "returns": 5, "climbs": 1},
+    "registration": {"hops": 28, "rooms": 12, "returns": 16, "climbs": 2},
 }
 MAX_GENERATORS = 2  # the engine client's, and the one that makes text of events
 REPORT = """<testsuites><testsuite>

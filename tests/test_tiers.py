@@ -125,7 +125,7 @@ def test_everything_that_a_part_names_is_there(part: Part) -> None:
         ("kernels", "lora_serve/model/frozen_linear.py"),
         ("fleet", "tests/e2e/streams.py"),
         ("model", "tests/old_experts.py"),  # by tests/oracle.py
-        ("adapters", "lora_serve/tenancy/directory/directory.py"),  # by lora_serve/commands/
+        ("adapters", "lora_serve/tenancy/directory.py"),  # by lora_serve/commands/
         ("tenancy", "lora_serve/engine/__init__.py"),  # by lora_serve/adapters/
     ],
 )

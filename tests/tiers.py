@@ -115,7 +115,7 @@ def _imported_by(file: Path) -> set[str]:
 
 PARTS = (
     Part("console", ("tests/console/",),
-         ("lora_serve/console/", "lora_serve/server/console/", "lora_serve/core/live", "lora_serve/commands/demo")),
+         ("lora_serve/console/", "lora_serve/server/console", "lora_serve/core/live", "lora_serve/commands/demo")),
     Part("fleet", ("tests/fleet/", "tests/engine_host/fleet/"),
          ("lora_serve/engine_host/", "lora_serve/client/", "tests/client/", "tests/engine_host/",
           "tests/ray_cluster.py")),

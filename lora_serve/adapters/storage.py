@@ -20,8 +20,7 @@ from lora_serve.adapters.catalog.opening import (
 )
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.files import FILE_MODE
-from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
+from lora_serve.adapters.stores.files import FILE_MODE, StoreMonitor, words_of
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError

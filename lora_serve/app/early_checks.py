@@ -25,7 +25,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.cluster import check_installed
 from lora_serve.model.native import compiler
 from lora_serve.server.sockets.listener import ServerTls, bound_socket, check_exposure
-from lora_serve.tenancy.authentication.admin_key import check_key_file
+from lora_serve.tenancy.admin_key import check_key_file
 
 
 def check_start(settings: Settings) -> None:

@@ -17,17 +17,16 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, closing
-from types import ModuleType
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.storage import open_storage
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, end_within, on_signals
-from lora_serve.app.tracing import opened_traces
 from lora_serve.core.config import AdapterConfig, ServerConfig
+from lora_serve.core.errors import ConfigError, how_to_install
 from lora_serve.core.process import PatientThreads
 from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.setting_types import MAX_DRAFT
@@ -39,14 +38,16 @@ from lora_serve.logs.handler import LogHandler
 from lora_serve.logs.pipeline import redaction_for
 from lora_serve.logs.writer import divert_streams
 from lora_serve.server.sockets.listener import ServerTls, bound_socket, check_exposure, on_loop_error, warn_of_exposure
+from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import open_accounting, warn_if_lost
-from lora_serve.tenancy.authentication.authenticator import KeyTable, auth_required
-from lora_serve.tenancy.directory.directory import open_directory
+from lora_serve.tenancy.authenticator import KeyTable, auth_required
+from lora_serve.tenancy.directory import open_directory
 from lora_serve.text.tokenizer import TextModel
 
 if TYPE_CHECKING:
     from lora_serve.server.telemetry.metrics import LogFigures
     from lora_serve.server.telemetry.tracing import RequestTraces
+
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -128,7 +129,8 @@ async def run_server(
                 await warn_if_lost(directory, accounting.audit, accounting.meter)
             text = load_text()
             model, serving = await asyncio.gather(
-                _unless_stopped(load_patiently(host, restarts), stop), asyncio.to_thread(_import_serving)
+                _unless_stopped(load_patiently(host, restarts), stop),
+                asyncio.to_thread(importlib.import_module, "lora_serve.app.serving"),
             )
             load_seconds = time.monotonic() - began
             gc.freeze()
@@ -164,13 +166,8 @@ def speculation_note(setting: str) -> str:
     return f"speculation: up to {setting} tokens a row and step (--speculate auto: as many as pay)"
 
 
-def _import_serving() -> ModuleType:
-    """The web floor and all that a server needs beside its engine: a fifth of all imports."""
-    return importlib.import_module("lora_serve.app.serving")
-
-
 async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
-    """Returns the work's result; None if the server was told to stop before that."""
+    """Returns the work's result; None if the server is to stop before that."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,3 +176,18 @@ async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> 
         task.cancel()
         stopped.cancel()
         await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+@contextmanager
+def opened_traces(endpoint: str | None) -> Iterator[RequestTraces | None]:
+    """The traces for as long as the block lasts; None without an endpoint. Raises ConfigError without the extra."""
+    if endpoint is None:
+        yield None
+        return
+    try:
+        from lora_serve.app.otel import OtelTraces, exporter_for
+    except ImportError:
+        words = "--otlp-traces-endpoint: needs OpenTelemetry, which is not installed"
+        raise ConfigError(f"{words}: {how_to_install('otel')}") from None
+    with closing(OtelTraces(exporter_for(endpoint))) as traces:
+        yield traces

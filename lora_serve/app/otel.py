@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, form
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lora_serve import __version__
-from lora_serve.server.telemetry.tracing import Outcome
+from lora_serve.server.telemetry.tracing import RequestOutcome
 
 EXPORT_SECONDS = 5.0  # for one attempt to hand over spans
 _OPERATIONS = {
@@ -62,7 +62,6 @@ class OtelTraces:
         return OtelSpan(self._tracer, span, route, started)
 
     def close(self) -> None:
-        """See RequestTraces."""
         self._provider.shutdown()
 
 
@@ -79,11 +78,9 @@ class OtelSpan:
 
     @property
     def trace_id(self) -> str:
-        """See RequestSpan."""
         return format_trace_id(self._span.get_span_context().trace_id)
 
-    def end(self, outcome: Outcome) -> None:
-        """See RequestSpan."""
+    def end(self, outcome: RequestOutcome) -> None:
         ended = self._started + time.monotonic_ns() - self._clock
         if self._span.is_recording():
             self._describe(outcome)
@@ -92,7 +89,7 @@ class OtelSpan:
                 child.end(end)
         self._span.end(ended)
 
-    def _describe(self, outcome: Outcome) -> None:
+    def _describe(self, outcome: RequestOutcome) -> None:
         span = self._span
         span.set_attribute("http.response.status_code", outcome.status)
         for name, value in outcome.fields.items():
@@ -112,7 +109,7 @@ class OtelSpan:
             span.set_attribute("gen_ai.usage.output_tokens", outcome.num_output_tokens)
 
 
-def _parts(outcome: Outcome, started: int, ended: int) -> Iterator[tuple[str, int, int]]:
+def _parts(outcome: RequestOutcome, started: int, ended: int) -> Iterator[tuple[str, int, int]]:
     """(name, start, end) of the engine's stages, laid end to end and ending with the request.
 
     With several sequences each stage is the slowest sequence's, so that their sum may exceed the whole.

@@ -1,4 +1,6 @@
-"""The server beside its engine, on the bound port, until it is told to stop. Imported while the model loads."""
+"""The server beside its engine: its parts, built of what is open, on the bound port until it is told to stop. Imported
+while the model loads.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +9,131 @@ import gc
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from lora_serve.app.services import build_services
+from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, ChatTemplates
+from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
+from lora_serve.adapters.registration.registry import Registry
+from lora_serve.adapters.sources.table import SourceTable
+from lora_serve.adapters.storage import AdapterStorage
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.app.shutdown import drain, give_up
 from lora_serve.app.warm_up import Preparation
-from lora_serve.core.running_servers import noted_server
+from lora_serve.client.base import EngineClient
+from lora_serve.core.config import AdapterConfig, ServerConfig
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.process import noted_server
+from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.hosts.base import EngineHost
+from lora_serve.engine_host.hosts import EngineHost, LoadedEngine
 from lora_serve.engine_host.supervisor import Restarts, Supervisor, load_timeout
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.app import build_app
+from lora_serve.server.background.caller_texts import NUM_PROCESSES, AdapterTemplates, GrammarChecks
+from lora_serve.server.background.tasks import FairThreads, Staging
 from lora_serve.server.console import is_on
+from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.operation.metrics import names_note
+from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.connections import CONNECTIONS, GuardedSite
 from lora_serve.server.sockets.http_runner import HttpRunner
 from lora_serve.server.sockets.listener import ServerTls
-from lora_serve.server.telemetry.metrics import LogFigures, LogMetrics
+from lora_serve.server.telemetry.metrics import LogFigures, LogMetrics, Metrics
+from lora_serve.server.telemetry.tracing import RequestTraces
+from lora_serve.tenancy.accounting import Accounting
+from lora_serve.tenancy.admin_key import AdminKey, load_admin_key
+from lora_serve.tenancy.authenticator import Authenticator, KeyTable, auth_required
+from lora_serve.text.adapter_template import TemplateProcesses, trial_faults
+from lora_serve.text.tokenizer import TextModel
 
-__all__ = ["build_services", "run"]
 _log = logging.getLogger(__name__)
+
+
+def build_services(
+    settings: Settings,
+    *,
+    model: LoadedEngine,
+    text: TextModel,
+    storage: AdapterStorage,
+    sources: SourceTable,
+    keys: KeyTable,
+    accounting: Accounting,
+    traces: RequestTraces | None,
+    use_one_core: Callable[[], None],
+    monitor: StoreMonitor,
+) -> Services:
+    """The parts of the web server, joined. Raises ConfigError for an admin key that cannot be read or made."""
+    config, adapter_config = settings.part(ServerConfig), settings.part(AdapterConfig)
+    admin_key = load_admin_key(settings.admin_key, settings.store, monitor)
+    monitor.start()  # after everything was opened: from now on it tries again what could not be opened for writing
+    base_tokens = BaseTokens(text.vocabulary(), text.eos_token_ids)
+    processes = TemplateProcesses(NUM_PROCESSES)
+    templates = base_templates(text, model.spec, processes, adapter_config.adapter_chat_templates)
+    registry = Registry(adapter_config, model.spec, storage.catalog, storage.store, base_tokens, templates)
+    registry.sweep(seconds=0)  # what must come first; the reconciler goes on once the server is ready
+    metrics = Metrics(settings.base_name, settings.metrics_tenants)
+    return Services(
+        client=model.client,
+        catalog=storage.catalog,
+        registry=registry,
+        verifier=model.verifier,
+        staging=Staging(sources, registry.new_folder, settings.max_upload_size),
+        text=text,
+        grammars=GrammarChecks(text, config),
+        spec=model.spec,
+        config=config,
+        adapter_config=adapter_config,
+        authenticator=Authenticator(
+            admin_key,
+            auth_required(settings.auth_mode, settings.host),
+            keys,
+            tuple(AdminKey.of(secret) for secret in settings.api_key),
+        ),
+        keys=keys,
+        metrics=metrics,
+        store=storage.store,
+        store_monitor=monitor,
+        traces=traces,
+        lifecycle=Lifecycle(),
+        registrations=FairThreads(
+            "registry",
+            settings.registration_threads,
+            on_start=use_one_core,
+            seconds_per_minute=settings.tenant_registration_seconds,
+        ),
+        quotas=accounting.quotas,
+        meter=accounting.meter,
+        overflow=overflow_of(settings.part(OverflowConfig), model.client, metrics, keys),
+        audit=accounting.audit,
+        templates=AdapterTemplates(processes),
+    )
+
+
+def overflow_of(config: OverflowConfig, client: EngineClient, metrics: Metrics, keys: KeyTable) -> Overflow | None:
+    """The neighbours of --overflow; None if there are none."""
+    if not config.neighbours:
+        return None
+    return Overflow(config, client, metrics.registry, keys.directory.may_leave)
+
+
+def base_templates(text: TextModel, spec: ModelSpec, processes: TemplateProcesses, rule: str) -> BaseTemplates | None:
+    """The base's chat template, with which adapters' own are compared; None for a model that has no chats."""
+    if spec.pooling is not None:
+        return None
+    own = ChatTemplates(text.template.texts, text.template.special_tokens)
+
+    def faults_in_chats(found: ChatTemplates) -> Mapping[str, str]:
+        return trial_faults(processes, found.texts, {**own.special_tokens, **found.special_tokens})
+
+    return BaseTemplates(
+        own,
+        processes.fault_in,
+        faults_in_chats,
+        is_token=lambda token: text.token_id(token) is not None,
+        are_kept=rule != "off",
+    )
 
 
 async def run(

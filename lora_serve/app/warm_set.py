@@ -115,20 +115,18 @@ class WarmSetKeeper:
                 _log.error("hot adapters were no longer noted", exc_info=outcome)
 
     async def _keep(self, is_over: asyncio.Event) -> None:
-        for ref in self._for_host(
-            await self._num_engines()
-        ):  # one after the other: the other loader threads are the callers'
-            await self._warm(ref, "host")
+        for ref in self._for_host(await self._num_engines()):
+            await self._warm(ref, "host")  # one after the other: the other loader threads are the callers'
         self._is_warm = True
         loop, is_stale = asyncio.get_running_loop(), asyncio.Event()
 
-        def look() -> None:
+        def check() -> None:
             if not {*self._noted.device, *self._noted.host} <= self._catalog.snapshot.digests:
                 is_stale.set()
 
-        changed = functools.partial(loop.call_soon_threadsafe, look)
+        changed = functools.partial(loop.call_soon_threadsafe, check)
         self._catalog.ledger.listen(changed)
-        look()
+        check()
         try:
             while not is_over.is_set():
                 await _first_of(is_over, is_stale)
@@ -164,7 +162,7 @@ class WarmSetKeeper:
 
     def _for_host(self, num_engines: int) -> list[AdapterRef]:
         """Those that fit into host memory beside the device's adapters, which were loaded through it; first those for
-        which the device has no room now: fewer slots, or replicas that are still to come.
+        which there is no slot now: fewer slots, or replicas that are still to come.
         """
         first, max_items = self._for_device(num_engines), self._config.max_cpu_loras
         refs = self._unpinned(self._noted.device) + self._known(self._noted.host)

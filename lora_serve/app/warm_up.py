@@ -41,12 +41,12 @@ from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
 from lora_serve.logs import timed
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.admin.registration import register, with_quota
-from lora_serve.server.openai.warm_up import answer_warm_up_text
+from lora_serve.server.openai.chat import answer_warm_up_text
 from lora_serve.server.services import Services
 from lora_serve.server.upkeep import budgets_of, pinned_refs
 
 LOOK_SECONDS = 1.0  # between two checks whether the store can be written
-MODULE_SECONDS = 60.0  # at most between two tries when the store has not enough room
+MODULE_SECONDS = 60.0  # at most between two tries when the store has too little space
 PIN_SECONDS = 30.0  # at most that a restarted engine waits for pinned adapters
 _log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ async def register_later(services: Services, modules: tuple[str, ...]) -> None:
         except ConfigError as error:
             _log.error("%s", error)
             return
-        pause = min(MODULE_SECONDS, 2 * pause)  # the store can be written, and has not enough room yet
+        pause = min(MODULE_SECONDS, 2 * pause)  # the store can be written, and has too little space yet
 
 
 async def _register_module(services: Services, name: str, source: str) -> AdapterRef:
@@ -180,8 +180,7 @@ async def warm_up(services: Services, settings: Settings, is_warm: bool = False)
         for stage in stages:
             progress.update(task, description=f"warm-up: {stage.name}")
             with _stage(services, stage.name):
-                client.gate.enter(stage.requests, limited=False)
-                await asyncio.gather(*(_exhaust(client, request) for request in stage.requests))
+                await _run_rows(client, stage)
             progress.advance(task)
         if stages:
             if spec.pooling is None:
@@ -200,20 +199,24 @@ def _stage(services: Services, name: str) -> Iterator[None]:
 
 async def _try_grammar(services: Services, stage: WarmupStage) -> None:
     """A tokenizer that cannot be read for grammars takes only structured output away."""
-    client = services.client
     with _stage(services, stage.name):
-        client.gate.enter(stage.requests, limited=False)
         try:
-            await asyncio.gather(*(_exhaust(client, request) for request in stage.requests))
+            await _run_rows(services.client, stage)
         except (InvalidRequestError, InternalError) as error:
             _log.warning("there is no structured output: %s", error)
 
 
 async def load_pinned(services: Services) -> None:
-    """Loads the pinned adapters onto the device, after the engine knows the tenants' budgets."""
+    """Loads the pinned adapters onto the device, after the engine knows the tenants' budgets; those that cannot be
+    loaded are logged and left out.
+    """
     await services.client.adapters(budgets_of(services))
     for ref in pinned_refs(services.catalog.snapshot).values():
-        await _pin(services.client, ref)
+        with timed(f"pinned adapter {ref.label}"):
+            try:
+                await services.client.adapters(Pin(ref))
+            except LoraServeError as error:
+                _log.error("the pinned adapter %s cannot be loaded: %s", ref.label, error)
 
 
 async def hot_adapters(services: Services, settings: Settings) -> AbstractAsyncContextManager[None]:
@@ -226,16 +229,11 @@ async def hot_adapters(services: Services, settings: Settings) -> AbstractAsyncC
     return keeper.keeping()
 
 
-async def _exhaust(client: EngineClient, request: InferenceRequest) -> None:
-    now = time.monotonic()  # else its time to first token, which latency targets follow, would be the machine's age
-    async for _ in client.infer(replace(request, arrival_time=now)):
-        pass
+async def _run_rows(client: EngineClient, stage: WarmupStage) -> None:
+    async def exhaust(request: InferenceRequest) -> None:
+        now = time.monotonic()  # else its time to first token, which latency targets follow, would be the machine's age
+        async for _ in client.infer(replace(request, arrival_time=now)):
+            pass
 
-
-async def _pin(client: EngineClient, ref: AdapterRef) -> None:
-    """Loads a pinned adapter; one that cannot be loaded is logged and left out."""
-    with timed(f"pinned adapter {ref.label}"):
-        try:
-            await client.adapters(Pin(ref))
-        except LoraServeError as error:
-            _log.error("the pinned adapter %s cannot be loaded: %s", ref.label, error)
+    client.gate.enter(stage.requests, limited=False)
+    await asyncio.gather(*map(exhaust, stage.requests))

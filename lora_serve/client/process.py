@@ -10,11 +10,13 @@ import socket
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from dataclasses import fields, replace
+from typing import Any
 
-from lora_serve.client.message_client import MessageClient
-from lora_serve.client.wire import Connection, body_of, from_engine
+from lora_serve.client.base import MessageClient
+from lora_serve.client.wire import FrameConnection, body_of, from_engine
 from lora_serve.core.blob_messages import BlobMessage
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError, EngineLostError, LoraServeError, ModelError, NotReadyError
 from lora_serve.core.messages import (
     AdapterCommand,
@@ -32,24 +34,26 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import without_settings
+from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
 
 _log = logging.getLogger(__name__)
 READ_SECONDS = 1.0  # for the messages that a child had sent before it ended
+# Settings of adapters that an engine's process is not told.
+_SERVERS_OWN = (
+    "redis_url", "adapter_root", "adapter_url", "lora_modules", "registration_threads", "tenant_registration_seconds",
+)  # fmt: skip
+RETRY_AFTER = 5.0  # seconds
+STOP_SECONDS = 10.0  # that the child may take to end
+KILL_SECONDS = 1.0  # within which a child that is killed is gone, as a rule
+RELOAD_SECONDS = 30.0  # that a new engine's readiness waits for the adapters of the last one
 
 
 class EngineProcess:
-    """A child made by `start`, alive until `lost` is done.
+    """A child made by `start`, alive until `lost` is done. Both ends see the same files, and have one clock."""
 
-    The two class attributes say what both ends share because they are on one machine. A transport to another machine
-    says otherwise here, and its users already ask.
-    """
-
-    shares_files: ClassVar[bool] = True  # a path means the same file on both ends
-    clock_offset: ClassVar[float] = 0.0  # seconds by which the engine's time.monotonic() is ahead of this process's
-
-    def __init__(self, child: asyncio.subprocess.Process, connection: Connection) -> None:
+    def __init__(self, child: asyncio.subprocess.Process, connection: FrameConnection) -> None:
         self._child = child
         self._connection = connection
         self._reason = ""
@@ -78,7 +82,7 @@ class EngineProcess:
             )
             unless_started.pop_all()
         ours.setblocking(False)
-        _, connection = await asyncio.get_running_loop().create_unix_connection(Connection, sock=ours)
+        _, connection = await asyncio.get_running_loop().create_unix_connection(FrameConnection, sock=ours)
         process = cls(child, connection)
         process.send(configure)
         return process
@@ -138,7 +142,7 @@ class EngineProcess:
         closed = asyncio.create_task(self._connection.closed.wait())
         try:
             await asyncio.wait({exited, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if not exited.done():  # it closed its end: nobody hears of whatever it is doing
+            if not exited.done():  # it closed its end: nothing can be heard of it any more
                 await asyncio.wait({exited}, timeout=READ_SECONDS)
             if not exited.done():
                 self.kill("it hung up")
@@ -160,15 +164,18 @@ def _words_of(code: int) -> str:
 
 
 def _retrieve(ready: asyncio.Future[ModelSpec]) -> None:
-    """Look at the error, so that asyncio logs none for a refusal that nobody waits for any more."""
+    """Look at the error, so that asyncio logs none for a refusal that is not awaited any more."""
     if not ready.cancelled():
         ready.exception()
 
 
-RETRY_AFTER = 5.0  # seconds
-STOP_SECONDS = 10.0  # that the child may take to end
-KILL_SECONDS = 1.0  # within which a child that is killed is gone, as a rule
-RELOAD_SECONDS = 30.0  # that a new engine's readiness waits for the adapters of the last one
+def configure_of(settings: Settings) -> Configure:
+    """The first message to the engine's process: neither keys nor the place of anything but adapters' files."""
+    defaults: dict[str, Any] = {
+        field.name: field.default for field in fields(AdapterConfig) if field.name in _SERVERS_OWN
+    }
+    adapters = replace(settings.part(AdapterConfig), **defaults)
+    return Configure(settings.part(ModelConfig), settings.part(EngineConfig), adapters, settings.log_format)
 
 
 class ProcessEngineClient(MessageClient):
@@ -183,9 +190,9 @@ class ProcessEngineClient(MessageClient):
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         """`serve_blobs`: called with what the engine's loaders need of the stores, and with where to send the answer.
-        `ended`: called when an engine has ended: nobody waits for its blobs any more.
+        `ended`: called when an engine has ended, to close its blobs.
         """
-        super().__init__(gate)
+        super().__init__(gate, "the new engine")
         self._spawn = spawn
         self._desired = desired
         self._serve_blobs = serve_blobs
@@ -226,10 +233,7 @@ class ProcessEngineClient(MessageClient):
         if self._process is not None:
             return
         await self.load()
-        # sent in this order, and not waited for one by one
-        commands = (*self._desired.limits(), *self._desired.residents())
-        if commands:
-            await asyncio.wait([asyncio.ensure_future(self._repeat(one)) for one in commands], timeout=RELOAD_SECONDS)
+        await self.bring_to((*self._desired.limits(), *self._desired.residents()), RELOAD_SECONDS)
 
     async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         """See `EngineClient.adapters`."""
@@ -250,11 +254,11 @@ class ProcessEngineClient(MessageClient):
         return "it is not there" if process is None else await asyncio.shield(process.lost)
 
     def kill(self, reason: str) -> None:
-        """End the child at once, without a message. If that takes a while, whoever waits for it is told meanwhile."""
+        """End the child at once, without a message. If that takes a while, its requests fail meanwhile."""
         process = self._process or self._starting
         if process is not None:
             process.kill(reason)
-            asyncio.get_running_loop().call_later(KILL_SECONDS, self._tell_meanwhile, process)
+            asyncio.get_running_loop().call_later(KILL_SECONDS, self._fail_meanwhile, process)
 
     async def stop(self) -> None:
         """See `EngineClient.stop`."""
@@ -280,19 +284,13 @@ class ProcessEngineClient(MessageClient):
             self._starting = None
 
     async def _ready(self, process: EngineProcess) -> ModelSpec:
-        """The child's model; a child that nobody waits for any more is ended."""
+        """The child's model; a child that is not awaited any more is ended."""
         try:
             return await process.ready(lambda messages: self._take(process, messages))
         except BaseException:
             process.kill("it was not waited for")
             await asyncio.shield(process.lost)
             raise
-
-    async def _repeat(self, command: AdapterCommand) -> None:
-        try:
-            await self.adapters(command)
-        except LoraServeError as error:
-            _log.warning("the new engine refused a %s: %s", type(command).__name__, error)
 
     def _send(self, message: ToEngine) -> None:
         process = self._process
@@ -301,7 +299,6 @@ class ProcessEngineClient(MessageClient):
             raise NotReadyError(words, RETRY_AFTER)
         if isinstance(message, Submit):
             self._desired.use(message.request.refs)
-            message = Submit(message.request.on_clock(process.clock_offset))
         process.send(message)
 
     def _take(self, process: EngineProcess, messages: Sequence[FromEngine]) -> None:
@@ -311,7 +308,7 @@ class ProcessEngineClient(MessageClient):
             self._serve_blobs(message, process.send)
 
     def _lose(self, process: EngineProcess) -> None:
-        """The child has ended: whoever waited for it is told now."""
+        """The child has ended: its requests and calls fail now."""
         if self._process is process:
             self._process = None
         num_lost = self._fail_all(self._lost_error)
@@ -321,8 +318,8 @@ class ProcessEngineClient(MessageClient):
                 "the engine's process %d is lost: %s; %d requests ended", process.pid, process.lost.result(), num_lost
             )
 
-    def _tell_meanwhile(self, process: EngineProcess) -> None:
-        """Whoever waits for a child that was killed is told, though it is not gone."""
+    def _fail_meanwhile(self, process: EngineProcess) -> None:
+        """The requests and calls of a child that was killed fail, though it is not gone."""
         if self._process is process:
             num_lost = self._fail_all(self._lost_error)
             _log.error(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import queue
 import threading
 from collections.abc import Callable
 
-from lora_serve.client.message_client import MessageClient
+from lora_serve.client.base import MessageClient
 from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.core.messages import Stop, ToEngine, ToLoop
 from lora_serve.engine.engine import Engine
@@ -42,8 +41,12 @@ class ThreadEngineClient(MessageClient):
         """Start the engine's thread; once."""
         assert self._thread is None, "two threads would share one engine"
         loop = asyncio.get_running_loop()
-        emit = functools.partial(loop.call_soon_threadsafe, self._receive)
-        engine_loop = EngineLoop(self._engine, self._mailbox, emit, self._rebuild)
+        engine_loop = EngineLoop(
+            self._engine,
+            self._mailbox,
+            lambda messages: loop.call_soon_threadsafe(self._receive, messages),
+            self._rebuild,
+        )
 
         def run() -> None:
             try:
@@ -74,7 +77,7 @@ class ThreadEngineClient(MessageClient):
         self._mailbox.put(message)
 
     def _lose(self) -> None:
-        """The thread has ended; whoever it left without an answer gets an error."""
+        """The thread has ended; open requests and calls get an error."""
         self._ended.set()
         num_lost = self._fail_all(lambda: EngineLostError("The engine stopped; try again.", retry_after=5))
         if num_lost:

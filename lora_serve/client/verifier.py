@@ -27,7 +27,7 @@ from lora_serve.core.messages import (
 )
 
 T = TypeVar("T")
-_TIMEOUT = 120.0  # seconds; a smoke test waits for one step, one load and room in host memory
+_TIMEOUT = 120.0  # seconds; a smoke test waits for one step, one load and free host memory
 
 
 class WeightsValidator(Protocol):
@@ -43,7 +43,7 @@ class WeightsValidator(Protocol):
         """Drops the folded adapter: its smoke test is over."""
 
 
-class RemoteEngine(Protocol):
+class RemoteEngine(EngineClient, Protocol):
     """The client of an engine in another process."""
 
     async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
@@ -54,28 +54,25 @@ class RemoteEngine(Protocol):
 
 
 @dataclass(frozen=True)
-class RemoteValidator:
-    """See `WeightsValidator`: the engine's process reads the adapter's folder, or asks the client for its files."""
+class RemoteValidator(WeightsValidator):
+    """The engine's process reads the adapter's folder, or asks the client for its files."""
 
     _client: RemoteEngine
     _loop: asyncio.AbstractEventLoop
 
     def convert(self, staged: StagedAdapter) -> None:
-        """See `AdapterVerifier.convert`."""
         folder, digest, seconds = staged.folder.absolute(), staged.artifact.digest, staged.budget.left
         done = self._call(lambda call_id: Convert(call_id, folder, digest, staged.max_rank, seconds))
         if isinstance(done, Converted) and adapter_digest(folder) != done.digest:
             raise AdapterUnavailableError("The adapter was damaged on its way from the engine; try again.")
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
-        """See `AdapterVerifier.validate`."""
         folder, digest, seconds = staged.folder.absolute(), staged.artifact.digest, staged.budget.left
         size = self._call(lambda call_id: Validate(call_id, folder, digest, staged.max_rank, allow_noop, seconds))
         assert isinstance(size, AdapterSize)
         return size
 
     def forget(self, digest: str) -> None:
-        """See `WeightsValidator.forget`."""
         self._loop.call_soon_threadsafe(self._client.tell, ForgetStaged(digest))
 
     def _call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
@@ -87,7 +84,7 @@ class RemoteValidator:
 
 
 @dataclass(frozen=True)
-class EngineVerifier:
+class EngineVerifier(AdapterVerifier):
     """Called on the registry's threads; the smoke test is an ordinary command to the engine, put on the event loop."""
 
     _validator: WeightsValidator
@@ -95,15 +92,12 @@ class EngineVerifier:
     _loop: asyncio.AbstractEventLoop
 
     def convert(self, staged: StagedAdapter) -> None:
-        """See `AdapterVerifier.convert`."""
         self._validator.convert(staged)
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
-        """See `AdapterVerifier.validate`."""
         return self._validator.validate(staged, allow_noop=allow_noop)
 
     def smoke_test(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
-        """See `AdapterVerifier.smoke_test`."""
         future = asyncio.run_coroutine_threadsafe(self._client.adapters(SmokeTest(adapter, token_ids)), self._loop)
         try:
             result = future.result(_TIMEOUT)
@@ -114,6 +108,12 @@ class EngineVerifier:
             self._validator.forget(adapter.digest)
         assert result is not None, "the engine answers a smoke test with its result"
         return result
+
+
+def remote_verifier(client: RemoteEngine) -> EngineVerifier:
+    """The verifier for an engine in another process. Called on the event loop."""
+    loop = asyncio.get_running_loop()
+    return EngineVerifier(RemoteValidator(client, loop), client, loop)
 
 
 def carried_out(steps: Steps[T], verifier: AdapterVerifier) -> T:

@@ -1,9 +1,13 @@
-"""Messages as frames on a stream socket: a length of four bytes, big-endian, then a list of messages in MessagePack."""
+"""Messages as frames on a stream socket: a length of four bytes, big-endian, then a list of messages in MessagePack;
+and the connections that carry them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import os
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -17,6 +21,8 @@ MAX_FRAME_BYTES = 2**30
 _HEAD = 4
 _OS_ERROR = "OSError"
 M = TypeVar("M")
+CONNECT_SECONDS = 1.0  # after a cut the kernel would try again seconds later, a new attempt tries at once
+TICKET_BYTES = 32
 
 
 def _encode_other(value: Any) -> Any:
@@ -138,17 +144,17 @@ class FrameSplitter:
         return end if end <= len(self._buffer) else None
 
 
-class Connection(asyncio.Protocol):
+class FrameConnection(asyncio.Protocol):
     """Hands on every frame that is complete. Bytes that are no frames end the connection."""
 
     def __init__(self, receive: Callable[[bytes], None] = lambda frame: None) -> None:
         self.receive = receive
-        self.resumed: Callable[[], None] = lambda: None  # called when there is room again
+        self.resumed: Callable[[], None] = lambda: None  # called when the other end reads again
         self.closed = asyncio.Event()
         self._frames = FrameSplitter()
         self._transport: asyncio.Transport | None = None
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self._writable = asyncio.Event()
+        self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
@@ -159,23 +165,23 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed.set()
-        self._has_room.set()
+        self._writable.set()
 
     def pause_writing(self) -> None:
-        self._has_room.clear()
+        self._writable.clear()
 
     def resume_writing(self) -> None:
-        self._has_room.set()
+        self._writable.set()
         self.resumed()
 
     @property
-    def has_room(self) -> bool:
+    def can_write(self) -> bool:
         """False while the other end does not read."""
-        return self._has_room.is_set()
+        return self._writable.is_set()
 
-    async def room(self) -> None:
+    async def drained(self) -> None:
         """Returns when the other end has read most of what was sent, or the connection is closed."""
-        await self._has_room.wait()
+        await self._writable.wait()
 
     def send(self, body: bytes) -> None:
         """Send a frame; after the end it is lost."""
@@ -186,3 +192,54 @@ class Connection(asyncio.Protocol):
         """End it at once."""
         if self._transport is not None:
             self._transport.abort()
+
+
+class ReplicaAddress(msgspec.Struct, frozen=True):
+    """Where a replica's gateways connect. The same as long as the replica lives."""
+
+    host: str
+    port: int
+    ticket: bytes  # the first bytes that a gateway sends; a frame with its name follows
+
+
+class FrameStream(FrameConnection):
+    """The gateway's end of a connection to a replica, past Ray Serve; with TLS where Ray has it."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        super().__init__(self._waiting.put_nowait)
+
+    @classmethod
+    async def open(cls, place: ReplicaAddress, gateway: str) -> FrameStream:
+        """Connect under this name, which no connection before had. Raises OSError, also for one that takes too long."""
+        opening = asyncio.get_running_loop().create_connection(
+            cls, place.host, place.port, ssl=tls(ssl.Purpose.SERVER_AUTH)
+        )
+        try:
+            transport, stream = await asyncio.wait_for(opening, CONNECT_SECONDS)
+        except TimeoutError:
+            raise TimeoutError(f"no connection to {place.host} within {CONNECT_SECONDS:g} s") from None
+        transport.write(place.ticket)
+        stream.send(gateway.encode())
+        return stream
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """The frames that the replica sends, until either end is closed."""
+        while (frame := await self._waiting.get()) is not None:
+            yield frame
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._waiting.put_nowait(None)
+
+
+def tls(purpose: ssl.Purpose, environment: Mapping[str, str] = os.environ) -> ssl.SSLContext | None:
+    """A context by which both ends show a certificate of one authority, as on Ray's own connections; None: Ray has no
+    TLS. Raises OSError, KeyError.
+    """
+    if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    context = ssl.create_default_context(purpose, cafile=environment["RAY_TLS_CA_CERT"])
+    context.load_cert_chain(environment["RAY_TLS_SERVER_CERT"], environment["RAY_TLS_SERVER_KEY"])
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context

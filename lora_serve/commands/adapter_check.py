@@ -29,7 +29,7 @@ from lora_serve.adapters.registration.verification import (
     traits_of,
 )
 from lora_serve.adapters.sources.folder import copy_files
-from lora_serve.app.services import base_templates
+from lora_serve.app.serving import base_templates
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
 from lora_serve.core.config import EngineConfig, ModelConfig

@@ -25,8 +25,8 @@ from lora_serve.adapters.http_content import CONTENT_DIGEST, content_digest
 from lora_serve.commands.flags import DEFAULT_STORE
 from lora_serve.commands.output import CommandError, ExitCode, Output, plain
 from lora_serve.core.errors import ConfigError
-from lora_serve.core.running_servers import is_this_machine, store_of
-from lora_serve.tenancy.authentication.admin_key import FILE_NAME
+from lora_serve.core.process import is_this_machine, store_of
+from lora_serve.tenancy.admin_key import FILE_NAME
 
 CONNECT_SECONDS = 10.0
 ANSWERS = {"id", "data", "alias", "name", "tenant"}  # every answer of the admin API has one of these fields

@@ -16,7 +16,7 @@ from lora_serve.commands.output import ExitCode
 from lora_serve.core.adapter import check_adapter_id, check_new_adapter_id
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser, flag_name
-from lora_serve.core.running_servers import running_servers
+from lora_serve.core.process import running_servers
 from lora_serve.core.setting_texts import parse_bytes
 from lora_serve.core.strict_json import JsonError, parse_json
 from lora_serve.core.tenant import MAX_LIMIT, TENANT_LIMITS, check_tenant_name

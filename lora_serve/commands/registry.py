@@ -21,21 +21,22 @@ from lora_serve.adapters.maintenance.transfer import (
 )
 from lora_serve.commands.flags import argument, make_parser, run_subcommand
 from lora_serve.commands.output import Output, bytes_text, plain, time_text
-from lora_serve.commands.registry_address import (
+from lora_serve.commands.registry_checking import (
     EXIT_CODES,
+    LOOK_VERBS,
+    MEND_VERBS,
     REDIS_PREFIX,
     REGISTRY,
     RegistryVerb,
     folder_address,
     folder_or_url,
+    names_text,
     registry_address,
     run_verb,
 )
-from lora_serve.commands.registry_checking import LOOK_VERBS, MEND_VERBS
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
-from lora_serve.tenancy.audit import journal as audit_journal
-from lora_serve.tenancy.directory import directory
-from lora_serve.tenancy.usage import journal as usage_journal
+from lora_serve.tenancy import audit_journal, directory
+from lora_serve.tenancy import usage as usage_journal
 
 PROGRAM = "lora-serve registry"
 DESCRIPTION = """Works on the registry itself, a store folder or Redis, without a server. A store folder is locked
@@ -199,9 +200,8 @@ def _run_backup(
 
 
 def _missing_line(verb: str, digest: str, labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - 8} more" if len(labels) > 8 else ""
     reason = "cannot be read where it is kept" if verb == "backup" else "was not in the backup: register it again"
-    return f"missing: {digest}, named by {', '.join(labels[:8])}{more}: it {reason}"
+    return f"missing: {digest}, named by {names_text(labels)}: it {reason}"
 
 
 _OVERWRITE = argument(

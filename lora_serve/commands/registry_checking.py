@@ -1,8 +1,11 @@
-"""`lora-serve registry show | check | rebuild | accept`."""
+"""`lora-serve registry show | check | rebuild | accept`, and the registry that flags or environment name."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,6 @@ from lora_serve.adapters.maintenance.rebuild import (
 )
 from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome, RebuiltId
 from lora_serve.adapters.maintenance.registries import (
-    BadBlob,
     Inventory,
     OpenRegistry,
     RegistryAddress,
@@ -25,10 +27,102 @@ from lora_serve.adapters.maintenance.registries import (
     inventory_of,
     open_registry,
 )
-from lora_serve.commands.flags import argument
-from lora_serve.commands.output import Columns, Output, bytes_text, facts_table, plain, table_of
-from lora_serve.commands.registry_address import REGISTRY, RegistryVerb, folder_address, registry_address
-from lora_serve.core.errors import ConfigError
+from lora_serve.commands.flags import DEFAULT_STORE, Subcommand, argument, one_of
+from lora_serve.commands.output import Columns, CommandError, ExitCode, Output, bytes_text, facts_table, plain, table_of
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from lora_serve.core.setting_texts import check_redis_prefix
+
+DEFAULT_PREFIX = "lora_serve"
+EXIT_CODES = """exit codes:
+  0    well
+  1    something could not be copied, or is not sound: each is named on standard error
+  2    the command line is wrong, a folder is in use or cannot be used, or there is no registry
+  5    Redis or the disk failed: what is there is whole; run the same again
+  130  interrupted (Ctrl-C): what is there is whole; run the same again"""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryVerb(Subcommand):
+    run: Callable[[argparse.Namespace, Output], bool]
+    """Returns True if all is well. Raises ConfigError, AdapterUnavailableError."""
+
+
+def run_verb(verb: RegistryVerb, flags: argparse.Namespace) -> int:
+    """Runs the subcommand; returns the exit code. Raises ConfigError."""
+    output = Output(flags.json)
+    try:
+        return ExitCode.OK if verb.run(flags, output) else ExitCode.REFUSED
+    except AdapterUnavailableError as error:
+        output.fail(CommandError(ExitCode.UNAVAILABLE, str(error)))
+        return ExitCode.UNAVAILABLE
+    except KeyboardInterrupt:
+        output.note("interrupted")
+        return ExitCode.INTERRUPTED
+
+
+REDIS_PREFIX = argument(
+    "--redis-prefix",
+    metavar="TEXT",
+    default=None,
+    help=f"beginning of every key in Redis (LORA_SERVE_REDIS_PREFIX; default: {DEFAULT_PREFIX})",
+)
+REGISTRY = (  # --store and --redis-url, as `serve` has them
+    one_of(
+        argument(
+            "--store",
+            metavar="DIR",
+            default=None,
+            help=f"the store folder of a registry of one server (LORA_SERVE_STORE; default: ./{DEFAULT_STORE})",
+        ),
+        argument(
+            "--redis-url",
+            metavar="URL",
+            default=None,
+            help="the registry that replicas share (LORA_SERVE_REDIS_URL)",
+        ),
+    ),
+    REDIS_PREFIX,
+)
+
+
+def registry_address(flags: argparse.Namespace) -> RegistryAddress:
+    """The registry of --store or --redis-url, else of the environment. Raises ConfigError."""
+    if flags.store is not None:
+        return folder_address("--store", flags.store)
+    url = flags.redis_url or os.environ.get("LORA_SERVE_REDIS_URL")
+    if url:
+        address = RegistryAddress(url, "--redis-url", redis_prefix(flags))
+        if not address.is_redis:
+            raise ConfigError("--redis-url: expected redis://host:port/db, rediss:// or unix://")
+        return address
+    return folder_address("--store", os.environ.get("LORA_SERVE_STORE") or DEFAULT_STORE)
+
+
+def folder_or_url(flag: str, text: str, flags: argparse.Namespace) -> RegistryAddress:
+    """A folder, or a Redis URL. Raises ConfigError."""
+    address = RegistryAddress(text, flag, redis_prefix(flags))
+    return address if address.is_redis else folder_address(flag, text)
+
+
+def redis_prefix(flags: argparse.Namespace) -> str:
+    """The prefix of --redis-prefix or the environment. Raises ConfigError."""
+    given = flags.redis_prefix
+    if given is None:
+        given = os.environ.get("LORA_SERVE_REDIS_PREFIX") or DEFAULT_PREFIX
+    try:
+        return check_redis_prefix(given)
+    except ValueError as error:
+        raise ConfigError(f"--redis-prefix: {error} (got {given[:200]!r})") from None
+
+
+def folder_address(flag: str, text: str) -> RegistryAddress:
+    """The folder; raises ConfigError for a URL."""
+    scheme, is_url, _ = text.partition("://")
+    if is_url:
+        raise ConfigError(f"{flag}: expected a folder, or redis:// where a URL is allowed (got {scheme[:20]}://...)")
+    if not text:
+        raise ConfigError(f"{flag}: expected a folder (got '')")
+    return RegistryAddress(text, flag)
 
 
 def _show(flags: argparse.Namespace, output: Output) -> bool:
@@ -85,13 +179,14 @@ def _check(flags: argparse.Namespace, output: Output) -> bool:
         "unreadable": list(unreadable),
     }
     output.show(document, f"{num_blobs} blobs in {plain(text)}: {num_blobs - len(bad)} sound, {len(bad)} not")
-    output.note(*map(_bad_line, bad), *(f"unreadable: {name}: its record makes no sense" for name in unreadable))
+    output.note(*(f"{blob.problem}: {blob.digest}, named by {names_text(blob.labels)}" for blob in bad))
+    output.note(*(f"unreadable: {name}: its record makes no sense" for name in unreadable))
     return not (bad or unreadable)
 
 
-def _bad_line(blob: BadBlob) -> str:
-    more = f" and {len(blob.labels) - 8} more" if len(blob.labels) > 8 else ""
-    return f"{blob.problem}: {blob.digest}, named by {', '.join(blob.labels[:8])}{more}"
+def names_text(names: Sequence[str]) -> str:
+    """The names, of more than eight the first ones."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _rebuild(flags: argparse.Namespace, output: Output) -> bool:
@@ -172,9 +267,8 @@ def _complain(rebuilt: RebuildReport, output: Output) -> None:
 def _left_out_line(one: RebuiltId) -> str:
     if not one.missing:
         return f"{one.outcome.value}: {one.name}: its record cannot be read, and there is no other: it is free"
-    more = f" and {len(one.missing) - 8} more" if len(one.missing) > 8 else ""
     what = "it cannot be served" if one.outcome is RebuildOutcome.UNCHANGED else "left out"
-    return f"{one.outcome.value}: {one.name}: no sound blob of version {', '.join(one.missing[:8])}{more}: {what}"
+    return f"{one.outcome.value}: {one.name}: no sound blob of version {names_text(one.missing)}: {what}"
 
 
 def _accept(flags: argparse.Namespace, output: Output) -> bool:

@@ -100,7 +100,7 @@ def _fleet_help() -> str:
     from dataclasses import fields
 
     from lora_serve.core.flags import FlagParser
-    from lora_serve.core.setting_groups.fleet import FleetSettings
+    from lora_serve.core.setting_groups.operation import FleetSettings
     from lora_serve.core.settings import Settings
 
     lines = [f"  {FLEET} {f'{name} {flags}':41} {summary}" for name, (flags, summary) in SUBCOMMANDS.items()]

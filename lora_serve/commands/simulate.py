@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lora_serve.core.extensions import names_in
+from lora_serve.core.setting_types import names_in
 from lora_serve.simulate.fleet import Scenario, StalledError, Summary, table
 from lora_serve.simulate.profiles import profile_names, read_profile
 from lora_serve.simulate.workload import WorkloadConfig, read_trace
@@ -43,7 +43,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments, each with its unit."""
     parser = argparse.ArgumentParser("lora-serve simulate", description=__doc__)
     add = parser.add_argument
     add("--trace", type=Path, required=True, help="Azure 2023 CSV, Mooncake JSONL, or a Vidur CSV of lengths")

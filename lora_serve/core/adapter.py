@@ -15,7 +15,7 @@ from lora_serve.core.errors import InvalidRequestError
 # PUT /admin/adapters/{id}/route is about {id}: an upload to an id with such an end would be taken for it.
 TAKEN_ENDS = ("route", "sharing")
 ADAPTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}\Z")
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]  # checked wherever a record is read
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]  # checked wherever a record is read
 
 
 class AdapterState(enum.StrEnum):
@@ -32,7 +32,7 @@ class AdapterState(enum.StrEnum):
 class AddedToken:
     """A token that an adapter's tokenizer has and the base's has not."""
 
-    id: Count
+    id: NonNegativeInt
     content: str
     is_special: bool = False  # it is left out of answers unless they show special tokens
     single_word: bool = False  # this and those below: how a tokenizer looks for it in a text
@@ -46,12 +46,16 @@ class AdapterTraits:
     """The kind of an adapter version, as far as the doors must know it."""
 
     is_additive: bool = True  # it only adds low-rank deltas, so that versions can be scaled and composed
-    invocation_tokens: tuple[Count, ...] = ()  # activated LoRA: it acts from their last occurrence in the prompt on
+    invocation_tokens: tuple[
+        NonNegativeInt, ...
+    ] = ()  # activated LoRA: it acts from their last occurrence in the prompt on
     base: str = ""  # ModelSpec.fingerprint of the base it was checked against; empty: not noted
-    vocab_size: Count = 0  # of its own embedding and output head; 0: the base's
+    vocab_size: NonNegativeInt = 0  # of its own embedding and output head; 0: the base's
     added_tokens: tuple[AddedToken, ...] = ()  # by their ids, which follow the base tokenizer's
-    num_labels: Count = 0  # of a classification head of its own; 0: it has none, and the base's labels are its own
-    eos_token_ids: tuple[Count, ...] = ()  # end its answers beside the base's
+    num_labels: NonNegativeInt = (
+        0  # of a classification head of its own; 0: it has none, and the base's labels are its own
+    )
+    eos_token_ids: tuple[NonNegativeInt, ...] = ()  # end its answers beside the base's
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class KeepBeside(Call, frozen=True):
 
 
 class ReadPiece(Call, frozen=True):
-    """Asks for a Piece of an opened folder's file."""
+    """Asks for a FilePiece of an opened folder's file."""
 
     opened: int  # the call that opened it
     name: str
@@ -74,7 +74,7 @@ class BlobFiles(Message, frozen=True):
     verify: float
 
 
-class Piece(Message, frozen=True):
+class FilePiece(Message, frozen=True):
     """Bytes of a file; fewer than PIECE_BYTES only at its end."""
 
     content: bytes

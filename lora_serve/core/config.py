@@ -17,19 +17,18 @@ from lora_serve.core.setting_groups.engine import (
     QueueLimits,
     SchedulingSettings,
 )
-from lora_serve.core.setting_groups.fleet import FleetSettings
-from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.core.setting_groups.http import (
     AccessLimits,
     BrowserSettings,
     ConnectionLimits,
+    GrammarConfig,
     RequestLimits,
     TenantSources,
     TlsConfig,
     UploadLimits,
 )
 from lora_serve.core.setting_groups.model import AddressSettings, ChatFormats, ModelForm, ModelSource
-from lora_serve.core.setting_groups.operation import MetricsSettings, SamplingSettings
+from lora_serve.core.setting_groups.operation import FleetSettings, MetricsSettings, SamplingSettings
 from lora_serve.core.setting_types import part_of
 
 

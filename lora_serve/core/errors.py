@@ -1,6 +1,6 @@
 """The error tree: what can go wrong, in words, with the ids inside.
 
-The tree knows nothing of HTTP; `server/answers/errors.py` is the one place that turns a class into a status.
+The tree knows nothing of HTTP; `server/answers.py` is the one place that turns a class into a status.
 """
 
 from __future__ import annotations
@@ -148,57 +148,53 @@ class CapacityError(LoraServeError):
 
     reason = "overloaded"
 
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after: float = 1.0, reason: str = "") -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.reason = reason or type(self).reason
 
 
 class QueueFullError(CapacityError):
     """The waiting queue is at its limit."""
 
-    def __init__(self, message: str, retry_after: float = 1.0, reason: str = "queue_requests") -> None:
-        super().__init__(message, retry_after)
-        self.reason = reason
+    reason = "queue_requests"
 
 
 class TenantQueueFullError(CapacityError):
     """The tenant's own limit of waiting requests is reached; `requests` and `tokens` are (limit, rest)."""
 
+    reason = "tenant_requests"
+
     def __init__(
         self,
         message: str,
         retry_after: float = 1.0,
-        reason: str = "tenant_requests",
+        reason: str = "",
         *,
         requests: tuple[int, int] | None = None,
         tokens: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(message, retry_after)
-        self.reason = reason
+        super().__init__(message, retry_after, reason)
         self.requests = requests
         self.tokens = tokens
 
 
 class RateLimitedError(CapacityError):
-    """The requests or tokens of a minute are used up; `retry_after` says when there is room again."""
+    """The requests or tokens of a minute are used up; `retry_after` says when the next may come."""
+
+    reason = "tenant_requests_per_minute"
 
     def __init__(
-        self,
-        message: str,
-        retry_after: float = 1.0,
-        reason: str = "tenant_requests_per_minute",
-        standings: Standings | None = None,
+        self, message: str, retry_after: float = 1.0, reason: str = "", standings: Standings | None = None
     ) -> None:
-        super().__init__(message, retry_after)
-        self.reason = reason
+        super().__init__(message, retry_after, reason)
         self.standings = standings or {}
 
 
 class WrongKeysError(RateLimitedError):
     """Another wrong key from an address that has sent many; the right one would be served."""
 
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message, retry_after, "wrong_keys")
+    reason = "wrong_keys"
 
 
 class NotReadyError(CapacityError):

@@ -44,15 +44,12 @@ class FlagParser(argparse.ArgumentParser):
         unit = next((unit.upper() for unit in _UNITS if (field.description or "").startswith(unit)), None)
         metavar = unit if unit and kinds[0] in (int, float) else _metavar(kinds)
         help_text = f"{field.description}{_default(field)}".replace("%", "%%")
+        options: dict[str, Any] = {"metavar": metavar}
         if bool in kinds:
-            action = argparse.BooleanOptionalAction
-            self.add_argument(flag, action=action, help=help_text, default=argparse.SUPPRESS)
+            options = {"action": argparse.BooleanOptionalAction}
         elif any(get_origin(kind) is tuple for kind in _members(field.annotation)):
-            self.add_argument(
-                flag, nargs="+", action="extend", metavar=metavar, help=help_text, default=argparse.SUPPRESS
-            )
-        else:
-            self.add_argument(flag, metavar=metavar, help=help_text, default=argparse.SUPPRESS)
+            options |= {"nargs": "+", "action": "extend"}
+        self.add_argument(flag, help=help_text, default=argparse.SUPPRESS, **options)
 
     def _unknown(self, argument: str) -> str:
         flag = argument.partition("=")[0]

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import msgspec
 
+from lora_serve.core.figures import TierStats
+
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The base of all messages and of the commands in them; the types of the fields are checked by the decoder."""
@@ -115,6 +117,18 @@ class LiveTier(msgspec.Struct, frozen=True):
     loads: int
     evictions: int
 
+    @classmethod
+    def of(cls, tier: TierStats) -> LiveTier:
+        """The figures of a tier that are shown live."""
+        return cls(
+            tier.num_bytes, tier.budget_bytes, tier.num_items, tier.hits, tier.misses, tier.loads, tier.evictions
+        )
+
+    def plus(self, other: LiveTier) -> LiveTier:
+        """The figures of both; unknown is what one of them does not know."""
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return LiveTier(*(None if None in pair else sum(pair) for pair in pairs))  # type: ignore[arg-type]
+
 
 class LiveCount(msgspec.Struct, frozen=True):
     """A tenant's requests."""
@@ -171,13 +185,8 @@ class EngineView(Message, frozen=True):
 
 def name_replica(view: EngineView, replica: str) -> EngineView:
     """The view as that of a fleet's replica: everything that is shown of it names the replica."""
-    named = msgspec.structs.replace
-    return named(
-        view,
-        replica=replica,
-        steps=tuple(named(step, replica=replica) for step in view.steps),
-        requests=tuple(named(request, replica=replica) for request in view.requests),
-        ended=tuple(named(request, replica=replica) for request in view.ended),
-        moves=tuple(named(move, replica=replica) for move in view.moves),
-        slots=tuple(named(slot, replica=replica) for slot in view.slots),
-    )
+    shown = {
+        name: tuple(msgspec.structs.replace(item, replica=replica) for item in getattr(view, name))
+        for name in ("steps", "requests", "ended", "moves", "slots")
+    }
+    return msgspec.structs.replace(view, replica=replica, **shown)

@@ -14,15 +14,14 @@ from typing import ClassVar, Literal
 import msgspec
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.blob_messages import BlobFiles, BlobFolder, BlobMessage, Piece
+from lora_serve.core.blob_messages import BlobFiles, BlobFolder, BlobMessage, FilePiece
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
 from lora_serve.core.live import Call, EngineView, Message
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.core.setting_groups.engine import BatchLimits
-from lora_serve.core.stats import EngineStats
+from lora_serve.core.stats import EngineStats, ReplicaReport
 from lora_serve.core.tenant import TenantBudget
 
 
@@ -71,7 +70,7 @@ class Resize(Message, frozen=True):
 
 
 class SetTenantBudgets(Message, frozen=True):
-    """Budgets of all tenants that have one, from now on; resident adapters stay until a newcomer needs the room."""
+    """Budgets of all tenants that have one, from now on; resident adapters stay until another needs their place."""
 
     budgets: tuple[TenantBudget, ...]
 
@@ -191,7 +190,7 @@ class WarmUpDone(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """End the engine; whoever still waits gets NotReadyError."""
+    """End the engine; requests that still wait get NotReadyError."""
 
 
 # -- from the engine -----------------------------------------------------------------------------------------------
@@ -214,7 +213,7 @@ class Greeting(Message, frozen=True):
     version: str  # of this program
     settings: str  # a digest of what it was configured with
     roots_key: bytes  # see `routing/fleet_view.py`
-    now: float = 0.0  # its time.monotonic(); another version, which is told by `version`, may not say it
+    now: float = 0.0  # its time.monotonic(); another version, known by `version`, may not say it
 
 
 class Reported(Message, frozen=True):
@@ -292,7 +291,7 @@ class ErrorEvent(RequestEvent, frozen=True):
 class LostEvent(RequestEvent, frozen=True):
     """All that came so far is lost with its engine; reading on asks for it again, from the start. By a client only."""
 
-    error: LoraServeError  # to be raised instead by whoever has shown some of it
+    error: LoraServeError  # to be raised instead by a caller that has shown some of it
 
 
 class SmokeTestResult(Message, frozen=True):
@@ -324,7 +323,7 @@ class Converted(Message, frozen=True):
 # -- answers to calls, in both directions --------------------------------------------------------------------------
 
 ReplyValue = (
-    None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | Piece | EngineStats | EngineView
+    None | SmokeTestResult | AdapterSize | Converted | BlobFolder | BlobFiles | FilePiece | EngineStats | EngineView
 )
 
 

@@ -37,15 +37,11 @@ class PoolingSpec:
     task: Task  # EMBED or CLASSIFY
     dimension: int  # of an embedding; 0 with CLASSIFY
     labels: tuple[str, ...] = ()  # of the base's own head; empty: only adapters have heads
-    is_ragged: bool = (
-        True  # rows of any lengths lie end to end; False: they are padded, so rows of like lengths go together
-    )
+    is_ragged: bool = True  # rows of any lengths lie end to end; False: padded, so rows of like lengths go together
     takes_pairs: bool = False  # tokens have types: 0 for the first text, 1 for the second
     is_multi_label: bool = False  # labels do not exclude one another: sigmoid, not softmax
     is_normalized: bool = False  # embeddings have length 1
-    label_layer: str = (
-        ""  # with CLASSIFY: the module with one row per label, of which an adapter may have its own number
-    )
+    label_layer: str = ""  # with CLASSIFY: the module with one row per label, whose number may be an adapter's own
     backbone: str = ""  # what transformers calls the part below the head ("bert"); with EMBED no path begins with it
     untrained: tuple[str, ...] = ()  # modules of the head that the checkpoint lacks: never used, adapters bring theirs
 

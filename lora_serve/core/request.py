@@ -144,7 +144,7 @@ class InferenceRequest:
 
     @property
     def is_warm_up(self) -> bool:
-        """True for a request that nobody sent: it is work of the engine, and no traffic."""
+        """True for a request that no client sent: it is work of the engine, and no traffic."""
         return self.tenant.startswith(WARM_UP)
 
     @property

@@ -1,14 +1,15 @@
-"""The types of single settings (bytes, lists, NAME=NUMBER), and the field that one is in its group."""
+"""The types of single settings (bytes, lists, NAME=NUMBER, a folder's files), and the field that one is in a group."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, Field
 
+from lora_serve.core.flags import flag_name
 from lora_serve.core.setting_texts import MAX_BYTES, check_text, parse_bytes
 from lora_serve.core.strict_json import JsonError, parse_json
 
@@ -19,6 +20,13 @@ _FEW = 4096
 _MODULE_FIELDS = {"name", "path", "base_model_name", "is_3d_lora_weight"}
 MAX_COUNT = 2**31 - 1  # of what is counted only, and takes no memory by itself
 MAX_REGISTRATIONS = 16  # at once
+MAX_DRAFT = 16  # tokens of one row and step that may be guessed
+_LIGHTEST, _HEAVIEST = 1e-6, 1e6
+_PACKAGE = Path(__file__).parents[1]
+
+# Names that vLLM or its users have for the same format.
+TOOL_CALL_ALIASES = {"llama4_json": "llama3_json", "llama4_pythonic": "pythonic", "qwen": "hermes"}
+REASONING_ALIASES = {"deepseek_v3": "deepseek_r1", "glm45": "deepseek_r1", "qwen3": "deepseek_r1"}
 
 
 def parse_list(value: Any) -> Any:
@@ -82,7 +90,7 @@ def parse_origins(value: Any) -> Any:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=MAX_BYTES)]
 Gibibytes = Annotated[int, BeforeValidator(parse_bytes), BeforeValidator(parse_gibibytes), Field(ge=0, le=MAX_BYTES)]
-Count = Annotated[int, BeforeValidator(parse_count)]
+HumanInt = Annotated[int, BeforeValidator(parse_count)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(parse_modules)]
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_names)]
 Origins = Annotated[tuple[str, ...], BeforeValidator(parse_origins)]
@@ -98,9 +106,6 @@ def parse_weights(value: Any) -> Any:
     return tuple(_parse_weight(item) for item in items)
 
 
-_LIGHTEST, _HEAVIEST = 1e-6, 1e6
-
-
 def _parse_weight(item: Any) -> tuple[str, float]:
     name, equals, number = item.partition("=") if isinstance(item, str) else ("", "", "")
     try:
@@ -113,9 +118,6 @@ def _parse_weight(item: Any) -> tuple[str, float]:
 
 
 TenantWeights = Annotated[tuple[tuple[str, float], ...], BeforeValidator(parse_weights)]
-
-
-MAX_DRAFT = 16  # tokens of one row and step that may be guessed
 
 
 def parse_draft(value: Any) -> Any:
@@ -146,6 +148,32 @@ def parse_replicas(value: Any) -> Any:
 Replicas = Annotated[int | str, BeforeValidator(parse_replicas)]
 
 
+def names_in(folder: str) -> tuple[str, ...]:
+    """The files of a folder of this package, without the seam `base.py` that they share: a new file is a new value of
+    its setting and is named nowhere else. Listed, not imported, as `--help` must not load torch.
+    """
+    files = (_PACKAGE / folder).glob("[!_]*.py")
+    return tuple(sorted(file.stem for file in files if file.stem != "base"))
+
+
+if TYPE_CHECKING:
+    EngineHostName: TypeAlias = str
+    PolicyName: TypeAlias = str
+    RouterName: TypeAlias = str
+    AttentionName: TypeAlias = str
+    LoraKernelName: TypeAlias = str
+    ToolCallFormatName: TypeAlias = str
+    ReasoningFormatName: TypeAlias = str
+else:
+    EngineHostName = Literal[names_in("engine_host/hosts")]
+    PolicyName = Literal[names_in("engine/policies")]
+    RouterName = Literal[names_in("routing/routers")]
+    AttentionName = Literal[("auto", *names_in("model/attention"))]
+    LoraKernelName = Literal[("auto", *names_in("model/lora/kernels"))]
+    ToolCallFormatName = Literal[("auto", "none", *names_in("text/tool_calls"), *TOOL_CALL_ALIASES)]
+    ReasoningFormatName = Literal[("auto", "none", *names_in("text/reasoning"), *REASONING_ALIASES)]
+
+
 def setting(default: Any, description: str, *, repr: bool = True, **checks: Any) -> Any:  # noqa: A002
     """A field of a group of settings, named like its flag with underscores and described for --help.
 
@@ -158,3 +186,8 @@ def setting(default: Any, description: str, *, repr: bool = True, **checks: Any)
 def part_of(settings: object, kind: type[T]) -> T:
     """The settings of one group, or of several as in `core/config.py`."""
     return kind(**{field.name: getattr(settings, field.name) for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def changed_flags(settings: object, kind: type[Any]) -> list[str]:
+    """The flags of a group that were given another value than their default."""
+    return [flag_name(field.name) for field in fields(kind) if getattr(settings, field.name) != field.default]

@@ -23,21 +23,25 @@ from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.setting_groups.adapters import AdapterTierSettings, RegistrySettings
 from lora_serve.core.setting_groups.engine import BatchSettings, EngineSettings, KVCacheSettings
-from lora_serve.core.setting_groups.fleet import FleetSettings, needless
-from lora_serve.core.setting_groups.grammars import GrammarConfig
 from lora_serve.core.setting_groups.http import (
     AccessSettings,
     BrowserSettings,
     ConnectionLimits,
+    GrammarConfig,
     RequestLimits,
     TlsConfig,
 )
 from lora_serve.core.setting_groups.model import ServedModelSettings, is_there
-from lora_serve.core.setting_groups.operation import AccountingConfig, ObservabilitySettings, OperationSettings
+from lora_serve.core.setting_groups.operation import (
+    AccountingConfig,
+    FleetSettings,
+    ObservabilitySettings,
+    OperationSettings,
+)
 from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.core.setting_texts import check_text
-from lora_serve.core.setting_types import part_of
-from lora_serve.core.vllm.taking import VLLM_KEYS, add_vllm_flags, as_vllm_reads, parsed_keys, taken
+from lora_serve.core.setting_types import changed_flags, part_of
+from lora_serve.core.vllm_flags import VLLM_KEYS, add_vllm_flags, as_vllm_reads, parsed_keys, taken
 
 _HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 T = TypeVar("T")
@@ -95,7 +99,7 @@ class Settings(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}): each running row takes one token per step"
             )
-        if self.engine != "ray" and (flags := needless(self)):
+        if self.engine != "ray" and (flags := changed_flags(self, FleetSettings)):
             raise ValueError(
                 f"{', '.join(flags)}: only for a fleet: give --engine ray, or begin with `lora-serve fleet`"
             )

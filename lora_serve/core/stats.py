@@ -13,19 +13,23 @@ from functools import reduce
 from itertools import zip_longest
 from typing import Annotated, Any
 
+import msgspec
+
 from lora_serve.core.figures import (
     COUNTS,
     Count,
-    Merge,
+    EvictionReason,
+    LoadTimes,
+    MergeBy,
     MergeOwners,
     MetricName,
     Names,
     Seconds,
+    TierStats,
     added,
     added_by_place,
 )
 from lora_serve.core.setting_groups.engine import BatchLimits
-from lora_serve.core.tier_stats import EvictionReason, LoadTimes, TierStats
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)  # as vLLM groups steps
 
@@ -70,7 +74,7 @@ class AdapterCounters:
     evictions: int = 0  # from the device
     load_seconds: Annotated[float, MergeOwners(_of_last_load)] = 0.0  # of the last load, fetch to slot
     eviction_reasons: Mapping[EvictionReason, int] = field(default_factory=dict)  # they add up to `evictions`
-    last_eviction: Annotated[EvictionReason | None, Merge(lambda _, other: other)] = None
+    last_eviction: Annotated[EvictionReason | None, MergeBy(lambda _, other: other)] = None
     last_load: Annotated[LoadTimes | None, MergeOwners(_of_last_load)] = None
 
 
@@ -101,7 +105,9 @@ class MemoryStats:
     largest: int = 0  # estimate of all of these together, the largest of any batch
     measured_peak: int = 0  # on CUDA what torch had allocated at most, else the process's growth since start
     num_out_of_memory: Count = 0  # steps that the device had no memory for, and that were run in parts
-    max_tokens: Annotated[int | None, Merge(min)] = None  # of a step, for a while after such a one; None: as configured
+    max_tokens: Annotated[int | None, MergeBy(min)] = (
+        None  # of a step, for a while after such a one; None: as configured
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +116,9 @@ class SwapStats:
 
     num_swapped: Count = 0  # preemptions whose blocks were moved to host memory
     num_recomputed: Count = 0  # preemptions whose blocks were given up
-    num_blocks: int = 0  # that host memory has room for
+    num_blocks: int = 0  # that fit into host memory
     num_used: int = 0
-    seconds_per_block: Annotated[float, Merge(max)] = 0.0  # learned, of one copy
+    seconds_per_block: Annotated[float, MergeBy(max)] = 0.0  # learned, of one copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +155,8 @@ def _first_known(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...
 class AdapterSpeculation:
     """The guesses of one adapter's tokens, or of several that answer together."""
 
-    digests: Annotated[tuple[str, ...], Merge(lambda one, _: one)]  # none: the base model
-    names: Annotated[tuple[str, ...], Merge(_first_known)]  # of the same, where they are in a slot; else empty
+    digests: Annotated[tuple[str, ...], MergeBy(lambda one, _: one)]  # none: the base model
+    names: Annotated[tuple[str, ...], MergeBy(_first_known)]  # of the same, where they are in a slot; else empty
     num_drafted: int  # tokens, of all tenants
     num_accepted: int
     acceptance: Annotated[float, MergeOwners(_acceptance)]  # accepted over drafted
@@ -167,16 +173,15 @@ def _by_owner(
 class SpeculationStats:
     """Guessed tokens and what became of them, since the engine's start."""
 
-    most: Annotated[int, Merge(max), COUNTS] = 0  # guesses of a row and step; 0: none are made
+    most: Annotated[int, MergeBy(max), COUNTS] = 0  # guesses of a row and step; 0: none are made
     num_drafts: Annotated[Count, MetricName("vllm:spec_decode_num_drafts", "Drafts run.")] = 0
     num_drafted: Annotated[Count, MetricName("vllm:spec_decode_num_draft_tokens", "Guessed tokens run.")] = 0
     num_accepted: Annotated[Count, MetricName("vllm:spec_decode_num_accepted_tokens", "Guessed tokens accepted.")] = 0
-    accepted_by_place: Annotated[
-        tuple[int, ...], Merge(added_by_place), COUNTS
-    ] = ()  # how often the first guess of a draft was accepted, the second, ...
-    adapters: Annotated[tuple[AdapterSpeculation, ...], Merge(_by_owner)] = ()  # those with the most guesses
+    # How often the first guess of a draft was accepted, the second, ...
+    accepted_by_place: Annotated[tuple[int, ...], MergeBy(added_by_place), COUNTS] = ()
+    adapters: Annotated[tuple[AdapterSpeculation, ...], MergeBy(_by_owner)] = ()  # those with the most guesses
     # --speculate: "auto", "off" or a number.
-    mode: Annotated[str, Merge(lambda one, other: other if one == "off" else one), COUNTS] = "off"
+    mode: Annotated[str, MergeBy(lambda one, other: other if one == "off" else one), COUNTS] = "off"
 
 
 def _of_latest(one: BatcherStats, other: BatcherStats) -> BatcherStats:
@@ -196,7 +201,7 @@ class EngineStats:
     max_loras: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
-    block_size: Annotated[int, Merge(max)] = 0  # tokens
+    block_size: Annotated[int, MergeBy(max)] = 0  # tokens
     num_preemptions: Annotated[Count, MetricName("vllm:num_preemptions", "Sequences set back to make room.")] = 0
     slots: tuple[SlotInfo, ...] = ()
     host_digests: Names = ()
@@ -209,7 +214,7 @@ class EngineStats:
     # In the prefix cache.
     num_prefix_queries: Annotated[Count, MetricName("vllm:prefix_cache_queries", "Prompt tokens looked up.")] = 0
     num_prefix_hits: Annotated[Count, MetricName("vllm:prefix_cache_hits", "Prompt tokens found.")] = 0
-    batcher: Annotated[BatcherStats | None, Merge(_of_latest)] = None
+    batcher: Annotated[BatcherStats | None, MergeBy(_of_latest)] = None
     memory: Annotated[MemoryStats, COUNTS] = field(default_factory=MemoryStats)
     swap: Annotated[SwapStats, COUNTS] = field(default_factory=SwapStats)
     num_constrained: Annotated[int, MetricName("lora_serve_grammar_rows", "Rows in the batch that obey a grammar.")] = 0
@@ -220,14 +225,13 @@ class EngineStats:
     num_hung_loads: Annotated[
         Count, MetricName("lora_serve_adapter_loads_hung", "Loads given up as the store hangs.")
     ] = 0
-    steps_by_tokens: Annotated[
-        tuple[int, ...], Merge(added_by_place), COUNTS
-    ] = ()  # up to each of STEP_TOKENS, then larger ones
+    # Up to each of STEP_TOKENS, then larger ones.
+    steps_by_tokens: Annotated[tuple[int, ...], MergeBy(added_by_place), COUNTS] = ()
     num_step_tokens: Count = 0  # in all of them
     num_waiting_tokens: int = 0  # of the prompts of all requests, that are still to be computed
     num_running_tokens: int = 0  # of running rows, that are computed
     replicas: tuple[ReplicaStats, ...] | None = None  # None: the server has one engine, and no fleet
-    pid: Annotated[int | None, Merge(lambda *_: 0)] = None  # of the engine's process; 0: of several
+    pid: Annotated[int | None, MergeBy(lambda *_: 0)] = None  # of the engine's process; 0: of several
     num_replicas_lost: int = 0  # since the server's start; others took their places
 
 
@@ -254,14 +258,14 @@ class ReplicaStats:
     age: float = 0.0  # seconds since its start
     num_requests: int = 0  # that this server has sent it and that have not ended
     num_servers: int = 1  # that send it requests, this one among them
-    stats: EngineStats | None = None  # None: it has told none yet
+    stats: EngineStats | None = None  # None: it has sent none yet
 
 
 EMPTY = EngineStats()
 
 
 def merged(replicas: Sequence[ReplicaStats], lost: EngineStats = EMPTY, num_lost: int = 0) -> EngineStats:
-    """The fleet's figures: of all replicas that have told theirs, in whatever state they are. Slots and blocks are
+    """The fleet's figures: of all replicas that have sent theirs, in whatever state they are. Slots and blocks are
     those of all, the limits of the batcher those of one engine.
 
     `lost`: the counters (`counters_of`) of replicas that are no more, so that no counter ever falls.
@@ -273,3 +277,60 @@ def merged(replicas: Sequence[ReplicaStats], lost: EngineStats = EMPTY, num_lost
 
 def _named(stats: EngineStats, replica: str) -> EngineStats:
     return replace(stats, slots=tuple(replace(slot, replica=replica) for slot in stats.slots))
+
+
+class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
+    """One look at a replica. Digests are those of adapter versions; tokens are counted over all gateways' requests."""
+
+    replica: str  # a random name that no replica before it had
+    made_at: float  # seconds of the replica's `time.monotonic()`: orders its reports, says nothing beside another's
+    device: tuple[str, ...] = ()  # adapters in slots
+    host: tuple[str, ...] = ()  # in host memory, some of them in slots too
+    loading: tuple[str, ...] = ()  # on their way there
+    max_loras: int = 0  # slots
+    num_running: int = 0  # requests
+    num_waiting: int = 0
+    waiting_tokens: int = 0  # of prompts, that are still to be computed
+    running_tokens: int = 0  # of running rows, that are computed: what each step reads again
+    num_blocks: int = 0  # of KV
+    num_free_blocks: int = 0
+    load_tokens: int = 0  # tokens that it computes in the time that the load of an adapter takes; 0: not known yet
+    prefix_roots: tuple[int, ...] = ()  # of prompts that it has computed lately: `routing/request.py`
+    is_host_full: bool = False  # one more adapter there, and another has to leave host memory
+
+
+def report_of(replica: str, made_at: float, stats: EngineStats, prefix_roots: Sequence[int] = ()) -> ReplicaReport:
+    """The report of a replica whose engine has these figures."""
+    return ReplicaReport(
+        replica=replica,
+        made_at=made_at,
+        device=tuple(slot.digest for slot in stats.slots),
+        host=stats.host_digests,
+        loading=stats.loading_digests,
+        max_loras=stats.max_loras,
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        waiting_tokens=stats.num_waiting_tokens,
+        running_tokens=stats.num_running_tokens,
+        num_blocks=stats.num_blocks,
+        num_free_blocks=stats.num_free_blocks,
+        load_tokens=_load_tokens(stats),
+        prefix_roots=tuple(prefix_roots),
+        is_host_full=_is_host_full(stats),
+    )
+
+
+def _load_tokens(stats: EngineStats) -> int:
+    """Seconds of a load into host memory, the mean since the start, over those of a prompt's token."""
+    host = stats.tiers.get("host")
+    if host is None or not host.loads or stats.batcher is None or not stats.batcher.cost.get("token"):
+        return 0
+    return round(host.load_seconds / host.loads / stats.batcher.cost["token"])
+
+
+def _is_host_full(stats: EngineStats) -> bool:
+    """True if an adapter as large as the mean of those there would not fit in."""
+    host = stats.tiers.get("host")
+    if host is None or not host.num_bytes or not host.num_items or not host.budget_bytes:
+        return False
+    return host.num_bytes + host.num_bytes / host.num_items > host.budget_bytes

@@ -49,9 +49,8 @@ class Quota:
 
 
 NO_LIMITS = Quota()
-TENANT_LIMITS = frozenset(
-    ("max_adapters", "max_stored_bytes", "device_bytes_guaranteed", "device_bytes_max")
-)  # not of keys
+# Not of keys.
+TENANT_LIMITS = frozenset(("max_adapters", "max_stored_bytes", "device_bytes_guaranteed", "device_bytes_max"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,5 +130,5 @@ class TenantBudget:
     """Bytes of a tenant's adapters on the device."""
 
     tenant: str
-    guaranteed: int = 0  # other tenants' newcomers never push it below these
-    at_most: int | None = None  # beyond these the tenant's newcomer pushes out one of its own, or waits
+    guaranteed: int = 0  # other tenants' adapters never evict it below these
+    at_most: int | None = None  # beyond these the tenant's next adapter evicts one of its own, or waits

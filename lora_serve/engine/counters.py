@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from lora_serve.adapters.stores.base import TierCounts
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.figures import EvictionReason, LoadTimes
 from lora_serve.core.stats import AdapterCounters
-from lora_serve.core.tier_stats import EvictionReason, LoadTimes
 
 MIN_RETRY_AFTER = 1.0  # seconds
 MAX_RETRY_AFTER = 120.0

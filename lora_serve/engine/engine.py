@@ -11,9 +11,9 @@ from typing import Any
 from lora_serve.adapters.loading.host_cache import HostCache
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import MemoryPlan
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.live import EngineView
-from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import Command, Event, StepEvent, Watch
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import EngineStats

@@ -14,7 +14,6 @@ from lora_serve.core import live
 from lora_serve.core.batch import Batch
 from lora_serve.core.messages import Watch
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats
-from lora_serve.core.tier_stats import TierStats
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.constraints import Constraints
 from lora_serve.engine.recorder import Recorder
@@ -119,13 +118,6 @@ class EngineFigures:
         )
 
 
-def live_tier(tier: TierStats) -> live.LiveTier:
-    """The figures of a tier that are shown live."""
-    return live.LiveTier(
-        tier.num_bytes, tier.budget_bytes, tier.num_items, tier.hits, tier.misses, tier.loads, tier.evictions
-    )
-
-
 def _first_waiting(scheduler: Scheduler, tenants: Collection[str], now: float) -> list[Sequence]:
     """The first of all; beside them the first of each of the tenants, and all that were preempted, as steps may name
     them.
@@ -172,7 +164,7 @@ def _settings(scheduler: Scheduler, residency: AdapterResidency[Any], block_size
     return live.LiveSettings(
         live.LiveLimits(stats.max_rows, stats.max_tokens, round(1000 * stats.window, 3), stats.reason),
         live.LiveTargets(_ms(limits.ttft_target), _ms(limits.itl_target)), limits.max_num_seqs, block_size,
-        {name: live_tier(tier) for name, tier in residency.tiers().items()},
+        {name: live.LiveTier.of(tier) for name, tier in residency.tiers().items()},
     )  # fmt: skip
 
 

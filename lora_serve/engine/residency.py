@@ -13,10 +13,10 @@ from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError
+from lora_serve.core.figures import EvictionReason, TierStats
 from lora_serve.core.messages import Resize
 from lora_serve.core.stats import AdapterCounters
 from lora_serve.core.tenant import TenantBudget
-from lora_serve.core.tier_stats import EvictionReason, TierStats
 from lora_serve.engine.counters import CacheCounters, LoadEstimate
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.slots import SlotTable

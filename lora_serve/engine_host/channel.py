@@ -1,7 +1,7 @@
 """The engine's end of the socket pair: frames in on the thread that asks, frames out on a thread of its own.
 
 In the engine's process no part outlives another: where one ends by a bug, so does the process. Half an engine would
-answer nobody, and the server would learn of it minutes later, from its watchdog.
+answer nothing, and the server would learn of it minutes later, from its watchdog.
 """
 
 from __future__ import annotations
@@ -98,5 +98,5 @@ class Channel:
             is_open = None not in waiting
             try:
                 self._end.sendall(b"".join(frame_of(messages) for messages in waiting if messages is not None))
-            except OSError:  # nobody listens; the reader sees it too
+            except OSError:  # the other end is closed; the reader sees it too
                 return

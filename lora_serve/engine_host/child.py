@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ from lora_serve.model.system.process import load_torch_library
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
 
-class Engine(Protocol):
+class RunningEngine(Protocol):
     """The engine of a process; both methods are called on the main thread."""
 
     def take(self, message: ToEngine) -> None:
@@ -42,7 +43,9 @@ def main() -> int:
         return 1
     try:
         with without_collections():
-            from lora_serve.engine_host.child_engine import ChildEngine  # torch: after the parent can be heard
+            from lora_serve.engine_host.service import ChildEngine  # after the parent can be heard
+
+            importlib.import_module("lora_serve.model.loading.transformers_import")  # torch
 
         engine = ChildEngine(configure, channel)
     except Exception as error:
@@ -63,7 +66,7 @@ def open_channel() -> tuple[Channel, Iterator[ToEngine]]:
     return channel, channel.messages()
 
 
-def run(engine: Engine, channel: Channel, messages: Iterator[ToEngine]) -> int:
+def run(engine: RunningEngine, channel: Channel, messages: Iterator[ToEngine]) -> int:
     """Hand each message to the engine, until the end."""
     with fatal("the thread that listens to the server"):
         for message in messages:

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.content import DUMMY_DIGEST
 from lora_serve.adapters.checkpoint.saved import dummy_adapter
-from lora_serve.adapters.loading.blobs import Blobs
-from lora_serve.adapters.loading.fetch import fetch_timed
+from lora_serve.adapters.checkpoint.weights import parse_checked
+from lora_serve.adapters.loading.blobs import Blobs, fetch_timed
 from lora_serve.adapters.loading.loader import Loaded, Loader, Pace
 from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.figures import LoadTimes
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import without_collections
-from lora_serve.core.setting_groups.grammars import GrammarConfig
-from lora_serve.core.tier_stats import LoadTimes
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.engine.engine import Engine, build_engine
 from lora_serve.engine.loop import Mail
 from lora_serve.model.build import ModelParts, build_model
@@ -39,7 +39,7 @@ from lora_serve.text.tokenizer import TextModel
 _log = logging.getLogger(__name__)
 
 
-class AdapterSource:
+class AdapterReader:
     """Reads adapters: the prepared file on this machine's disk if there is a sound one, else the adapter's own files.
 
     Every byte is checked against a digest after it was read. Used by several threads at once.
@@ -107,7 +107,8 @@ class AdapterSource:
         return Loaded(value, LoadTimes("disk", fetched - start, verified - fetched, time.perf_counter() - verified))
 
     def _ordinary(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
-        saved, times = fetch_timed(self._blobs, self._parts.spec, adapter)
+        spec = self._parts.spec
+        saved, times = fetch_timed(self._blobs, adapter.digest, lambda content: parse_checked(content, adapter, spec))
         start = time.perf_counter()
         value = self._parts.fold(saved)
         return Loaded(value, dataclasses.replace(times, fold=time.perf_counter() - start))
@@ -132,7 +133,7 @@ class LocalEngine:
         self._is_warm = False
         last_folded = LastFolded()
         self.validator = LocalValidator(parts.fold, parts.undo, last_folded)
-        source = AdapterSource(blobs, parts, last_folded.take)
+        source = AdapterReader(blobs, parts, last_folded.take)
         self._loader: Loader[HostAdapter] = Loader(
             source.load,
             self.mailbox.put,

@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from lora_serve.adapters.loading.blobs import StoredBlobs
+from lora_serve.adapters.loading.blobs import Blobs, StoredBlobs
 from lora_serve.adapters.loading.loader import LOAD_TIMEOUT
 from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
 from lora_serve.adapters.stores.files import remove_folder, scratch_folder
@@ -64,8 +64,8 @@ class BlobCalls:
             call.set_exception(reply.error)
 
 
-class RemoteBlobs:
-    """See `Blobs`, `BlobCalls.answered`."""
+class RemoteBlobs(Blobs):
+    """The stores of the server's process, for an engine on the same machine."""
 
     def __init__(
         self, send: Callable[[Sequence[BlobMessage]], None], scratch: Path, prefix: str = SCRATCH_PREFIX
@@ -81,18 +81,16 @@ class RemoteBlobs:
 
     @contextmanager
     def verified(self, digest: str) -> Iterator[VerifiedBlob]:
-        """See Blobs."""
         with self._opened(digest, is_near=False) as blob:
             yield VerifiedBlob(blob.folder, blob.tier, blob.fetch, blob.verify)
 
     @contextmanager
     def near(self, digest: str) -> Iterator[Path]:
-        """See Blobs."""
         with self._opened(digest, is_near=True) as blob:
             yield blob.folder
 
     def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
-        """See Blobs. The bytes do not cross: the file is written here and moved there."""
+        """The bytes do not cross: the file is written here and moved there."""
         with scratch_folder(self._scratch, self._prefix) as folder:
             (folder / name).write_bytes(content)
             self._call(KeepBeside(self._calls.new_id(), digest, folder / name))
@@ -135,7 +133,7 @@ class BlobServer:
         self._prefix = prefix
         self._threads = WatchdogPool("blobs", num_threads, timeout)
         self._open: dict[int, ExitStack] = {}  # by call id, of the engine that runs now, from when it asks
-        self._life = 0  # nobody waits for an earlier engine's calls
+        self._life = 0  # an earlier engine's calls are dropped
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, message: BlobMessage, send: Callable[[Reply], None]) -> None:
@@ -211,7 +209,7 @@ class BlobServer:
         return await asyncio.wrap_future(self._begin(opened, stack.close))
 
     def _begin(self, call: Callable[[], T], undo: Callable[[], None] = lambda: None) -> Future[T]:
-        """Start `call` on a thread. `undo`: called if its result comes when nobody waits for it any more."""
+        """Start `call` on a thread. `undo`: called if its result comes after it was given up."""
         future = Future[T]()
 
         def run() -> None:

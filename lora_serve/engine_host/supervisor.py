@@ -7,12 +7,12 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.core.errors import EngineLostError, ModelError
-from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
+from lora_serve.engine_host.hosts import EngineHost, LoadedEngine
 from lora_serve.server.lifecycle import Lifecycle
 
 _log = logging.getLogger(__name__)
@@ -88,9 +88,9 @@ class Supervisor:
             await self._started(start)
         except EngineLostError as error:
             return str(error)
-        lost: asyncio.Task[str] = _task(self._host.lost())
-        hung = _task(until_hung(self._host.ping, self._step_timeout))
-        work = _task(self._prepared(prepare, ready))
+        lost = asyncio.create_task(self._host.lost())
+        hung = asyncio.create_task(until_hung(self._host.ping, self._step_timeout))
+        work = asyncio.create_task(self._prepared(prepare, ready))
         try:
             await asyncio.wait({lost, hung, work}, return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
@@ -107,7 +107,7 @@ class Supervisor:
             if not starting.done():
                 reason = f"it was not loaded within {self._load_timeout:g} s"
                 await self._kill(reason, starting)
-                starting.exception()  # no news
+                starting.exception()  # expected
                 raise EngineLostError(reason)
             starting.result()
         finally:
@@ -182,10 +182,6 @@ async def until_hung(ping: Callable[[], Awaitable[None]], timeout: float) -> Non
         finally:
             question.cancel()
         await asyncio.sleep(min(_MAX_PAUSE, timeout / 4))
-
-
-def _task(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    return asyncio.get_running_loop().create_task(work)
 
 
 async def _cancelled(*tasks: asyncio.Task[Any]) -> None:

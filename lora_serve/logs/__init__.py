@@ -24,7 +24,7 @@ def configure_logging(
 ) -> None:
     """`form` is "console" or "json". The libraries' own chatter starts at warnings.
 
-    By default whoever logs waits until the line is written; a server brings a `LogHandler`.
+    By default the thread that logs waits until the line is written; a server brings a `LogHandler`.
     """
     from lora_serve.logs.pipeline import Redaction, line_formatter
 

@@ -105,8 +105,7 @@ def _origin(record: logging.LogRecord) -> str:
 
 def _sum_of(last: logging.LogRecord, count: int, seconds: float) -> logging.LogRecord:
     message = f"{last.getMessage()} (... {count} times more within {seconds:.0f} s)"
-    fields = {"name": last.name, "levelno": last.levelno, "levelname": last.levelname, "msg": "%s", "args": (message,)}
-    return logging.makeLogRecord(fields)
+    return logging.LogRecord(last.name, last.levelno, "", 0, "%s", (message,), None)
 
 
 class LogHandler(logging.Handler):
@@ -166,8 +165,8 @@ class LogHandler(logging.Handler):
 
     def _notice(self, count: int) -> str:
         message = "%d records were dropped: the log's reader did not take them in time"
-        fields = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": message}
-        return Context().run(self.format, logging.makeLogRecord({**fields, "args": (count,)})) + "\n"
+        record = logging.LogRecord(__name__, logging.WARNING, "", 0, message, (count,), None)
+        return Context().run(self.format, record) + "\n"
 
 
 def flush_log() -> None:

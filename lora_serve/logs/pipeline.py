@@ -18,8 +18,7 @@ from urllib.parse import unquote, urlsplit
 import structlog
 from structlog.typing import EventDict, Processor
 
-from lora_serve.core.log_context import current_fields
-from lora_serve.tenancy.directory.state import IN_TEXT
+from lora_serve.tenancy.directory_state import IN_TEXT
 
 if TYPE_CHECKING:
     from lora_serve.core.settings import Settings
@@ -116,7 +115,11 @@ def line_formatter(form: str, redaction: Redaction, *, colors: bool = False) -> 
         structlog.processors.EventRenamer("message"),
         redaction,
         _in_order,
-        *([_json_form()] if is_json else [_on_one_line, _console_form(colors)]),
+        *(
+            [structlog.processors.JSONRenderer(ensure_ascii=False)]
+            if is_json
+            else [_on_one_line, _console_form(colors)]
+        ),
     ]
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=collecting, processors=finishing)
 
@@ -126,10 +129,6 @@ def _drop_private(logger: Any, method: str, event: EventDict) -> EventDict:
     for key in [key for key in event if key.startswith("_ray_")]:
         del event[key]
     return event
-
-
-def _json_form() -> Processor:
-    return structlog.processors.JSONRenderer(ensure_ascii=False)
 
 
 def _console_form(colors: bool) -> Processor:
@@ -144,7 +143,8 @@ def _console_form(colors: bool) -> Processor:
 
 
 def _add_request(logger: Any, method: str, event: EventDict) -> EventDict:
-    for key, value in current_fields().items():
+    """The fields of the request that the line belongs to, asked for as it is written: all that is known by then."""
+    for key, value in event.pop("log_fields", dict)().items():
         event.setdefault(key, value)
     return event
 

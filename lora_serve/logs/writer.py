@@ -142,20 +142,17 @@ class LogWriter:
         try:
             num_written, is_failing = os.write(self.descriptor, self._current), False
         except BlockingIOError:
-            self._await_reader()
+            ready = select.poll()
+            ready.register(self.descriptor, select.POLLOUT)
+            ready.poll(TICK * 1000)
             return
-        except OSError:  # no reader, or no room on the disk: tried again later
+        except OSError:  # no reader, or a full disk: tried again later
             num_written, is_failing = 0, True
         with self._changed:
             self._current, self._is_failing = self._current[num_written:], is_failing
             self._changed.notify_all()
         if is_failing:
             time.sleep(TICK)
-
-    def _await_reader(self) -> None:
-        ready = select.poll()
-        ready.register(self.descriptor, select.POLLOUT)
-        ready.poll(TICK * 1000)
 
 
 def open_standard_descriptors() -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.weights import Undo
 from lora_serve.adapters.registration.verification import MAX_SMOKE_TEST_TOKENS
+from lora_serve.core.batch import MemoryPlan
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
-from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.exactness import check_exactness, check_small_copy, plain_logprobs, probe_tokens

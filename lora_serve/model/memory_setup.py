@@ -10,10 +10,21 @@ from dataclasses import dataclass
 import torch
 
 from lora_serve.adapters.checkpoint.saved import dummy_adapter
-from lora_serve.core.batch import Batch, BlockCopy, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
+from lora_serve.core.batch import (
+    ActivationModel,
+    Batch,
+    BlockCopy,
+    BlockMoves,
+    MemoryLoad,
+    MemoryPlan,
+    Row,
+    RowAdapter,
+    RowOutput,
+    SampleInput,
+    SlotRef,
+)
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.base_model import BaseModel

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.stats import ReplicaReport
 
 SHORTEST = 64  # tokens of the shortest root; a multiple of any block size in use
 _GROWTH = 4  # of the next root's tokens

@@ -7,18 +7,17 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from lora_serve.server.browser_guard import BrowserGuard
 from lora_serve.server.console import LIVE, SHUTTING_DOWN, live_hub
 from lora_serve.server.context import add_headers
-from lora_serve.server.guards.access import WRONG_KEYS, guarded
-from lora_serve.server.guards.browser_guard import BrowserGuard
-from lora_serve.server.middleware import PROBED, answer
+from lora_serve.server.middleware import PROBED, WRONG_KEYS, answer, guarded
 from lora_serve.server.route import ROUTES
 from lora_serve.server.routes import TABLE
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.sockets.connections import CONNECTIONS, Connections
 from lora_serve.server.telemetry.tracing import traced
 from lora_serve.server.upkeep import Reconciler, following_budgets, metering, noting_uses, probing
-from lora_serve.tenancy.authentication.authenticator import WrongKeys
+from lora_serve.tenancy.authenticator import WrongKeys
 
 
 def build_app(services: Services) -> web.Application:

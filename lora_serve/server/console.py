@@ -14,22 +14,20 @@ from msgspec import Struct
 
 from lora_serve import __version__
 from lora_serve.console.files import INDEX, PageFile, page_files
-from lora_serve.console.live.channel import Viewer
-from lora_serve.console.live.frames import KEEP_ALIVE, Bye, Hello, event
+from lora_serve.console.live.frames import KEEP_ALIVE, Bye, Hello, Viewer, event
 from lora_serve.console.live.hub import Hub, Watched
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import RequestError
 from lora_serve.core.live import LiveTier
-from lora_serve.server.answers.errors import WireError
-from lora_serve.server.answers.json_answer import json_response
-from lora_serve.server.bodies.json_body import check_query
+from lora_serve.server.admin.protocol import StreamQuery
+from lora_serve.server.answers import WireError, json_response
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import check_query
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.openai.answering import HEADERS
 from lora_serve.server.route import ROUTES, Access
-from lora_serve.server.schemas.queries import StreamQuery
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.authentication.authenticator import is_loopback
+from lora_serve.tenancy.authenticator import is_loopback
 
 # No inline code, nothing from elsewhere, no form that goes anywhere, no other page around it.
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -83,7 +81,7 @@ async def get_index(request: web.Request) -> web.StreamResponse:
 
 
 async def get_about(request: web.Request) -> web.StreamResponse:
-    """The facts that the console's page needs before anybody has signed in."""
+    """The facts that the console's page needs before a key is given."""
     services = request.app[SERVICES]
     if not is_on(services.config):
         return _off()
@@ -127,12 +125,7 @@ def live_hub(services: Services) -> Hub:
     """The hub of an application."""
 
     async def store_tiers() -> Mapping[str, LiveTier]:
-        return {
-            name: LiveTier(
-                tier.num_bytes, tier.budget_bytes, tier.num_items, tier.hits, tier.misses, tier.loads, tier.evictions
-            )
-            for name, tier in (await services.store_tiers()).items()
-        }
+        return {name: LiveTier.of(tier) for name, tier in (await services.store_tiers()).items()}
 
     def ending() -> str | None:
         lifecycle = services.lifecycle

@@ -1,22 +1,25 @@
-"""The facts of one request while it is inside the server, and the headers that every answer carries."""
+"""The facts of one request while it is inside the server, its adapters among them, and every answer's headers."""
 
 from __future__ import annotations
 
 import math
 import time
 import uuid
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from aiohttp import web
 
+from lora_serve.adapters.catalog.catalog import Resolution
+from lora_serve.adapters.catalog.entry import CatalogEntry, Route
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import Standings
 from lora_serve.core.messages import Timings
 from lora_serve.core.request import OnCold
 from lora_serve.core.tenant import Caller
-from lora_serve.server.adapter_set import AdapterSet
 
+BASE_VERSION = "0"  # X-Adapter-Version of the base model
 SERVER_NAME = "lora-serve"  # not which Python and aiohttp, as by default
 # They keep browsers and caches from doing more with an answer than show it to its caller. A handler may set others: a
 # page brings a policy of its own.
@@ -27,6 +30,74 @@ _SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
 }
+
+
+BASE_DIGEST = "base"  # X-Adapter-Digest of the base model
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterMember:
+    """One adapter whose deltas count `scale` times."""
+
+    ref: AdapterRef
+    scale: float = 1.0
+    resolution: Resolution | None = field(default=None, compare=False)  # of the caller's name; None: nobody named it
+
+    def canary_route(self, entries: Mapping[str, CatalogEntry]) -> Route | None:
+        """The route that chose the version, if it has a canary and is the same in these entries, which are of now."""
+        named = self.resolution
+        if named is None or named.names_version or named.entry.route.canary is None:
+            return None
+        entry = entries.get(named.entry.name)
+        return None if entry is None or entry.route != named.entry.route else entry.route
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSet:
+    """The adapters of one answer: y = W x + sum over members of scale * B A x. Without members the base model answers.
+
+    Names, versions and digests have one element per adapter, in the caller's order.
+    """
+
+    members: tuple[AdapterMember, ...]
+    base_name: str
+
+    @property
+    def is_composed(self) -> bool:
+        """True unless this is the base model, or one adapter just as it was trained."""
+        return len(self.members) > 1 or any(member.scale != 1.0 for member in self.members)
+
+    @property
+    def single(self) -> AdapterRef | None:
+        """The only adapter, whose added tokens count. Adapters that add tokens are never composed."""
+        return self.members[0].ref if len(self.members) == 1 else None
+
+    @property
+    def named(self) -> Resolution | None:
+        """The meaning of the caller's name, if it named one adapter: with it come defaults and a chat template."""
+        return self.members[0].resolution if len(self.members) == 1 else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(member.ref.name for member in self.members) or (self.base_name,)
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return tuple(str(member.ref.version) for member in self.members) or (BASE_VERSION,)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(member.ref.digest for member in self.members) or (BASE_DIGEST,)
+
+    @property
+    def model(self) -> str:
+        """`model` of the answer: the names joined by "+"."""
+        return "+".join(self.names)
+
+    @property
+    def label(self) -> str:
+        """`a@1+b@2`, for the log."""
+        return "+".join(f"{name}@{version}" for name, version in zip(self.names, self.versions, strict=True))
 
 
 @dataclass(slots=True)
@@ -48,7 +119,7 @@ class RequestContext:
     caller: Caller | None = None
     authenticate: Callable[[], Caller] | None = None  # says who calls, as it is now
     adapters: AdapterSet | None = None  # that answer
-    active: tuple[str, ...] = ()  # see `AdapterSet.activity`
+    active: tuple[str, ...] = ()  # `1` or `0` for each adapter, see X-Adapter-Active
     fell_back: OnCold | None = None  # `base` or `previous`: `adapters` answer for others that were cold
     served_by: str = ""  # the neighbour that computed the answer, or some of its rows; empty: this server
     replicas: dict[int, str] = field(default_factory=dict)  # by row: the engine of a fleet that computed it, or none

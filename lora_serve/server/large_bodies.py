@@ -16,7 +16,7 @@ from lora_serve.server.schemas.fields import TOKEN_ID_NAMES, known_names
 
 T = TypeVar("T")
 MAX_BYTES = 2**30  # of all that are being read, wait to be parsed or are parsed
-MAX_OF_TENANT = MAX_BYTES // 2  # so that no tenant takes the room of others
+MAX_OF_TENANT = MAX_BYTES // 2  # so that no tenant takes the memory of others
 MAX_PARSED = 2  # at the same time, so that they leave threads and processor to others
 
 
@@ -34,9 +34,9 @@ class LargeBodies:
         return self._held.total()
 
     @contextmanager
-    def room(self, tenant: str) -> Iterator[Callable[[int], None]]:
-        """Room for one large body, until the block ends. The function is told how many bytes of it there are so far; it
-        raises CapacityError if they have no room beside other bodies. A body by itself always has.
+    def memory_for(self, tenant: str) -> Iterator[Callable[[int], None]]:
+        """Memory for one large body, until the block ends. The function takes the bytes of it that there are so far; it
+        raises CapacityError if there is no memory for them beside other bodies. A body by itself always has some.
         """
         size = 0
 
@@ -70,7 +70,7 @@ class LargeBodies:
     @functools.cached_property
     def _workers(self) -> WorkerPool:
         names = (",".join(known_names()), ",".join(TOKEN_ID_NAMES))
-        return WorkerPool("lora_serve.server.bodies.json_parsing", *names, num_processes=MAX_PARSED)
+        return WorkerPool("lora_serve.server.json_parsing", *names, num_processes=MAX_PARSED)
 
     def _parse(self, raw: bytes, read: Callable[[bytes], T]) -> T:
         try:

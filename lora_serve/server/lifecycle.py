@@ -76,7 +76,7 @@ class Lifecycle:
                 self._idle.set()
 
 
-MAX_RESTARTS = 100  # that are told
+MAX_RESTARTS = 100  # that are shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import Any, Literal
 
 from aiohttp import web
+from msgspec import Struct
 
 from lora_serve.adapters.catalog.entry import FOLDER, CatalogEntry, shown_source
 from lora_serve.core.adapter import AdapterRef, split_name
@@ -13,15 +15,37 @@ from lora_serve.core.setting_groups.model import name_of_model
 from lora_serve.core.tenant import Caller, Role
 from lora_serve.server.admin.adapters import remove_adapter
 from lora_serve.server.admin.card import owned_entry
-from lora_serve.server.answers.json_answer import json_answer, json_response
+from lora_serve.server.answers import json_answer, json_response
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import resolver_for
-from lora_serve.server.schemas.answers.generation import DeletedModel, ModelCard, ModelList
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.authentication.authenticator import is_loopback
+from lora_serve.tenancy.authenticator import is_loopback
 
 _CARD_VALUES = 20  # what one card costs, as values of an answer
 STARTED = int(time.time())  # `created` of the base model
+
+
+class ModelCard(Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    digest: str | None
+    max_model_len: int
+    permission: list[Any] = []
+
+
+class ModelList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class DeletedModel(Struct):
+    id: str
+    object: Literal["model"] = "model"
+    deleted: Literal[True] = True
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
@@ -69,40 +93,33 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
 
 def _base_card(services: Services, caller: Caller) -> ModelCard:
     name = services.spec.name
-    root = name if _sees_paths(services, caller) else name_of_model(name)
-    return _card(services.base_name, STARTED, "lora_serve", root, None, None, services)
+    return ModelCard(
+        id=services.base_name,
+        created=STARTED,
+        owned_by="lora_serve",
+        root=name if _sees_paths(services, caller) else name_of_model(name),
+        parent=None,
+        digest=None,
+        max_model_len=services.spec.max_model_len,
+    )
 
 
 def _adapter_card(services: Services, caller: Caller, entry: CatalogEntry, name: str, ref: AdapterRef) -> ModelCard:
-    """`root` is the source of the version that the id means; of a shared adapter, the version itself."""
+    """`root` is the source of the version that the id means, as vLLM's; of a shared adapter, the version itself."""
     source = entry.version(ref.version).source
-    if caller.scope not in (None, entry.tenant):
-        root = ref.label
-    else:
-        root = _path_in(source) if _sees_paths(services, caller) else shown_source(source)
-    return _card(name, int(entry.created), entry.tenant, root, services.base_name, ref.digest, services)
-
-
-def _path_in(source: str) -> str:
-    """vLLM's `root`: the path as it was given, where the source is a folder."""
-    return source.removeprefix(FOLDER)
+    own = source.removeprefix(FOLDER) if _sees_paths(services, caller) else shown_source(source)
+    return ModelCard(
+        id=name,
+        created=int(entry.created),
+        owned_by=entry.tenant,
+        root=own if caller.scope in (None, entry.tenant) else ref.label,
+        parent=services.base_name,
+        digest=ref.digest,
+        max_model_len=services.spec.max_model_len,
+    )
 
 
 def _sees_paths(services: Services, caller: Caller) -> bool:
     """True for the operator: the admin key, or anybody where only this machine can ask and no key is asked for."""
     is_local = not services.authenticator.required and is_loopback(services.config.host)
     return caller.role is Role.ADMIN or is_local
-
-
-def _card(
-    name: str, created: int, owner: str, root: str, parent: str | None, digest: str | None, services: Services
-) -> ModelCard:
-    return ModelCard(
-        id=name,
-        created=created,
-        owned_by=owner,
-        root=root,
-        parent=parent,
-        digest=digest,
-        max_model_len=services.spec.max_model_len,
-    )

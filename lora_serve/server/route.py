@@ -12,11 +12,11 @@ from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
 from lora_serve.core.request import Task
-from lora_serve.server.answers.errors import WireError
+from lora_serve.server.answers import WireError
 
 Refusal = Callable[[WireError, str], Any]  # the body of an error, and the request's id
 
-AnswerKind = type[Any]  # a Struct, a TypedDict, or a pydantic model
+AnswerKind = type[Any]  # a Struct, or a TypedDict
 JSON = "application/json"
 EVENTS = "text/event-stream"
 _CHANGING = frozenset((hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE))

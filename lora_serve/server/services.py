@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -10,34 +11,36 @@ from typing import TypeVar
 from aiohttp import web
 from msgspec.structs import asdict
 
+from lora_serve import __version__
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.registration.verification import AdapterVerifier
 from lora_serve.adapters.stores.base import StoreFigures
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.client.base import EngineClient
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.errors import LoraServeError, contained
+from lora_serve.core.figures import TierStats
 from lora_serve.core.messages import Resize
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.tier_stats import TierStats
+from lora_serve.core.stats import EngineStats, ReplicaState, ReplicaStats
 from lora_serve.server.background.caller_texts import AdapterTemplates, GrammarChecks
 from lora_serve.server.background.tasks import BackgroundTasks, FairThreads, Registering, Staging
 from lora_serve.server.large_bodies import LargeBodies
-from lora_serve.server.lifecycle import EngineHistory, Lifecycle
+from lora_serve.server.lifecycle import EngineHistory, Lifecycle, ServerState
 from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.telemetry.metrics import Activity, Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
-from lora_serve.tenancy.audit.log import AuditLog
-from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
-from lora_serve.tenancy.quotas.quotas import Quotas
-from lora_serve.tenancy.usage.metering import Meter
+from lora_serve.tenancy.audit_log import AuditLog
+from lora_serve.tenancy.authenticator import Authenticator, KeyTable
+from lora_serve.tenancy.metering import Meter
+from lora_serve.tenancy.quotas import Quotas
 from lora_serve.text.tokenizer import TextModel
 
 T = TypeVar("T")
 
 
-class LiveLimits:
+class ChangedLimits:
     """The tiers' limits as PUT /admin/engine changed them: used on the event loop, and forgotten at a restart."""
 
     def __init__(self) -> None:
@@ -72,7 +75,7 @@ class Services:
     store: StoreFigures | None = None  # None: the store's figures are not shown
     store_monitor: StoreMonitor | None = None  # None: the store counts as one that can be written
     traces: RequestTraces | None = None  # None: no request is traced
-    limits: LiveLimits = field(default_factory=LiveLimits)
+    limits: ChangedLimits = field(default_factory=ChangedLimits)
     registrations: FairThreads = field(default_factory=lambda: FairThreads("registry", num_threads=4))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     history: EngineHistory = field(default_factory=EngineHistory)
@@ -96,6 +99,13 @@ class Services:
     def adapter_limits(self) -> AdapterConfig:
         """The adapter settings, with the limits that PUT /admin/engine has changed since."""
         return self.limits.of(self.adapter_config)
+
+    async def engine_stats(self) -> EngineStats | None:
+        """The engine's figures; None: it cannot be asked."""
+        try:
+            return await self.client.stats()
+        except LoraServeError:
+            return None
 
     async def store_tiers(self) -> dict[str, TierStats]:
         """Figures of the tiers below host memory; empty if the store cannot tell them."""
@@ -127,3 +137,34 @@ class Services:
 
 
 SERVICES = web.AppKey("services", Services)
+
+
+ONLY_ENGINE = "0"  # as /metrics has it in the label `engine`
+
+
+_STATES = {
+    ServerState.STARTING: ReplicaState.STARTING,
+    ServerState.READY: ReplicaState.READY,
+    ServerState.DRAINING: ReplicaState.DRAINING,
+    ServerState.FAILED: ReplicaState.LOST,
+}
+
+
+def replicas_of(services: Services, stats: EngineStats | None) -> tuple[ReplicaStats, ...]:
+    """The fleet's replicas. A server without a fleet has one, which is its own; `stats` None: it does not answer."""
+    if stats is not None and stats.replicas is not None:
+        return stats.replicas
+    lifecycle = services.lifecycle
+    return (
+        ReplicaStats(
+            ONLY_ENGINE,
+            "localhost",
+            _STATES[lifecycle.state],
+            lifecycle.reason,
+            __version__,
+            services.spec.fingerprint,
+            time.monotonic() - lifecycle.engine_since,
+            0 if stats is None else stats.num_running + stats.num_waiting,
+            stats=stats,
+        ),
+    )

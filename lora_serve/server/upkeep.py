@@ -1,6 +1,6 @@
 """Tasks as long as the application: keys' last uses, the loop's lag, byte-seconds of adapters, tenants' budgets of
-memory; and the reconciler, by which the engine follows the catalog, whoever changed it: this server's admin or another
-replica.
+memory; and the reconciler, by which the engine follows the catalog, whether it was changed by this server's admin or
+another replica.
 
 The reconciler compares what is there with what should be there, so a missed change is made up for with the next one:
 content that no version names any more leaves every tier, pinned ids are on the device.
@@ -26,15 +26,15 @@ from lora_serve.core.tenant import TenantBudget
 from lora_serve.server.background.tasks import running
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.authentication.authenticator import KeyTable
-from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
+from lora_serve.tenancy.authenticator import KeyTable
+from lora_serve.tenancy.usage import UsageFigures, UsageKey
 
 KEY_USES_INTERVAL = 30.0  # seconds; what a crash forgets
 logger = logging.getLogger(__name__)
 LAG_INTERVAL = 0.05  # seconds between two calls
 MAX_SAMPLES = 1000  # for one late call
 RESIDENCY_INTERVAL = 5.0  # seconds between two looks: the error for an adapter that comes or goes
-_BUDGETS_RETRY = 1.0  # seconds until an engine that was not there is told again
+_BUDGETS_RETRY = 1.0  # seconds until budgets are sent again to an engine that was not there
 _NO_BUDGETS = SetTenantBudgets(())
 RECONCILER_RETRY = 2.0  # seconds between two tries to delete what the store could not delete
 BLOB_GRACE = (

@@ -89,7 +89,7 @@ def fairness_of(meters: Iterable[FairnessMeter]) -> Fairness:
 
 
 @dataclass(slots=True)
-class RequestRecord:
+class SimulatedRequest:
     """A request that is under way or has ended. Times are seconds."""
 
     index: int
@@ -109,18 +109,18 @@ class RequestRecorder:
     """`num_warm`: the first so many requests count in the totals, but not in the gaps between tokens."""
 
     def __init__(self, num_replicas: int, num_warm: int = 0, weights: Mapping[str, float] | None = None) -> None:
-        self.outcomes: list[RequestRecord] = []
+        self.outcomes: list[SimulatedRequest] = []
         self.gaps = array("d")
         self.meters = [FairnessMeter(weights) for _ in range(num_replicas)]
         self._num_warm = num_warm
-        self._open: dict[str, RequestRecord] = {}
+        self._open: dict[str, SimulatedRequest] = {}
 
     @property
     def open_requests(self) -> list[str]:
         return list(self._open)
 
     def submitted(self, arrival: Arrival, replica: int) -> None:
-        self._open[str(arrival.index)] = RequestRecord(
+        self._open[str(arrival.index)] = SimulatedRequest(
             arrival.index, arrival.group, arrival.adapter.tenant, replica, arrival.time, arrival.num_prompt
         )
 
@@ -140,7 +140,7 @@ class RequestRecorder:
             return True
         return False
 
-    def _token(self, record: RequestRecord, now: float) -> None:
+    def _token(self, record: SimulatedRequest, now: float) -> None:
         if record.first_token is None:
             record.first_token = now
         elif record.index >= self._num_warm:

@@ -12,10 +12,10 @@ from functools import partial
 
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.messages import FinishEvent, PromptEvent, StepEvent
-from lora_serve.core.replica_report import ReplicaReport
+from lora_serve.core.stats import ReplicaReport
 from lora_serve.routing.fleet_view import FleetView, RoutedRequest, routed
 from lora_serve.routing.routers import create_router
-from lora_serve.simulate.figures import Fairness, RequestRecord, RequestRecorder, fairness_of
+from lora_serve.simulate.figures import Fairness, RequestRecorder, SimulatedRequest, fairness_of
 from lora_serve.simulate.profiles import Profile
 from lora_serve.simulate.replica import Replica, ReportRequest, Timeline
 from lora_serve.simulate.workload import Arrival, TraceRow, WorkloadConfig, make_arrivals
@@ -50,7 +50,7 @@ class Gateway:
         return name
 
 
-class Fleet:
+class SimulatedFleet:
     """Requests come to the gateways in turn. Each counts its own from arrival until the step that ended it is over; of
     everything else it knows what replicas reported: once a second, between two steps.
     """
@@ -169,7 +169,7 @@ class Summary:
     host_loads_per_1000: float = 0.0
 
 
-def summarise(fleet: Fleet, policy: str, router: str, num_warm: int = 0) -> Summary:
+def summarise(fleet: SimulatedFleet, policy: str, router: str, num_warm: int = 0) -> Summary:
     """The figures of a fleet that has run."""
     outcomes = sorted(fleet.recorder.outcomes, key=lambda outcome: outcome.index)
     counted = [outcome for outcome in outcomes if outcome.index >= num_warm]
@@ -245,7 +245,7 @@ def _share(part: int, rest: int) -> float:
     return part / (part + rest) if part + rest else 0.0
 
 
-def _span(outcomes: Sequence[RequestRecord]) -> float:
+def _span(outcomes: Sequence[SimulatedRequest]) -> float:
     first = min((outcome.arrival for outcome in outcomes), default=0.0)
     return max(1e-9, max((outcome.end for outcome in outcomes), default=0.0) - first)
 
@@ -285,12 +285,12 @@ class Scenario:
     def arrivals(self, rows: Sequence[TraceRow]) -> list[Arrival]:
         """The requests, drawn once for all runs."""
         profile = self.profile
-        return make_arrivals(
-            rows, self.workload, profile.adapter_bytes, profile.adapter_rank, profile.max_model_len
-        )  # fmt: skip
+        return make_arrivals(rows, self.workload, profile.adapter_bytes, profile.adapter_rank, profile.max_model_len)
 
     def run(self, arrivals: Sequence[Arrival], policy: str, router: str) -> Summary:
         num_warm = int(self.warm_share * len(arrivals))
-        fleet = Fleet(self.profile, self.engine_config(policy), router, self.num_replicas, num_warm, self.num_gateways)
+        fleet = SimulatedFleet(
+            self.profile, self.engine_config(policy), router, self.num_replicas, num_warm, self.num_gateways
+        )
         fleet.run(arrivals)
         return summarise(fleet, policy, router, num_warm)

@@ -8,18 +8,17 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import CapacityError
+from lora_serve.core.figures import LoadTimes
 from lora_serve.core.messages import ErrorEvent, Event, SmokeTestResult, StepEvent
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
-from lora_serve.core.tier_stats import LoadTimes
+from lora_serve.core.stats import ReplicaReport, report_of
 from lora_serve.engine.engine import build_engine
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.routing.fleet_view import RecentRoots
@@ -137,7 +136,7 @@ class ReportRequest:
     answer: Callable[[ReplicaReport], None]
 
 
-Message = InferenceRequest | LoadFinished[AdapterRef] | ReportRequest
+ReplicaMessage = InferenceRequest | LoadFinished[AdapterRef] | ReportRequest
 
 
 class Replica:
@@ -158,18 +157,24 @@ class Replica:
         self._emit = emit
         self._clock = VirtualClock()
         self._gate = QueueGate(config.queue, lambda: timeline.now)
-        self._mailbox: deque[Message] = deque()
+        self._mailbox: deque[ReplicaMessage] = deque()
         self._is_stepping = False
         self._num_turns = 0
         self.runner = SimulatedRunner(profile, self._clock)
         self.loader = SimulatedLoader(profile, self._clock, timeline, self.post)
         spec = ModelSpec(profile.name, "Simulated", 2, profile.max_model_len, (), 1, {}, 0, "bfloat16", "none")
-        adapters = adapter_config(profile)
+        adapters = AdapterConfig(  # the tiers' limits; the stores of weights do not matter here
+            store=Path(),
+            max_loras=profile.max_loras,
+            max_lora_rank=profile.adapter_rank,
+            adapter_host_memory=profile.host_bytes,
+            adapter_load_threads=profile.load_threads,
+        )
         self.engine = build_engine(
             self.runner, spec, profile.num_blocks, config, adapters, self.loader.submit, self._clock
         )
 
-    def post(self, message: Message) -> None:
+    def post(self, message: ReplicaMessage) -> None:
         """Takes in a request, which may be refused at the door, the end of a load, or a look."""
         if isinstance(message, InferenceRequest):
             try:
@@ -193,7 +198,7 @@ class Replica:
         self._is_stepping = True
         self._timeline.at(self._clock.now, lambda: self._end(events, did_run))
 
-    def _take(self, message: Message) -> list[Event]:
+    def _take(self, message: ReplicaMessage) -> list[Event]:
         if isinstance(message, InferenceRequest):
             return self.engine.scheduler.add(message)
         if isinstance(message, ReportRequest):
@@ -221,15 +226,3 @@ class Replica:
     def _wake(self, number: int) -> None:
         if number == self._num_turns and not self._is_stepping:
             self._turn()
-
-
-def adapter_config(profile: Profile, **changes: Any) -> AdapterConfig:
-    """The tiers' limits; the stores of weights do not matter here."""
-    return AdapterConfig(
-        store=Path(),
-        max_loras=profile.max_loras,
-        max_lora_rank=profile.adapter_rank,
-        adapter_host_memory=profile.host_bytes,
-        adapter_load_threads=profile.load_threads,
-        **changes,
-    )

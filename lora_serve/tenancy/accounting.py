@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from itertools import islice
 
 from lora_serve.adapters.catalog.opening import replica_name
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.tenant import ADMIN_CALLER, LOCAL_CALLER
-from lora_serve.tenancy.audit.journal import AuditJournal, AuditLine
-from lora_serve.tenancy.audit.log import AuditLog
-from lora_serve.tenancy.directory.directory import Directory
-from lora_serve.tenancy.quotas.counters import RateCounters, SharedCounters
-from lora_serve.tenancy.quotas.quotas import Quotas
-from lora_serve.tenancy.quotas.rate_limiter import RateLimiter
-from lora_serve.tenancy.usage.journal import UsageJournal
-from lora_serve.tenancy.usage.metering import Meter
+from lora_serve.tenancy.audit_journal import AuditJournal, AuditLine
+from lora_serve.tenancy.audit_log import AuditLog
+from lora_serve.tenancy.directory import Directory
+from lora_serve.tenancy.metering import Meter
+from lora_serve.tenancy.quotas import Quotas
+from lora_serve.tenancy.rate_limiter import RateCounters, RateLimiter, SharedCounters
+from lora_serve.tenancy.usage import UsageJournal
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +71,7 @@ def _opened(
 ) -> Accounting:
     if config.redis_url is None:
         return Accounting(Quotas(), Meter(usage, None, accounting), AuditLog(audit))
-    from lora_serve.tenancy.audit.exchange import AuditExchange
-    from lora_serve.tenancy.quotas.redis_counters import RedisCounters
-    from lora_serve.tenancy.usage.exchange import UsageExchange
+    from lora_serve.tenancy.shared import AuditExchange, RedisCounters, UsageExchange
 
     url, prefix = config.redis_url, config.redis_prefix
     counters: RateCounters = RedisCounters(url, prefix)
@@ -93,12 +90,12 @@ async def warn_if_lost(directory: Directory, audit: AuditLog, meter: Meter) -> N
         return
     with suppress(AdapterUnavailableError, ValueError):  # it is for a warning that they are read
         found = {"audit log": await _is_audited(audit), "usage journal": await _is_metered(meter)}
-        if tellers := " and the ".join(name for name, tells in found.items() if tells):
+        if sources := " and the ".join(name for name, has_tenants in found.items() if has_tenants):
             _log.warning(
                 "the tenant directory is new, but there were tenants, as the %s shows: if tenants.sqlite3 was lost, "
                 "all their keys are answered with 401; stop the server and bring it back from a backup (`lora-serve "
                 "registry restore`), or make tenants and keys anew",
-                tellers,
+                sources,
             )
 
 

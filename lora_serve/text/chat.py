@@ -16,7 +16,7 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, refused
 from lora_serve.text.marked import Marked, Marks, true_text
-from lora_serve.text.past_calls import CallForm, PastCall, parse_calls, written_call, written_id
+from lora_serve.text.past_calls import CallForm, PastCall, field_error, parse_calls, written_call, written_id
 from lora_serve.text.template import REFUSALS, ChatTemplate, TemplateInput
 from lora_serve.text.tokenizer import TextModel
 
@@ -41,7 +41,7 @@ class ChatMessage:
 def parse_messages(value: Any) -> tuple[ChatMessage, ...]:
     """Check the `messages` of a request. Raises InvalidRequestError naming the message and the field."""
     if not isinstance(value, list) or not value:
-        raise InvalidRequestError("`messages` must be a list of at least one message.", param="messages")
+        raise field_error("messages", " must be a list of at least one message.")
     return tuple(_parse_message(item, f"messages[{index}]") for index, item in enumerate(value))
 
 
@@ -114,9 +114,8 @@ def _check_roles(source: str, template: ChatTemplate, given: TemplateInput) -> N
                     replace(given, messages=tried)
                 )
             if not is_written:
-                where, usual = f"messages[{index}].role", ", ".join(ROLES)
-                text = f"`{where}` must be one of {usual}, or one that the {template.owner}'s chat template writes."
-                raise InvalidRequestError(text, param=where)
+                words = f" must be one of {', '.join(ROLES)}, or one that the {template.owner}'s chat template writes."
+                raise field_error(f"messages[{index}].role", words)
 
 
 def _compared(tokens: ControlTokens, text: str, marked: Marked, own: list[str]) -> RenderedChat:
@@ -176,20 +175,18 @@ def _form_of_calls(messages: tuple[ChatMessage, ...], template: ChatTemplate, hi
 
 def _parse_message(item: Any, where: str) -> ChatMessage:
     if not isinstance(item, dict):
-        raise InvalidRequestError(f"`{where}` must be an object with `role` and `content`.", param=where)
+        raise field_error(where, " must be an object with `role` and `content`.")
     role = item.get("role")
     if role == "function" or item.get("function_call"):
-        message = f"`{where}`: functions are OpenAI's older form of tools: use `tool_calls` and the role `tool`."
-        raise InvalidRequestError(message, param=where)
+        raise field_error(where, ": functions are OpenAI's older form of tools: use `tool_calls` and the role `tool`.")
     if not isinstance(role, str) or not _OTHER_ROLE.fullmatch(role):
-        raise InvalidRequestError(f"`{where}.role` must be one of {', '.join(ROLES)}.", param=f"{where}.role")
+        raise field_error(f"{where}.role", f" must be one of {', '.join(ROLES)}.")
     if item.get("audio") is not None:
-        raise InvalidRequestError(f"`{where}.audio`: this model reads text only.", param=f"{where}.audio")
+        raise field_error(f"{where}.audio", ": this model reads text only.")
     if role == "assistant":
         return _parse_assistant(item, where)
     if item.get("tool_calls"):
-        message = f"`{where}.tool_calls`: only the assistant's messages hold calls."
-        raise InvalidRequestError(message, param=f"{where}.tool_calls")
+        raise field_error(f"{where}.tool_calls", ": only the assistant's messages hold calls.")
     content, name = _parse_content(item.get("content"), f"{where}.content"), _text_of(item, "name", where)
     return ChatMessage(role, content, name, tool_call_id=_text_of(item, "tool_call_id", where))
 
@@ -208,7 +205,7 @@ def _parse_assistant(item: dict[str, Any], where: str) -> ChatMessage:
 def _text_of(item: dict[str, Any], name: str, where: str) -> str | None:
     value = item.get(name)
     if not isinstance(value, str | None):
-        raise InvalidRequestError(f"`{where}.{name}` must be a string.", param=f"{where}.{name}")
+        raise field_error(f"{where}.{name}", " must be a string.")
     return value
 
 
@@ -217,15 +214,14 @@ def _parse_content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise InvalidRequestError(f"`{where}` must be a string or a list of text parts.", param=where)
+        raise field_error(where, " must be a string or a list of text parts.")
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get(kind) if kind in ("text", "refusal") else None
         if not isinstance(text, str):
-            raise InvalidRequestError(
-                f'`{where}[{index}]` must be {{"type": "text", "text": ...}}: this model reads text only.',
-                param=f"{where}[{index}]",
+            raise field_error(
+                f"{where}[{index}]", ' must be {"type": "text", "text": ...}: this model reads text only.'
             )
         texts.append(text)
     return "\n".join(texts)

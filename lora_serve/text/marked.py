@@ -72,30 +72,6 @@ class Marked(str):
     def __str__(self) -> str:
         return self
 
-    def __hash__(self) -> int:
-        return hash(self._true)
-
-    def __eq__(self, other: object) -> bool:
-        return self._true == true_text(other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._true != true_text(other)
-
-    def __lt__(self, other: str) -> bool:
-        return self._true < true_text(other)
-
-    def __le__(self, other: str) -> bool:
-        return self._true <= true_text(other)
-
-    def __gt__(self, other: str) -> bool:
-        return self._true > true_text(other)
-
-    def __ge__(self, other: str) -> bool:
-        return self._true >= true_text(other)
-
-    def __contains__(self, other: object) -> bool:
-        return true_text(other) in self._true  # type: ignore[operator]
-
     def __iter__(self) -> Iterator[str]:
         return (self._part(index, index + 1) for index in range(len(self)))
 
@@ -162,8 +138,9 @@ class Marked(str):
         return [self._with(part, true_part) for part, true_part in zip(marked, true, strict=True)]
 
 
-_QUESTIONS = "find rfind index rindex count startswith endswith isalnum isalpha isascii isdecimal isdigit isidentifier"
-for _name in (*_QUESTIONS.split(), "islower", "isnumeric", "isprintable", "istitle", "isupper"):
+_QUESTIONS = """__contains__ __eq__ __ge__ __gt__ __hash__ __le__ __lt__ __ne__ count endswith find index isalnum
+isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable istitle isupper rfind rindex startswith"""
+for _name in _QUESTIONS.split():
     setattr(Marked, _name, _asked(_name))
 for _name in ("upper", "lower", "casefold", "capitalize", "title", "swapcase"):
     setattr(Marked, _name, _in_case(getattr(str, _name)))

@@ -38,12 +38,17 @@ class CallForm:
     short_ids: bool = False  # ids have nine letters and digits
 
 
+def field_error(where: str, words: str) -> InvalidRequestError:
+    """The error of the field at `where`, whose text begins with the place."""
+    return InvalidRequestError(f"`{where}`{words}", param=where)
+
+
 def parse_calls(value: Any, where: str) -> tuple[PastCall, ...]:
     """Check the `tool_calls` of a message. Raises InvalidRequestError naming the call and the field."""
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > MAX_CALLS:
-        raise InvalidRequestError(f"`{where}` must be a list of at most {MAX_CALLS} calls.", param=where)
+        raise field_error(where, f" must be a list of at most {MAX_CALLS} calls.")
     return tuple(_parse_call(item, f"{where}[{index}]") for index, item in enumerate(value))
 
 
@@ -73,29 +78,27 @@ def _is_short(call_id: str) -> bool:
 def _parse_call(item: Any, where: str) -> PastCall:
     kind = item.get("type") if isinstance(item, dict) else None
     if not isinstance(item, dict) or kind not in (None, "function"):
-        message = f'`{where}` must be {{"id": ..., "type": "function", "function": ...}}: other tools are not known.'
-        raise InvalidRequestError(message, param=where)
+        raise field_error(
+            where, ' must be {"id": ..., "type": "function", "function": ...}: other tools are not known.'
+        )
     call_id, function = item.get("id"), item.get("function")
     if not isinstance(call_id, str | None):
-        raise InvalidRequestError(f"`{where}.id` must be a string.", param=f"{where}.id")
+        raise field_error(f"{where}.id", " must be a string.")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise InvalidRequestError(
-            f"`{where}.function` must be an object with `name` and `arguments`.", param=f"{where}.function"
-        )
+        raise field_error(f"{where}.function", " must be an object with `name` and `arguments`.")
     return _with_arguments(function.get("arguments"), function["name"], call_id or "", f"{where}.function.arguments")
 
 
 def _with_arguments(value: Any, name: str, call_id: str, where: str) -> PastCall:
     if isinstance(value, dict):
         if depth_of(value) > MAX_NESTING:
-            raise InvalidRequestError(f"`{where}` is nested more than {MAX_NESTING} deep.", param=where)
+            raise field_error(where, f" is nested more than {MAX_NESTING} deep.")
         return PastCall(name, value, json.dumps(value, ensure_ascii=False), call_id)
     if not isinstance(value, str | None):
-        raise InvalidRequestError(f"`{where}` must be JSON as a string.", param=where)
+        raise field_error(where, " must be JSON as a string.")
     text = value or "{}"
     if len(text) > MAX_ARGUMENTS:
-        message = f"`{where}` has {len(text)} characters; {MAX_ARGUMENTS} are allowed."
-        raise InvalidRequestError(message, param=where)
+        raise field_error(where, f" has {len(text)} characters; {MAX_ARGUMENTS} are allowed.")
     try:
         found = parse_json(text.encode(), max_depth=MAX_NESTING)
     except (JsonError, UnicodeEncodeError):

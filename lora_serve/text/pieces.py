@@ -41,7 +41,6 @@ class Reader:
         self._held: list[str] | None = None
 
     def append(self, text: str) -> None:
-        """Add the next piece."""
         self._text = self._text[self._position :] + text
         self._position = 0
 
@@ -95,7 +94,6 @@ class Reader:
         return "".join(parts)
 
     def spaces(self) -> Reading[None]:
-        """Read white space."""
         yield from self.run(SPACE, nowhere)
 
     def literal(self, *texts: str) -> Reading[str]:

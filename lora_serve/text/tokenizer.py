@@ -14,22 +14,26 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken as TokenizersAddedToken
 from tokenizers import Encoding, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.utils.hub import cached_file
 
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidRequestError, ModelError
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, without_added_tokens
-from lora_serve.text.preparation import AS_IT_IS, TextPreparation, preparation_of
 from lora_serve.text.template import ChatTemplate, template_text
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TOKEN_CACHE = 65536  # remembered texts of single tokens
 _FEW_TOKENS = 1000  # decoded in a fraction of a millisecond
 _VIEW_CACHE = 256  # remembered views, see `with_added`
+_PROMPTS_FILE = "config_sentence_transformers.json"
+_LETTERS_FILE = "sentence_bert_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,19 @@ class EncodedInput:
     type_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TextPreparation:
+    """A change of a text before it is tokenised for an embedding: `prompt` + text, in small letters if `lower`."""
+
+    prompt: str = ""
+    lower: bool = False
+
+    def of(self, text: str) -> str:
+        """The text in the form on which the model was trained."""
+        prepared = self.prompt + text
+        return prepared.lower() if self.lower else prepared
+
+
 class TextModel:
     """A fast tokenizer with its chat template; immutable, safe in threads."""
 
@@ -48,7 +65,7 @@ class TextModel:
         tokenizer: PreTrainedTokenizerFast,
         backend: Tokenizer | None = None,
         max_token_length: int | None = None,
-        preparation: TextPreparation = AS_IT_IS,
+        preparation: TextPreparation | None = None,
         template: ChatTemplate | None = None,
         allow_control_tokens: bool = False,
     ) -> None:
@@ -57,7 +74,7 @@ class TextModel:
         `allow_control_tokens`: the text of a control token in a message becomes the token.
         """
         self.wrapper = tokenizer
-        self.preparation = preparation
+        self.preparation = preparation or TextPreparation()
         self.template = template or ChatTemplate(tokenizer)
         self._allow_control_tokens = allow_control_tokens
         self._backend: Tokenizer = backend or tokenizer.backend_tokenizer
@@ -69,7 +86,9 @@ class TextModel:
         self.max_token_length = max_token_length or max(map(len, self._backend.get_vocab()), default=1)  # characters
         self._token_bytes = TokenBytes(self._backend, {number: token.content for number, token in added.items()})
         self.token_text: Callable[[int], str] = functools.lru_cache(_TOKEN_CACHE)(self._decode_one)
-        self.with_template: Callable[[ChatTemplate], TextModel] = functools.lru_cache(_VIEW_CACHE)(self._templated)
+        self.with_template: Callable[[ChatTemplate], TextModel] = functools.lru_cache(_VIEW_CACHE)(
+            lambda template: self._view(self._backend, self.max_token_length, template)
+        )
         self.with_added: Callable[[tuple[AddedToken, ...]], TextModel] = functools.lru_cache(_VIEW_CACHE)(self._added)
 
     @classmethod
@@ -185,7 +204,6 @@ class TextModel:
         return self.token_text(token_id).encode() if found is None else found
 
     def _added(self, tokens: tuple[AddedToken, ...]) -> TextModel:
-        """This tokenizer with more tokens."""
         if not tokens:
             return self
         own = self._backend.get_added_tokens_decoder()
@@ -196,12 +214,11 @@ class TextModel:
         found_ids = {number: token.content for number, token in view.get_added_tokens_decoder().items()}
         assert found_ids == expected, "the tokenizer gives added tokens other ids than their file"
         longest = max(self.max_token_length, *(len(token.content) for token in tokens))
-        return TextModel(self.wrapper, view, longest, self.preparation, self.template, self._allow_control_tokens)
+        return self._view(view, longest, self.template)
 
-    def _templated(self, template: ChatTemplate) -> TextModel:
-        """This tokenizer with another chat template."""
-        longest, preparation = self.max_token_length, self.preparation
-        return TextModel(self.wrapper, self._backend, longest, preparation, template, self._allow_control_tokens)
+    def _view(self, backend: Tokenizer, max_token_length: int, template: ChatTemplate) -> TextModel:
+        allows = self._allow_control_tokens
+        return TextModel(self.wrapper, backend, max_token_length, self.preparation, template, allows)
 
     def _decode_one(self, token_id: int) -> str:
         """Text of one token inside a text: decoded twice in a row, as some decoders strip the first token's space."""
@@ -278,14 +295,6 @@ def _longest_first(num_first: int, num_second: int, most: int) -> tuple[int, int
     return (short, long) if num_first <= num_second else (long, short)
 
 
-def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character -> byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    characters = [*printable, *range(256, 256 + len(others))]
-    return {chr(character): byte for character, byte in zip(characters, [*printable, *others], strict=True)}
-
-
 class TokenBytes:
     """Finds a token's bytes from its spelling in the vocabulary, for tokenizers whose decoder has a known alphabet.
 
@@ -296,8 +305,10 @@ class TokenBytes:
     def __init__(self, backend: Tokenizer, added: Mapping[int, str]) -> None:
         self._backend = backend
         self._added = added  # added tokens are spelled as they are
-        kinds = _decoder_kinds(backend)
-        self._alphabet = byte_alphabet() if "ByteLevel" in kinds else None
+        state = {"type": ""} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+        kinds = {part["type"] for part in (state, *state.get("decoders", ()))}
+        letters: dict[int, str] = bytes_to_unicode() if "ByteLevel" in kinds else {}  # type: ignore[no-untyped-call]
+        self._alphabet = {letter: byte for byte, letter in letters.items()}
         self._fallback = "ByteFallback" in kinds
 
     def find(self, token_id: int) -> bytes | None:
@@ -307,16 +318,32 @@ class TokenBytes:
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
-        if self._alphabet is not None and all(character in self._alphabet for character in token):
+        if self._alphabet and all(character in self._alphabet for character in token):
             return bytes(self._alphabet[character] for character in token)
         if self._fallback and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
         return None
 
 
-def _decoder_kinds(backend: Tokenizer) -> set[str]:
-    """Type names of the decoder and of its parts."""
-    if backend.decoder is None:
-        return set()
-    state = json.loads(backend.decoder.__getstate__())
-    return {state["type"], *(part["type"] for part in state.get("decoders", ()))}
+def preparation_of(model: str) -> TextPreparation:
+    """The preparation that files of sentence-transformers ask for; without any, none. Raises ModelError."""
+    settings = _read_settings(model, _PROMPTS_FILE)
+    name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
+    if name is not None and (not isinstance(prompts, dict) or not isinstance(prompts.get(name), str)):
+        raise ModelError(f"{_PROMPTS_FILE} of {model} names the prompt {name!r}, which it does not hold.")
+    return TextPreparation(
+        prompts[name] if name is not None else "", _read_settings(model, _LETTERS_FILE).get("do_lower_case") is True
+    )
+
+
+def _read_settings(model: str, name: str) -> dict[str, Any]:
+    try:
+        found = cached_file(
+            model, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+        )
+        value = {} if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name} of {model} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{name} of {model} is no JSON object.")
+    return value

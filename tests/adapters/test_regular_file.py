@@ -149,9 +149,7 @@ def test_link_of_a_file_that_was_exchanged_meanwhile_is_taken_back(
 
 
 # Files of Ray's, of Linux's and of the base model, in which no adapter is.
-OTHER_FILES = {
-    f"engine_host/fleet/{name}.py" for name in ("address", "cluster", "keeper", "node", "model_files", "room")
-}
+OTHER_FILES = {f"engine_host/{name}.py" for name in ("fleet/cluster", "fleet/keeper", "fleet/node", "hosts/ray")}
 
 
 def test_nothing_that_adapters_are_made_of_is_opened_in_another_way() -> None:

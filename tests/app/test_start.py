@@ -60,7 +60,7 @@ for folder in packed:
     settings = Settings(model=folder, dtype="bfloat16", max_model_len=64, kv_cache_memory=2**20)
     parts = build_model(settings.part(ModelConfig), settings.part(EngineConfig), 1)
     facts["packed"].append([str(parts.spec.dtype), folder in maps()])
-import importlib, pkgutil, lora_serve.app.serving, lora_serve.commands, lora_serve.engine_host.child_engine
+import importlib, pkgutil, lora_serve.app.serving, lora_serve.commands, lora_serve.engine_host.service
 for found in pkgutil.walk_packages(lora_serve.commands.__path__, "lora_serve.commands."):
     importlib.import_module(found.name)
 facts["served"] = sorted(sys.modules)

@@ -31,7 +31,7 @@ BYTES = 10
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     catalog = open_catalog(tmp_path)
     for name in "abcdef":
-        catalog.add(Registration(id=name), VersionEntry(0, f"sha256:{name * 64}", 4, BYTES, {}, "test", 0.0))
+        Registration(id=name).commit(catalog.ledger, VersionEntry(0, f"sha256:{name * 64}", 4, BYTES, {}, "test", 0.0))
     yield catalog
     catalog.close()
 

@@ -22,7 +22,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.server.lifecycle import EngineHistory
-from lora_serve.server.openai.warm_up import TEXT_ID
+from lora_serve.server.openai.chat import TEXT_ID
 from lora_serve.text.tokenizer import TextModel
 from tests.mock_engine import MockEngineClient, MockReply
 from tests.text.tiny_tokenizer import byte_level_tokenizer

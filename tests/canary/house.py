@@ -26,7 +26,7 @@ import pytest
 from aiohttp import web
 
 from lora_serve.adapters.loading.loader import Loader
-from lora_serve.app import launch, services, serving
+from lora_serve.app import launch, serving
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine
 from lora_serve.engine_host import local
@@ -48,7 +48,7 @@ CAUGHT: tuple[tuple[Any, str, str], ...] = (  # what the wiring calls, and our n
     (local, "build_engine", "engine"),
     (local, "Loader", "loader"),
     (serving, "build_app", "app"),
-    (services, "Services", "services"),
+    (serving, "Services", "services"),
 )
 INSIDE = "the engine is looked into, or broken from inside"  # `engines("thread", alone=INSIDE)`
 LOGGERS = ("lora_serve", "asyncio", "aiohttp")

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from lora_serve.client.process import EngineProcess, ProcessEngineClient
+from lora_serve.client.process import EngineProcess, ProcessEngineClient, configure_of
 from lora_serve.core.errors import EngineLostError, ModelError, NotReadyError
-from lora_serve.core.messages import Evict, Pin, Resize, Submit, TokenEvent, Tune, Unpin
+from lora_serve.core.messages import Evict, Pin, Resize, TokenEvent, Tune, Unpin
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.configure import configure_of
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
 from tests.engine_host import fake_engine
@@ -284,21 +283,6 @@ async def test_the_child_gets_no_setting_of_the_environment_but_its_kernels(monk
     assert b"secret" not in environment + arguments
     assert b"LORA_SERVE_KERNELS=generic\0" in environment
     assert b"password" not in environment + arguments
-
-
-async def test_an_engine_with_another_clock_gets_times_on_its_own(
-    client: ProcessEngineClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[Any] = []
-    assert client._process is not None
-    monkeypatch.setattr(client._process, "send", sent.append)
-    asked = request("r", deadline=50.0)
-    client._send(Submit(asked))
-    monkeypatch.setattr(EngineProcess, "clock_offset", 1000.0)
-    client._send(Submit(asked))
-    here, there = (message.request for message in sent)
-    assert here == asked
-    assert (there.arrival_time, there.deadline) == (asked.arrival_time + 1000, 1050.0)
 
 
 async def test_stop_ends_the_child_and_leaves_no_zombie(client: ProcessEngineClient) -> None:

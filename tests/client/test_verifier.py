@@ -30,11 +30,11 @@ REF = AdapterRef("default", "a", 0, "sha256:a", 4, 10)
 
 def fold(saved: SavedAdapter) -> HostAdapter:
     deltas = {path: LinearDelta(linear.a, linear.b, linear.scale) for path, linear in saved.linears.items()}
-    return HostAdapter(saved.digest, saved.name, saved.rank, deltas)
+    return HostAdapter(saved.digest, saved.rank, deltas)
 
 
 def undo(saved: SavedAdapter, init: str) -> SavedAdapter:
-    return dataclasses.replace(saved, name=f"without {init}")
+    return dataclasses.replace(saved, digest=f"without {init}")
 
 
 def verifier_of(client: Any) -> EngineVerifier:
@@ -89,13 +89,13 @@ async def test_engine_is_told_the_time_that_is_left_to_the_registrys_thread(act:
 
 
 async def test_bytes_are_those_after_folding() -> None:
-    saved = SavedAdapter("sha256:a", "a", {"q": SavedLinear(torch.zeros(2, 8), torch.zeros(2, 8), 1.0)})
+    saved = SavedAdapter("sha256:a", {"q": SavedLinear(torch.zeros(2, 8), torch.zeros(2, 8), 1.0)})
     assert LocalValidator(fold, undo).num_bytes(saved) == 2 * 2 * 8 * 4
 
 
-def plain(name: str = "") -> HostAdapter:
+def plain() -> HostAdapter:
     delta = LinearDelta(torch.zeros(2, 8), torch.zeros(2, 8), 1.0)
-    return HostAdapter("sha256:a", name, 2, {"q": delta}, is_plain=True)
+    return HostAdapter("sha256:a", 2, {"q": delta}, is_plain=True)
 
 
 async def test_loader_takes_what_was_folded_while_it_is_tried_and_only_then() -> None:
@@ -109,9 +109,9 @@ async def test_loader_takes_what_was_folded_while_it_is_tried_and_only_then() ->
     validator = LocalValidator(lambda saved: plain(), undo, last_folded)
     verifier = EngineVerifier(validator, Loading(50), asyncio.get_running_loop())
     for _ in range(2):
-        validator.num_bytes(SavedAdapter("sha256:a", "", {}))
+        validator.num_bytes(SavedAdapter("sha256:a", {}))
         await asyncio.to_thread(verifier.smoke_test, REF, (1, 2))
-    assert [adapter and (adapter.name, adapter.digest) for adapter in taken] == [("a", "sha256:a")] * 2
+    assert [adapter and adapter.digest for adapter in taken] == ["sha256:a"] * 2
     assert last_folded.take(REF) is None
 
 

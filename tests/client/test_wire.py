@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_serve.client.process import configure_of
 from lora_serve.client.wire import MAX_FRAME_BYTES, FrameSplitter, frame_of, from_engine, to_engine
 from lora_serve.core import blob_messages, errors, messages
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
@@ -19,13 +20,14 @@ from lora_serve.core.blob_messages import (
     BlobFiles,
     BlobFolder,
     CloseBlob,
+    FilePiece,
     KeepBeside,
     OpenBlob,
     OpenStaged,
-    Piece,
     ReadPiece,
     WritePiece,
 )
+from lora_serve.core.figures import EvictionReason
 from lora_serve.core.live import (
     Call,
     EngineView,
@@ -83,7 +85,6 @@ from lora_serve.core.messages import (
     Watch,
 )
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, LongRope, ModelSpec, PoolingSpec
-from lora_serve.core.replica_report import ReplicaReport
 from lora_serve.core.request import (
     AdapterUse,
     FinishReason,
@@ -95,10 +96,8 @@ from lora_serve.core.request import (
     TokenGrammar,
 )
 from lora_serve.core.settings import Settings
-from lora_serve.core.stats import AdapterCounters, EngineStats
+from lora_serve.core.stats import AdapterCounters, EngineStats, ReplicaReport
 from lora_serve.core.tenant import TenantBudget
-from lora_serve.core.tier_stats import EvictionReason
-from lora_serve.engine_host.configure import configure_of
 from tests.engine.world import World, adapter
 
 TRAITS = AdapterTraits(False, (4, 5), "sha256:b", 77, (AddedToken(76, "<x>", is_special=True),), 3)
@@ -170,7 +169,7 @@ TO_ENGINE: tuple[ToEngine, ...] = (
     configure_of(SETTINGS), Submit(REQUEST), Abort("r"), GetStats(1), Ping(2), ForgetStaged("d"), WarmUpDone(), Stop(),
     Convert(3, Path("/f"), "sha256:a", None, 1.5), Validate(4, Path("/f"), "sha256:a", 8, True, 2.0),
     Convert(5, None, "sha256:a", None, 1.5), Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25, Path("/t"))), Reply(2),
-    Reply(3, BlobFiles({"a": 2**40}, "sha256:a", "redis", 0.5, 0.25)), Reply(4, Piece(b"\x00\xff")),
+    Reply(3, BlobFiles({"a": 2**40}, "sha256:a", "redis", 0.5, 0.25)), Reply(4, FilePiece(b"\x00\xff")),
     *(Command(5, command) for command in COMMANDS), Watch(6, 2**40, ("acme",), True),
 )  # fmt: skip
 FROM_ENGINE: tuple[FromEngine, ...] = (

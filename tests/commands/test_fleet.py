@@ -9,7 +9,7 @@ import pytest
 
 from lora_serve.cli import main
 from lora_serve.commands import serve
-from lora_serve.core.setting_groups.fleet import FleetSettings
+from lora_serve.core.setting_groups.operation import FleetSettings
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.core.running_servers import RunningServer, _ticks, noted_server
+from lora_serve.core.process import RunningServer, _ticks, noted_server
 from tests.commands.conftest import KEY, Adapters, Ended
 from tests.commands.stub_server import StubServer, refusal
 

@@ -13,9 +13,9 @@ import pytest
 from yarl import URL
 
 from lora_serve.server.services import Services
-from lora_serve.tenancy.audit.journal import AuditJournal
-from lora_serve.tenancy.audit.log import AuditLog
-from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
+from lora_serve.tenancy.audit_journal import AuditJournal
+from lora_serve.tenancy.audit_log import AuditLog
+from lora_serve.tenancy.usage import UsageFigures, UsageKey
 from tests.commands.conftest import Run
 from tests.server.conftest import ADMIN
 

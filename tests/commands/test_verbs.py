@@ -11,8 +11,8 @@ from lora_serve.commands import adapters, fleet_members, tenancy
 from lora_serve.commands.flags import CommandParser, add_tenant_limits
 from lora_serve.commands.verb import Verb, fields_of
 from lora_serve.core.tenant import Quota
+from lora_serve.server.admin.protocol import UploadFields
 from lora_serve.server.routes import TABLE
-from lora_serve.server.schemas.queries import UploadFields
 
 VERBS = (*adapters.VERBS, *tenancy.TENANT_VERBS, *tenancy.KEY_VERBS, tenancy.USAGE, tenancy.AUDIT, fleet_members.STATUS)
 NOT_FIELDS = {  # arguments of verbs with a `run` of their own, which makes the fields from them

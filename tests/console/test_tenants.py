@@ -15,7 +15,7 @@ from playwright.async_api import Locator, Page, Response, expect
 
 from lora_serve.cli import main
 from lora_serve.commands.demo import adapter_folders
-from lora_serve.tenancy.audit.journal import FIRST, chained
+from lora_serve.tenancy.audit_journal import FIRST, chained
 from tests.console.conftest import TENANT, Console, OpenPage, Watch, signed_in
 
 SQL = "acme/sql"

@@ -50,8 +50,8 @@ def catalog(reopen: Reopen) -> Catalog:
 
 
 def test_new_content_is_a_new_version_and_becomes_what_the_id_means(catalog: Catalog) -> None:
-    first, _, first_is_new = catalog.add(Registration(id="acme/support"), version("a"))
-    second, _, second_is_new = catalog.add(Registration(id="acme/support"), version("b"))
+    first, _, first_is_new = Registration(id="acme/support").commit(catalog.ledger, version("a"))
+    second, _, second_is_new = Registration(id="acme/support").commit(catalog.ledger, version("b"))
     assert (first_is_new, second_is_new) == (True, True)
     assert [v.version for v in second.versions] == [1, 2]
     assert first.ref().label == "acme/support@1"
@@ -61,9 +61,9 @@ def test_new_content_is_a_new_version_and_becomes_what_the_id_means(catalog: Cat
 
 
 def test_same_content_under_the_same_id_is_the_same_version(catalog: Catalog) -> None:
-    catalog.add(Registration(id="a"), version("a"))
-    catalog.add(Registration(id="a"), version("b"))
-    entry, _, is_new = catalog.add(Registration(id="a"), version("a"))
+    Registration(id="a").commit(catalog.ledger, version("a"))
+    Registration(id="a").commit(catalog.ledger, version("b"))
+    entry, _, is_new = Registration(id="a").commit(catalog.ledger, version("a"))
     assert not is_new
     assert [v.version for v in entry.versions] == [1, 2]
     assert catalog.resolve("a").ref.version == 1  # what was sent last is what the id means
@@ -74,21 +74,21 @@ def test_same_content_under_the_same_id_is_the_same_version(catalog: Catalog) ->
     ["b", "a@2", "a@0", "a@01", "a@-1", "a@", "a@latest", "a@sha256:00", "a@1@1", "", "@1", "A", "a@" + "9" * 30],
 )
 def test_unknown_names_are_told_back_as_given(catalog: Catalog, name: str) -> None:
-    catalog.add(Registration(id="a"), version("a"))
+    Registration(id="a").commit(catalog.ledger, version("a"))
     with pytest.raises(AdapterNotFoundError) as caught:
         catalog.resolve(name)
     assert caught.value.name == name
 
 
 def test_owner_is_given_or_the_first_part_of_the_id_or_default(catalog: Catalog) -> None:
-    catalog.add(Registration(id="acme/support"), version("a"))
-    catalog.add(Registration(id="plain"), version("a"))
-    catalog.add(Registration(id="x/y", tenant="globex"), version("a"))
+    Registration(id="acme/support").commit(catalog.ledger, version("a"))
+    Registration(id="plain").commit(catalog.ledger, version("a"))
+    Registration(id="x/y", tenant="globex").commit(catalog.ledger, version("a"))
     assert [entry.tenant for entry in catalog.snapshot.page()] == ["acme", "default", "globex"]
 
 
 def test_another_tenants_adapter_does_not_exist(catalog: Catalog) -> None:
-    catalog.add(Registration(id="acme/support"), version("a"))
+    Registration(id="acme/support").commit(catalog.ledger, version("a"))
     assert catalog.resolve("acme/support", tenant="acme").ref.tenant == "acme"
     foreign, unknown = [], []
     for name, errors in (("acme/support", foreign), ("acme/nothing", unknown)):
@@ -99,40 +99,40 @@ def test_another_tenants_adapter_does_not_exist(catalog: Catalog) -> None:
 
 
 def test_an_id_cannot_change_hands(catalog: Catalog) -> None:
-    catalog.add(Registration(id="acme/support"), version("a"))
+    Registration(id="acme/support").commit(catalog.ledger, version("a"))
     with pytest.raises(ConflictError):
-        catalog.add(Registration(id="acme/support", tenant="globex"), version("b"))
+        Registration(id="acme/support", tenant="globex").commit(catalog.ledger, version("b"))
     assert catalog.resolve("acme/support").ref.digest == digest("a")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a@1", "a:b", "a b", "a//b", "a/", "x" * 129])
 def test_illegal_ids_are_refused(catalog: Catalog, name: str) -> None:
     with pytest.raises(InvalidRequestError):
-        catalog.add(Registration(id=name), version("a"))
+        Registration(id=name).commit(catalog.ledger, version("a"))
 
 
 @pytest.mark.parametrize("metadata", [{"a": float("nan")}, {"a": object()}, {"a": "x" * 70000}])
 def test_metadata_that_cannot_be_kept_is_refused(catalog: Catalog, metadata: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError, match="metadata"):
-        catalog.add(Registration(id="a", metadata=metadata), version("a"))
+        Registration(id="a", metadata=metadata).commit(catalog.ledger, version("a"))
 
 
 def test_tenant_that_is_no_name_is_refused(catalog: Catalog) -> None:
     with pytest.raises(InvalidRequestError, match="tenant"):
-        catalog.add(Registration(id="a", tenant="../x"), version("a"))
+        Registration(id="a", tenant="../x").commit(catalog.ledger, version("a"))
 
 
 def test_pin_and_metadata_stay_when_a_new_version_says_nothing(catalog: Catalog) -> None:
-    catalog.add(Registration(id="a", pin=True, metadata={"team": "x"}), version("a"))
-    entry, _, _ = catalog.add(Registration(id="a"), version("b"))
+    Registration(id="a", pin=True, metadata={"team": "x"}).commit(catalog.ledger, version("a"))
+    entry, _, _ = Registration(id="a").commit(catalog.ledger, version("b"))
     assert (entry.pinned, entry.metadata) == (True, {"team": "x"})
     assert not catalog.set_pinned("a", False).pinned
-    assert catalog.add(Registration(id="a", metadata={}), version("c"))[0].metadata == {}
+    assert Registration(id="a", metadata={}).commit(catalog.ledger, version("c"))[0].metadata == {}
 
 
 def test_removing_the_default_version_falls_back_to_the_newest_left(catalog: Catalog) -> None:
     for letter in "abc":
-        catalog.add(Registration(id="a"), version(letter))
+        Registration(id="a").commit(catalog.ledger, version(letter))
     assert catalog.remove("a", 3) == (digest("c"),)
     assert catalog.resolve("a").ref.version == 2
     assert catalog.remove("a", 1) == (digest("a"),)
@@ -143,23 +143,23 @@ def test_removing_the_default_version_falls_back_to_the_newest_left(catalog: Cat
 
 
 def test_version_numbers_are_not_given_twice(catalog: Catalog) -> None:
-    catalog.add(Registration(id="a"), version("a"))
-    catalog.add(Registration(id="a"), version("b"))
+    Registration(id="a").commit(catalog.ledger, version("a"))
+    Registration(id="a").commit(catalog.ledger, version("b"))
     catalog.remove("a", 2)
-    assert catalog.add(Registration(id="a"), version("c"))[0].default_version == 3
+    assert Registration(id="a").commit(catalog.ledger, version("c"))[0].default_version == 3
 
 
 def test_removing_tells_only_digests_that_no_other_id_names(catalog: Catalog) -> None:
-    catalog.add(Registration(id="a"), version("a"))
-    catalog.add(Registration(id="a"), version("b"))
-    catalog.add(Registration(id="b"), version("a"))
+    Registration(id="a").commit(catalog.ledger, version("a"))
+    Registration(id="a").commit(catalog.ledger, version("b"))
+    Registration(id="b").commit(catalog.ledger, version("a"))
     assert catalog.remove("a") == (digest("b"),)
     assert catalog.remove("b") == (digest("a"),)
 
 
 @pytest.mark.parametrize(("name", "number"), [("b", None), ("a", 2)])
 def test_removing_what_is_not_there_changes_nothing(catalog: Catalog, name: str, number: int | None) -> None:
-    catalog.add(Registration(id="a"), version("a"))
+    Registration(id="a").commit(catalog.ledger, version("a"))
     with pytest.raises(AdapterNotFoundError):
         catalog.remove(name, number)
     assert catalog.resolve("a").ref.version == 1
@@ -167,8 +167,8 @@ def test_removing_what_is_not_there_changes_nothing(catalog: Catalog, name: str,
 
 def test_lists_by_name_in_pages(catalog: Catalog) -> None:
     for number in range(7):
-        catalog.add(Registration(id=f"acme/{number}"), version("a"))
-        catalog.add(Registration(id=f"globex/{number}"), version("a"))
+        Registration(id=f"acme/{number}").commit(catalog.ledger, version("a"))
+        Registration(id=f"globex/{number}").commit(catalog.ledger, version("a"))
     first = catalog.snapshot.page(tenant="acme", limit=4)
     rest = catalog.snapshot.page(tenant="acme", after=first[-1].name, limit=4)
     assert [entry.name for entry in (*first, *rest)] == [f"acme/{number}" for number in range(7)]
@@ -177,15 +177,15 @@ def test_lists_by_name_in_pages(catalog: Catalog) -> None:
 
 
 def test_everything_is_there_again_after_a_restart(catalog: Catalog, reopen: Reopen) -> None:
-    catalog.add(Registration(id="a", pin=True, metadata={"x": [1, "é"]}), version("a"))
-    catalog.add(Registration(id="a"), version("b"))
-    catalog.add(Registration(id="c", tenant="t"), version("a"))
+    Registration(id="a", pin=True, metadata={"x": [1, "é"]}).commit(catalog.ledger, version("a"))
+    Registration(id="a").commit(catalog.ledger, version("b"))
+    Registration(id="c", tenant="t").commit(catalog.ledger, version("a"))
     catalog.remove("a", 2)
     before = catalog.snapshot
     catalog = reopen()
     assert catalog.snapshot == before
     assert catalog.leases.expired(catalog.ledger.state) == [(digest("b"), catalog.leases.drain_holder)]
-    assert catalog.add(Registration(id="a"), version("d"))[0].default_version == 3
+    assert Registration(id="a").commit(catalog.ledger, version("d"))[0].default_version == 3
 
 
 def test_blob_is_condemned_once_nobody_names_or_holds_it(catalog: Catalog) -> None:
@@ -195,7 +195,7 @@ def test_blob_is_condemned_once_nobody_names_or_holds_it(catalog: Catalog) -> No
     with pytest.raises(AdapterUnavailableError, match="being deleted"):
         catalog.leases.acquire(digest("a"))
     catalog.leases.deleted(digest("a"))
-    catalog.add(Registration(id="a"), version("a"), holder=catalog.leases.acquire(digest("a")))
+    Registration(id="a").commit(catalog.ledger, version("a"), holder=catalog.leases.acquire(digest("a")))
     assert not catalog.leases.release(digest("a"), catalog.leases.acquire(digest("a")))
     assert catalog.remove("a") == (digest("a"),)
     assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)
@@ -204,7 +204,7 @@ def test_blob_is_condemned_once_nobody_names_or_holds_it(catalog: Catalog) -> No
 def test_deletion_that_was_given_up_bars_nobody_from_the_same_content(catalog: Catalog, reopen: Reopen) -> None:
     assert catalog.leases.release(digest("a"), catalog.leases.acquire(digest("a")))
     catalog.leases.deletion_failed(digest("a"))
-    catalog.add(Registration(id="a"), version("a"), holder=catalog.leases.acquire(digest("a")))
+    Registration(id="a").commit(catalog.ledger, version("a"), holder=catalog.leases.acquire(digest("a")))
     assert catalog.remove("a") == (digest("a"),)
     assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)  # what was left over goes with it
     catalog.leases.deletion_failed(digest("a"))
@@ -222,7 +222,7 @@ def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_e
     with monkeypatch.context() as patch:
         patch.setattr(catalog.ledger.journal, "commit", broken)
         catalog.leases.deletion_failed(digest("a"))
-    catalog.add(Registration(id="a"), version("a"), holder=catalog.leases.acquire(digest("a")))
+    Registration(id="a").commit(catalog.ledger, version("a"), holder=catalog.leases.acquire(digest("a")))
 
 
 def test_replica_that_died_while_it_deleted_bars_the_same_content_for_as_long_as_leases_last(
@@ -235,7 +235,7 @@ def test_replica_that_died_while_it_deleted_bars_the_same_content_for_as_long_as
     with pytest.raises(AdapterUnavailableError, match="being deleted"):
         catalog.leases.acquire(digest("a"), wait_seconds=0)
     monkeypatch.setattr(time, "time", lambda: now + LEASE_SECONDS + 60)
-    catalog.add(Registration(id="a"), version("a"), holder=catalog.leases.acquire(digest("a")))
+    Registration(id="a").commit(catalog.ledger, version("a"), holder=catalog.leases.acquire(digest("a")))
     assert catalog.remove("a") == (digest("a"),)
     assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)
 
@@ -269,7 +269,7 @@ def test_version_whose_blob_went_when_its_lease_ran_out_is_not_named(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock was set, or the machine slept, between the lease and the commit."""
-    catalog.add(Registration(id="a"), version("a"))
+    Registration(id="a").commit(catalog.ledger, version("a"))
     catalog.remove("a")
     late = catalog.leases.acquire(digest("a"))
     now = time.time()
@@ -278,10 +278,10 @@ def test_version_whose_blob_went_when_its_lease_ran_out_is_not_named(
     for step in (lambda: None, lambda: catalog.leases.deleted(digest("a"))):
         step()
         with pytest.raises(AdapterUnavailableError, match="try again"):
-            catalog.add(Registration(id="b"), version("a"), holder=late)
+            Registration(id="b").commit(catalog.ledger, version("a"), holder=late)
     assert catalog.snapshot.page() == ()
-    catalog.add(Registration(id="c"), version("a"), holder=catalog.leases.acquire(digest("a")))
-    assert catalog.add(Registration(id="b"), version("a"), holder=late)[2], "somebody else's name has kept it"
+    Registration(id="c").commit(catalog.ledger, version("a"), holder=catalog.leases.acquire(digest("a")))
+    assert Registration(id="b").commit(catalog.ledger, version("a"), holder=late)[2], "somebody else's name has kept it"
 
 
 def test_blob_whose_condemnation_was_committed_and_not_heard_of_is_condemned_by_the_next_try(
@@ -325,8 +325,8 @@ def test_nobody_leases_a_blob_at_the_moment_in_which_it_is_condemned(
 
 
 def test_version_that_is_not_activated_waits_beside_what_the_id_means(catalog: Catalog) -> None:
-    catalog.add(Registration(id="a"), version("a"))
-    entry, added, is_new = catalog.add(Registration(id="a", activate=False), version("b"))
+    Registration(id="a").commit(catalog.ledger, version("a"))
+    entry, added, is_new = Registration(id="a", activate=False).commit(catalog.ledger, version("b"))
     assert (added.version, is_new, entry.default_version) == (2, True, 1)
     assert catalog.resolve("a").ref.version == 1
     assert catalog.resolve("a@2").ref.digest == digest("b")
@@ -334,7 +334,7 @@ def test_version_that_is_not_activated_waits_beside_what_the_id_means(catalog: C
 
 def test_route_moves_and_one_call_brings_the_version_before_back(catalog: Catalog) -> None:
     for letter in "abc":
-        catalog.add(Registration(id="a"), version(letter))
+        Registration(id="a").commit(catalog.ledger, version(letter))
     assert catalog.entry("a").history == (1, 2)
     catalog.set_route("a", 1, None)
     assert (catalog.resolve("a").ref.version, catalog.entry("a").history) == (1, (2, 3))
@@ -348,7 +348,7 @@ def test_route_moves_and_one_call_brings_the_version_before_back(catalog: Catalo
 
 def test_rolling_back_during_a_canary_ends_the_canary_only(catalog: Catalog) -> None:
     for letter in "ab":
-        catalog.add(Registration(id="a", activate=letter == "a"), version(letter))
+        Registration(id="a", activate=letter == "a").commit(catalog.ledger, version(letter))
     catalog.set_route("a", None, Canary(2, 100.0))
     assert catalog.resolve("a", sticky_key="x").ref.version == 2
     assert catalog.resolve("a").ref.version == 1  # nobody in particular asks
@@ -359,7 +359,7 @@ def test_rolling_back_during_a_canary_ends_the_canary_only(catalog: Catalog) -> 
 @pytest.mark.parametrize(("number", "canary"), [(3, None), (None, Canary(3, 1.0)), (1, Canary(1, 1.0))])
 def test_route_to_nowhere_is_refused(catalog: Catalog, number: int | None, canary: Canary | None) -> None:
     for letter in "ab":
-        catalog.add(Registration(id="a"), version(letter))
+        Registration(id="a").commit(catalog.ledger, version(letter))
     with pytest.raises(InvalidRequestError):
         catalog.set_route("a", number, canary)
     assert catalog.entry("a").route == Route(2, None, (1,))
@@ -367,7 +367,7 @@ def test_route_to_nowhere_is_refused(catalog: Catalog, number: int | None, canar
 
 def test_removed_versions_leave_route_and_history(catalog: Catalog) -> None:
     for letter in "abcd":
-        catalog.add(Registration(id="a"), version(letter))
+        Registration(id="a").commit(catalog.ledger, version(letter))
     catalog.set_route("a", 3, Canary(2, 10.0))
     assert catalog.entry("a").history == (1, 2, 4)
     catalog.remove("a", 2)
@@ -378,7 +378,7 @@ def test_removed_versions_leave_route_and_history(catalog: Catalog) -> None:
 
 def test_alias_leads_to_an_id_or_to_one_version(catalog: Catalog) -> None:
     for letter in "ab":
-        catalog.add(Registration(id="acme/a"), version(letter))
+        Registration(id="acme/a").commit(catalog.ledger, version(letter))
     catalog.set_alias("acme/live", "acme/a")
     catalog.set_alias("acme/old", "acme/a@1")
     assert catalog.resolve("acme/live").ref.version == 2
@@ -393,12 +393,12 @@ def test_alias_leads_to_an_id_or_to_one_version(catalog: Catalog) -> None:
 
 
 def test_alias_and_id_cannot_share_a_name_and_an_alias_of_nothing_is_refused(catalog: Catalog) -> None:
-    catalog.add(Registration(id="a"), version("a"))
+    Registration(id="a").commit(catalog.ledger, version("a"))
     catalog.set_alias("b", "a")
     with pytest.raises(ConflictError):
         catalog.set_alias("a", "a")
     with pytest.raises(ConflictError):
-        catalog.add(Registration(id="b"), version("b"))
+        Registration(id="b").commit(catalog.ledger, version("b"))
     for target in ("b", "x", "a@2"):
         with pytest.raises(AdapterNotFoundError):
             catalog.set_alias("c", target)
@@ -408,7 +408,7 @@ def test_alias_and_id_cannot_share_a_name_and_an_alias_of_nothing_is_refused(cat
 
 def test_aliases_of_what_is_removed_go_with_it(catalog: Catalog) -> None:
     for letter in "ab":
-        catalog.add(Registration(id="a"), version(letter))
+        Registration(id="a").commit(catalog.ledger, version(letter))
     for alias, target in (("x", "a"), ("y", "a@1"), ("z", "a@2")):
         catalog.set_alias(alias, target)
     catalog.remove("a", 1)
@@ -435,8 +435,8 @@ def test_readers_on_other_threads_always_see_whole_states(catalog: Catalog) -> N
     reader = threading.Thread(target=read)
     reader.start()
     for number in range(20):
-        catalog.add(Registration(id=f"a{number % 3}"), version("a"))
-        newest = catalog.add(Registration(id=f"a{number % 3}"), version("b"))[0].default_version
+        Registration(id=f"a{number % 3}").commit(catalog.ledger, version("a"))
+        newest = Registration(id=f"a{number % 3}").commit(catalog.ledger, version("b"))[0].default_version
         catalog.remove(f"a{number % 3}", newest if number % 2 else None)
     done.set()
     reader.join()
@@ -445,18 +445,20 @@ def test_readers_on_other_threads_always_see_whole_states(catalog: Catalog) -> N
 
 def test_owner_has_no_more_adapters_or_bytes_than_its_quota(catalog: Catalog) -> None:
     quota = Quota(max_adapters=2, max_stored_bytes=3000)
-    catalog.add(Registration(id="acme/a", quota=quota), version("a"))
-    catalog.add(Registration(id="acme/a", quota=quota), version("b"))
-    catalog.add(Registration(id="globex/a", quota=Quota(max_stored_bytes=1000)), version("a"))
-    catalog.add(Registration(id="acme/b", quota=quota), version("a"))  # the same content again: charged in full
+    Registration(id="acme/a", quota=quota).commit(catalog.ledger, version("a"))
+    Registration(id="acme/a", quota=quota).commit(catalog.ledger, version("b"))
+    Registration(id="globex/a", quota=Quota(max_stored_bytes=1000)).commit(catalog.ledger, version("a"))
+    Registration(id="acme/b", quota=quota).commit(
+        catalog.ledger, version("a")
+    )  # the same content again: charged in full
     with pytest.raises(QuotaExceededError, match="has 2 adapters"):
-        catalog.add(Registration(id="acme/c", quota=quota), version("c"))
+        Registration(id="acme/c", quota=quota).commit(catalog.ledger, version("c"))
     with pytest.raises(QuotaExceededError, match="has 3000 bytes"):
-        catalog.add(Registration(id="acme/b", quota=quota), version("c"))
-    catalog.add(Registration(id="acme/a", quota=quota), version("b"))
+        Registration(id="acme/b", quota=quota).commit(catalog.ledger, version("c"))
+    Registration(id="acme/a", quota=quota).commit(catalog.ledger, version("b"))
     assert sorted(catalog.snapshot.entries) == ["acme/a", "acme/b", "globex/a"]
     catalog.remove("acme/a", 1)
-    catalog.add(Registration(id="acme/b", quota=quota), version("c"))
+    Registration(id="acme/b", quota=quota).commit(catalog.ledger, version("c"))
 
 
 def test_registrations_at_the_same_time_do_not_pass_a_quota_together(catalog: Catalog) -> None:
@@ -464,7 +466,7 @@ def test_registrations_at_the_same_time_do_not_pass_a_quota_together(catalog: Ca
 
     def register(letter: str) -> None:
         try:
-            catalog.add(Registration(id=f"acme/{letter}", quota=Quota(max_adapters=3)), version(letter))
+            Registration(id=f"acme/{letter}", quota=Quota(max_adapters=3)).commit(catalog.ledger, version(letter))
         except QuotaExceededError:
             outcomes.append(False)
         else:

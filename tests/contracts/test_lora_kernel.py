@@ -196,7 +196,7 @@ def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
     shape = LinearShape(24, 40)
     slots = filled_slots(shape, (4,))
     delta = LinearDelta(None, None, 0.0, torch.rand(40) + 0.5, torch.randn(40))
-    slots.load(SlotRef(1, 1, "bias"), HostAdapter("bias", "bias", 0, {MODULE: delta}))
+    slots.load(SlotRef(1, 1, "bias"), HostAdapter("bias", 0, {MODULE: delta}))
     x, y = torch.randn(77, 24), torch.randn(77, 40)
     rows = [(1, 1), (1, 0), (72, 1), (3, BASE_SLOT)]
     wanted = expected(y, x, slots, rows)

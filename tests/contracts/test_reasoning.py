@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.extensions import names_in
+from lora_serve.core.setting_types import names_in
 from lora_serve.text.reasoning import reasoning_format
 from lora_serve.text.reasoning.base import ReasoningFormat, ReasoningText
 from tests.attempts import in_some_attempt

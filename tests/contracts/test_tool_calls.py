@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.extensions import names_in
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
+from lora_serve.core.setting_types import names_in
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_own_text
 from lora_serve.text.tool_calls import tool_call_format
 from lora_serve.text.tool_calls.base import CallArguments, Tool, ToolCallFormat

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.client.wire import frame_of, from_engine
-from lora_serve.core.figures import added, counters_of
+from lora_serve.core.figures import EvictionReason, LoadTimes, TierStats, added, counters_of
 from lora_serve.core.messages import Reply
 from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.stats import (
@@ -32,7 +32,6 @@ from lora_serve.core.stats import (
     SwapStats,
     merged,
 )
-from lora_serve.core.tier_stats import EvictionReason, LoadTimes, TierStats
 
 LIMITS = BatchLimits(max_num_seqs=8, max_num_batched_tokens=64)
 TEXTS = st.sampled_from("abc")

@@ -9,8 +9,7 @@ import pytest
 
 from lora_serve.app.early_checks import check_start
 from lora_serve.core.errors import ConfigError
-from lora_serve.core.model_map import ModelMap, parse_model_map
-from lora_serve.core.setting_groups.overflow import OverflowConfig, is_address_of
+from lora_serve.core.setting_groups.overflow import ModelMap, OverflowConfig, is_address_of, parse_model_map
 from lora_serve.core.settings import resolve_settings
 
 MODEL = str(Path(__file__).parents[2] / "lora_serve" / "demo_data" / "model")

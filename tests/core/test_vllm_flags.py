@@ -12,7 +12,7 @@ from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import flag_name
 from lora_serve.core.settings import Settings, command_line, load_settings
-from lora_serve.core.vllm.table import FLAGS, Fate, Takes, VllmFlag
+from lora_serve.core.vllm_table import FLAGS, Fate, Takes, VllmFlag
 
 LEARNED = "the lengths of matches that pay are learned"
 OURS = {flag_name(name) for name in Settings.model_fields}

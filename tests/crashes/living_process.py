@@ -29,11 +29,11 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.tenant import Role
 from lora_serve.tenancy.accounting import Accounting, open_accounting
-from lora_serve.tenancy.audit.journal import Act
-from lora_serve.tenancy.authentication.admin_key import load_admin_key
-from lora_serve.tenancy.authentication.authenticator import KeyTable
-from lora_serve.tenancy.directory.directory import Directory, open_directory
-from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey, UsageRow
+from lora_serve.tenancy.admin_key import load_admin_key
+from lora_serve.tenancy.audit_journal import Act
+from lora_serve.tenancy.authenticator import KeyTable
+from lora_serve.tenancy.directory import Directory, open_directory
+from lora_serve.tenancy.usage import UsageFigures, UsageKey, UsageRow
 from tests.adapters.registration.registering_process import Verifier, say, spec_from
 from tests.crashes.crashing import Order, Points
 from tests.stateful.history_process import Life, state_of, wait_for_redis

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from lora_serve.client.process import configure_of
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.configure import configure_of
 from lora_serve.engine_host.fleet.app import settings_of
 from tests.deploy.pod_settings import settings_of_pod
 from tests.deploy.rendering import Rendered

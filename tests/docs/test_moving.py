@@ -82,7 +82,7 @@ def test_fields_on_our_side_are_fields(peer: str) -> None:
 
 
 def test_fields_that_are_refused_and_ignored_are() -> None:
-    from lora_serve.server.schemas.generation import CompletionFields
+    from lora_serve.server.schemas.inference import CompletionFields
 
     with pytest.raises(ValidationError, match="template"):
         CompletionFields.model_validate({"prompt": "x", "chat_template": "x"})

@@ -111,6 +111,8 @@ def test_files_that_are_named_exist(document: str) -> None:
     text = FENCED.sub("", (ROOT / document).read_text())
     for name in re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|c|h|json|png))\b", text):
         assert any(file.endswith(f"/{name}") for file in FILES), f"{document} names {name}"
+    for name in re.findall(r"`((?:tests|lora_serve|benchmarks|scripts)/[\w/]+)`", text):
+        assert (ROOT / name).exists(), f"{document} names {name}"
 
 
 # docker's, redis-server's, systemctl's, kubectl's, helm's

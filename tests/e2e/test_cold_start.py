@@ -19,7 +19,6 @@ from openai import APIStatusError, AsyncOpenAI
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.loading.fetch import fetch_timed
 from lora_serve.adapters.loading.loader import Loaded, Loader
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.disk import DiskStore
@@ -40,11 +39,12 @@ from lora_serve.server.background.caller_texts import GrammarChecks
 from lora_serve.server.background.tasks import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
-from lora_serve.tenancy.authentication.admin_key import AdminKey
-from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
-from lora_serve.tenancy.directory.directory import open_directory
+from lora_serve.tenancy.admin_key import AdminKey
+from lora_serve.tenancy.authenticator import Authenticator, KeyTable
+from lora_serve.tenancy.directory import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.e2e.conftest import KEY, Site
+from tests.loading import fetch_saved
 from tests.verifying_registry import VerifyingRegistry
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -112,7 +112,7 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
 
     def fetch(ref: AdapterRef) -> Loaded[HostAdapter]:
         gates.wait(ref.digest)
-        saved, times = fetch_timed(StoredBlobs(store, store), parts.spec, ref)
+        saved, times = fetch_saved(StoredBlobs(store, store), parts.spec, ref)
         return Loaded(parts.fold(saved), times)
 
     with (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.commands.server_process import ServerProcess
-from lora_serve.core.running_servers import running_servers
+from lora_serve.core.process import running_servers
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.merged import save_sibling
 from tests.e2e.plain_http import call

@@ -14,7 +14,7 @@ import torch
 from llguidance import LLMatcher
 
 import lora_serve
-from lora_serve.core.memory import ActivationModel
+from lora_serve.core.batch import ActivationModel
 from lora_serve.core.request import InferenceRequest, TokenGrammar
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.drafter import Drafter

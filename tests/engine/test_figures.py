@@ -6,7 +6,7 @@ import pytest
 
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import LoadHangsError
-from lora_serve.core.replica_report import ReplicaReport, report_of
+from lora_serve.core.stats import ReplicaReport, report_of
 from tests.engine.fake_constraints import FakeConstraints, grammar
 from tests.engine.world import EOS, VirtualClock, World, adapter
 

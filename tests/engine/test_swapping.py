@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.batch import BlockCopy, BlockMoves, StepLoad
+from lora_serve.core.batch import BlockCopy, BlockMoves, MemoryPlan, StepLoad
 from lora_serve.core.errors import InternalError
-from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse, InferenceRequest
 from lora_serve.engine.blocks import BlockManager

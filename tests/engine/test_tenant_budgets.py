@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, DeviceQuotaError, LoraServeError
+from lora_serve.core.figures import EvictionReason
 from lora_serve.core.messages import ErrorEvent, Resize, SetTenantBudgets
 from lora_serve.core.tenant import TenantBudget
-from lora_serve.core.tier_stats import EvictionReason
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.slots import SlotTable
 from tests.engine.world import World, adapter

@@ -9,9 +9,9 @@ from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import MemoryPlan
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import (
     AdapterCommand,
     Command,

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lora_serve.adapters.loading.loader import LoadFinished
-from lora_serve.client.process import EngineProcess, ProcessEngineClient
+from lora_serve.client.process import EngineProcess, ProcessEngineClient, configure_of
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
@@ -19,7 +19,6 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_host.configure import configure_of
 from tests.engine.world import World
 from tests.engine_host import fake_engine
 

@@ -19,7 +19,7 @@ from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
-from lora_serve.engine_host.local import AdapterSource
+from lora_serve.engine_host.local import AdapterReader
 from lora_serve.model.lora.host_adapter import HostAdapter
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model
@@ -31,7 +31,7 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 class House:
     """A store with one adapter, and what loads from it."""
 
-    source: AdapterSource
+    source: AdapterReader
     disk: DiskStore
     ref: AdapterRef
     blob: Path
@@ -62,7 +62,7 @@ def house_of(engine: LocalEngine, model: Path, root: Path, **config: Any) -> Hou
     disk.put(digest, folder)
     ref = AdapterRef("default", "acme/a", 1, digest, 4, 1000)
     blob = root / "store" / "blobs" / digest.removeprefix("sha256:")
-    return House(AdapterSource(StoredBlobs(disk, disk), engine.parts), disk, ref, blob)
+    return House(AdapterReader(StoredBlobs(disk, disk), engine.parts), disk, ref, blob)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def house(engine: LocalEngine, model: Path, tmp_path: Path) -> House:
 
 
 def same(one: HostAdapter, other: HostAdapter) -> bool:
-    facts = [(a.digest, a.name, a.rank, a.num_bytes, list(a.deltas)) for a in (one, other)]
+    facts = [(a.digest, a.rank, a.num_bytes, list(a.deltas)) for a in (one, other)]
     pairs = [(one.deltas[path], other.deltas[path]) for path in one.deltas]
     return facts[0] == facts[1] and all(
         torch.equal(a.a, b.a) and torch.equal(a.b, b.b) and (a.a.dtype, a.scale) == (b.a.dtype, b.scale)  # type: ignore
@@ -87,7 +87,7 @@ def test_second_load_is_the_first_from_one_flat_file(
 ) -> None:
     house = house_of(engine, model, tmp_path, **config)
     first = house.load_and_keep()
-    monkeypatch.setattr(AdapterSource, "_ordinary", lambda *_: pytest.fail("the adapter's own files were read"))
+    monkeypatch.setattr(AdapterReader, "_ordinary", lambda *_: pytest.fail("the adapter's own files were read"))
     second = house.source.load(house.ref)
     assert same(first, second.value)
     assert second.value.arena is not None
@@ -202,7 +202,7 @@ def test_adapter_of_another_base_is_refused_with_a_prepared_file_too(house: Hous
 def test_tier_is_where_the_bytes_came_from(engine: LocalEngine, model: Path, tmp_path: Path, house: House) -> None:
     near = DiskStore(tmp_path / "near")
     far: AdapterStore = house.disk
-    source = AdapterSource(StoredBlobs(TieredStore(near, far, "redis"), near), engine.parts)
+    source = AdapterReader(StoredBlobs(TieredStore(near, far, "redis"), near), engine.parts)
     loaded = source.load(house.ref)
     assert loaded.times.tier == "redis"
     assert loaded.times.verify > 0

@@ -211,7 +211,7 @@ async def test_stores_that_hang_leave_their_threads_places_to_others(
     assert [type(error) for error in errors] == [LoadHangsError] * 2
     assert await asyncio.to_thread(read, pair, near=True) == b"weights"
     gate.set()
-    while pair.server._threads.num_hung:
+    while pair.server._threads._num_hung:
         await asyncio.sleep(0.005)
     await pair.server.close()
     assert pair.blobs.num_open == 0

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from lora_serve.core.extensions import names_in
 from lora_serve.core.messages import FinishEvent
+from lora_serve.core.setting_types import names_in
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host import hosts
 from tests.engine_host.engine_clients import request
@@ -19,7 +19,7 @@ TOY = """
 from contextlib import asynccontextmanager
 
 from tests.mock_engine import MockEngineClient
-from lora_serve.engine_host.hosts.base import LoadedEngine
+from lora_serve.engine_host.hosts import LoadedEngine
 
 
 def use_one_core():

@@ -23,7 +23,7 @@ def test_deletion_is_done_on_a_full_disk_and_noted_afterwards(world: World, tmp_
         with running(settings_of(world, disk.place / "store", auth="off")) as house:
             with disk.full():
                 assert as_admin(house, "DELETE", "/admin/adapters/globex/b").status == 200  # no write has failed yet
-                settle(lambda: house.services.store_monitor.look() is False)  # type: ignore[union-attr]
+                settle(lambda: house.services.store_monitor.test() is False)  # type: ignore[union-attr]
                 refused = as_admin(house, "POST", "/admin/tenants", {"name": "new"})
                 assert refused.status == 503
                 reply = as_admin(house, "DELETE", "/admin/adapters/acme/a")
@@ -31,7 +31,7 @@ def test_deletion_is_done_on_a_full_disk_and_noted_afterwards(world: World, tmp_
                 assert as_admin(house, "GET", "/admin/adapters/acme/a").status == 404
                 reply = as_admin(house, "POST", "/v1/unload_lora_adapter", {"lora_name": "acme/b"})
                 assert (reply.status, as_admin(house, "GET", "/admin/adapters/acme/b").status) == (200, 404), reply.body
-            settle(lambda: house.services.store_monitor.look())  # type: ignore[union-attr]
+            settle(lambda: house.services.store_monitor.test())  # type: ignore[union-attr]
             lines = as_admin(house, "GET", "/admin/audit").json["data"]
             assert [line["outcome"] for line in lines if line["subject"] == "acme/a"] == [200]
         with running(settings_of(world, disk.place / "store", auth="off", lora_modules=())) as house:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.stores import monitor
+from lora_serve.adapters.stores import files
 from lora_serve.app import warm_up
 from tests.canary.asking import Canaries
 from tests.canary.house import ADMIN, House, running, settings_of
@@ -40,9 +40,9 @@ class Crashed:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything looks again sooner than it would."""
-    monkeypatch.setattr(monitor, "INTERVAL", 0.05)
-    monkeypatch.setattr(monitor, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(monitor, "MAX_PAUSE", 1.0)
+    monkeypatch.setattr(files, "INTERVAL", 0.05)
+    monkeypatch.setattr(files, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(files, "MAX_PAUSE", 1.0)
     monkeypatch.setattr(warm_up, "LOOK_SECONDS", 0.02)
 
 
@@ -124,7 +124,7 @@ def test_server_starts_on_a_disk_that_cannot_be_written_and_takes_changes_once_i
             assert upload(house, folder).status == 201
             assert as_admin(house, "DELETE", "/admin/adapters/victim/x").status == (404 if can_empty else 200)
             assert not list(house.services.audit._journal.broken())
-            said = [line for line in house.log if "stores.monitor" in line]
+            said = [line for line in house.log if "stores.files" in line]
             assert ["cannot be written" in line for line in said] == [True, False], said
     with running(settings_of(world, place), crashed.keys) as house:
         assert ask(house, "new/x").status == 200

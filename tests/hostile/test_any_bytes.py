@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.server.schemas.generation import ChatFields, CompletionFields
+from lora_serve.server.schemas.inference import ChatFields, CompletionFields
 from tests.canary.house import ADMIN, House
 from tests.canary.questions import TENANTS, World
 from tests.hostile.adapter_files import CONFIG, WEIGHTS, Files, files_of, tar

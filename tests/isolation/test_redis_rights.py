@@ -24,9 +24,9 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.tenant import Caller, Quota, Role
 from lora_serve.tenancy.accounting import open_accounting
-from lora_serve.tenancy.audit.journal import Act
-from lora_serve.tenancy.directory.directory import open_directory
-from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
+from lora_serve.tenancy.audit_journal import Act
+from lora_serve.tenancy.directory import open_directory
+from lora_serve.tenancy.usage import UsageFigures, UsageKey
 from tests.catalog_versions import version
 from tests.certificates import make_certificate
 from tests.redis_server import RedisServer
@@ -75,12 +75,12 @@ def url_of(server: RedisServer, password: str = PASSWORD) -> str:
 def use_everything(url: str, prefix: str, tmp_path: Path, adapter: Path) -> None:
     """All that a server does with Redis."""
     with closing(open_catalog(tmp_path / "a", url, prefix)) as first:
-        first.add(Registration(id="acme/support"), version("a"))
+        Registration(id="acme/support").commit(first.ledger, version("a"))
         first.set_alias("acme/alias", "acme/support")
         with closing(open_catalog(tmp_path / "b", url, prefix)) as second:
             before = second.snapshot.position
             assert second.resolve("acme/alias").ref.name == "acme/support"
-            first.add(Registration(id="acme/support"), version("b"))
+            Registration(id="acme/support").commit(first.ledger, version("b"))
             second.ledger.wait(1.0)
             second.refresh()
             assert second.snapshot.position.generation > before.generation

@@ -25,11 +25,11 @@ from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import AuthenticationError, LoraServeError
 from lora_serve.core.tenant import Role
-from lora_serve.tenancy.authentication import authenticator
-from lora_serve.tenancy.authentication.admin_key import AdminKey
-from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
-from lora_serve.tenancy.directory.directory import Directory
-from lora_serve.tenancy.directory.state import new_secret
+from lora_serve.tenancy import authenticator
+from lora_serve.tenancy.admin_key import AdminKey
+from lora_serve.tenancy.authenticator import Authenticator, KeyTable
+from lora_serve.tenancy.directory import Directory
+from lora_serve.tenancy.directory_state import new_secret
 from tests.attempts import in_some_attempt
 from tests.isolation.timing import MAX_AUC, answered_in_turns, auc, taken_in_turns, told
 from tests.local_engine import LocalEngine
@@ -131,14 +131,14 @@ def test_time_of_a_wrong_key_does_not_tell_how_much_of_it_is_right(
     }
 
     def look() -> None:
-        times = times_of(opener.anybody, texts, 20_000)
+        times = times_of(opener.authenticate, texts, 20_000)
         found = told(times["id alone"], times["all but the last"])
         assert found.at_most < MAX_AUC, found
 
     in_some_attempt(look)
     plain = authenticator.opens
     monkeypatch.setattr(authenticator, "opens", lambda key, secret: key is not None and plain(key, secret))
-    seen = times_of(opener.anybody, texts, 2000)
+    seen = times_of(opener.authenticate, texts, 2000)
     assert told(seen["id alone"], seen["id is unknown"]).auc > MAX_AUC, "no comparison for an unknown id"
 
 

@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 import pytest
+from structlog.contextvars import bound_contextvars
 
-from lora_serve.core.log_context import logged_with
 from lora_serve.logs.handler import BURST, MAX_KINDS, PERIOD, LogHandler, Repeats, kind_of
 from lora_serve.logs.pipeline import Redaction, line_formatter
 from lora_serve.logs.writer import LogWriter
@@ -43,7 +43,7 @@ def log() -> Log:
 
 def test_lines_carry_what_the_caller_knew_when_it_spoke(log: Log) -> None:
     known = {"request_id": "r1"}
-    with logged_with(lambda: known):
+    with bound_contextvars(log_fields=lambda: known):
         log.logger.warning("the-secret is %s", "told")
         known["request_id"] = "r2"
     log.logger.info("outside")
@@ -53,7 +53,7 @@ def test_lines_carry_what_the_caller_knew_when_it_spoke(log: Log) -> None:
 
 
 def test_sum_of_repeats_belongs_to_no_request(log: Log) -> None:
-    with logged_with(lambda: {"request_id": "r1"}):
+    with bound_contextvars(log_fields=lambda: {"request_id": "r1"}):
         for _ in range(BURST + 3):
             log.logger.warning("again")
         log.now += PERIOD

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.contextvars import bound_contextvars
 
-from lora_serve.core.log_context import logged_with
 from lora_serve.logs import drop_import_noise
 from lora_serve.logs.pipeline import Redaction, line_formatter, passwords_in
 
@@ -66,7 +66,7 @@ def test_console_lines_hold_the_same_fields_and_a_plain_traceback() -> None:
 
 def test_lines_written_for_a_request_carry_what_is_known_of_it_by_then() -> None:
     known: dict[str, object] = {"request_id": "r1", "tenant": "-"}
-    with logged_with(lambda: known):
+    with bound_contextvars(log_fields=lambda: known):
         before = as_json(record_of("x"))
         known["tenant"] = "acme"
         after = as_json(record_of("x", tenant="its own"))

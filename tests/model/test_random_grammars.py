@@ -21,7 +21,7 @@ from jsonschema import Draft202012Validator
 import lora_serve
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import FinishReason, TokenGrammar
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.text.grammars import Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
 from lora_serve.text.tokenizer import TextModel

@@ -24,7 +24,7 @@ def random_adapter(digest: str, rank: int, shape: LinearShape, dtype: torch.dtyp
     gain, shift = (
         (torch.rand(shape.out_features) + 0.5, torch.randn(shape.out_features)) if rank % 2 == 0 else (None, None)
     )
-    return HostAdapter(digest, digest, rank, {MODULE: LinearDelta(a, b, 0.5, gain, shift)})
+    return HostAdapter(digest, rank, {MODULE: LinearDelta(a, b, 0.5, gain, shift)})
 
 
 def filled_slots(

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lora_serve.core.replica_report import ReplicaReport
+from lora_serve.core.stats import ReplicaReport
 from lora_serve.routing.fleet_view import FleetView, RoutedRequest
 
 DIGESTS = tuple(f"sha256:{index:064x}" for index in range(12))

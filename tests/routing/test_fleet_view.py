@@ -8,10 +8,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.replica_report import ReplicaReport, report_of
+from lora_serve.core.figures import TierStats
 from lora_serve.core.setting_groups.engine import BatchLimits
-from lora_serve.core.stats import BatcherStats, EngineStats, SlotInfo
-from lora_serve.core.tier_stats import TierStats
+from lora_serve.core.stats import BatcherStats, EngineStats, ReplicaReport, SlotInfo, report_of
 from lora_serve.routing.fleet_view import ReplicaView, Tier
 from tests.routing.fleets import report, request, requests, view_of
 

@@ -159,9 +159,9 @@ async def test_nobody_with_another_vocabulary_answers_while_the_adapter_is_cold(
     http: aiohttp.ClientSession, services: Services, tickets: AdapterRef, on_cold: str
 ) -> None:
     plain = VersionEntry(0, "sha256:" + "1" * 64, 2, 10, {}, "test", 0.0)
-    services.catalog.add(Registration(id="acme/tickets"), plain)
+    Registration(id="acme/tickets").commit(services.catalog.ledger, plain)
     newest = replace(services.catalog.entry("acme/tickets").versions[0], digest="sha256:" + "2" * 64)
-    services.catalog.add(Registration(id="acme/tickets"), newest)
+    Registration(id="acme/tickets").commit(services.catalog.ledger, newest)
     status, body = await post(http, "/v1/completions", model="acme/tickets", prompt="x", on_cold=on_cold)
     assert (status, body["error"]["param"]) == (400, "on_cold")
     assert "vocabularies differ" in body["error"]["message"]

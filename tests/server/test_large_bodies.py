@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from lora_serve.core.errors import CapacityError
-from lora_serve.server.bodies.json_parsing import MAX_SMALL
+from lora_serve.server.json_body import MAX_SMALL
 from lora_serve.server.large_bodies import LargeBodies
 from lora_serve.server.services import Services
 
@@ -117,7 +117,7 @@ async def test_bodies_whose_clients_left_leave_their_room(http: aiohttp.ClientSe
 
 def test_tenant_leaves_room_for_others() -> None:
     bodies = LargeBodies(max_bytes=1_000_000, max_of_tenant=600_000)
-    with bodies.room("acme") as first, bodies.room("acme") as second, bodies.room("other") as third:
+    with bodies.memory_for("acme") as first, bodies.room("acme") as second, bodies.room("other") as third:
         first(500_000)
         second(100_000)
         with pytest.raises(CapacityError):
@@ -125,7 +125,7 @@ def test_tenant_leaves_room_for_others() -> None:
         third(400_000)
         with pytest.raises(CapacityError):
             third(400_001)
-    with bodies.room("acme") as again, bodies.room("acme") as beside:
+    with bodies.memory_for("acme") as again, bodies.room("acme") as beside:
         again(600_000)
         with pytest.raises(CapacityError):
             beside(100_000)
@@ -133,7 +133,7 @@ def test_tenant_leaves_room_for_others() -> None:
 
 def test_body_by_itself_always_has_room() -> None:
     bodies = LargeBodies(max_bytes=100_000, max_of_tenant=100_000)
-    with bodies.room("acme") as grow:
+    with bodies.memory_for("acme") as grow:
         grow(90_000)
         grow(10**9)
     assert bodies.num_bytes == 0

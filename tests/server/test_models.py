@@ -14,7 +14,7 @@ from lora_serve.core.messages import Evict
 from lora_serve.core.tenant import ADMIN_CALLER, Caller, Role
 from lora_serve.server import models
 from lora_serve.server.inference.resolve import AdapterResolver
-from lora_serve.server.schemas.generation import CompletionFields
+from lora_serve.server.schemas.inference import CompletionFields
 
 BASE = "tiny-base"
 

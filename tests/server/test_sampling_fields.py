@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from lora_serve.core.messages import TokenLogprobs
 from lora_serve.server.schemas.fields import Refused, marked
-from lora_serve.server.schemas.generation import ChatFields, CompletionFields
+from lora_serve.server.schemas.inference import ChatFields, CompletionFields
 from tests.mock_engine import MockReply
 
 Ids = Callable[[str], tuple[int, ...]]

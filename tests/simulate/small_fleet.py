@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_serve.core.batch import StepLoad
-from lora_serve.simulate.figures import RequestRecord
-from lora_serve.simulate.fleet import Fleet, Scenario
+from lora_serve.simulate.figures import SimulatedRequest
+from lora_serve.simulate.fleet import Scenario, SimulatedFleet
 from lora_serve.simulate.profiles import Profile, TransferTime
 from lora_serve.simulate.workload import Arrival, TraceRow, WorkloadConfig
 
@@ -54,11 +54,11 @@ def rows(*lengths: tuple[int, int], every: float = 0.05) -> list[TraceRow]:
     return [TraceRow(index * every, *pair) for index, pair in enumerate(lengths)]
 
 
-def run(config: Scenario, arrivals: list[Arrival], policy: str = "fcfs", router: str = "hash") -> Fleet:
-    fleet = Fleet(config.profile, config.engine_config(policy), router, config.num_replicas)
+def run(config: Scenario, arrivals: list[Arrival], policy: str = "fcfs", router: str = "hash") -> SimulatedFleet:
+    fleet = SimulatedFleet(config.profile, config.engine_config(policy), router, config.num_replicas)
     fleet.run(arrivals)
     return fleet
 
 
-def outcomes(fleet: Fleet) -> list[RequestRecord]:
+def outcomes(fleet: SimulatedFleet) -> list[SimulatedRequest]:
     return sorted(fleet.recorder.outcomes, key=lambda outcome: outcome.index)

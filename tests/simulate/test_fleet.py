@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lora_serve.core.extensions import names_in
-from lora_serve.simulate.fleet import Fleet, StalledError
+from lora_serve.core.setting_types import names_in
+from lora_serve.simulate.fleet import SimulatedFleet, StalledError
 from lora_serve.simulate.replica import Replica
 from tests.simulate.small_fleet import outcomes, rows, run, scenario
 
@@ -118,7 +118,7 @@ def test_requests_that_never_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -
     config = scenario(2)
     monkeypatch.setattr(Replica, "post", lambda self, message: None)
     with pytest.raises(StalledError, match="2 of 2 requests never end, the first is 0"):
-        Fleet(config.profile, config.engine_config("fcfs"), "hash", 1).run(config.arrivals(rows((4, 1))))
+        SimulatedFleet(config.profile, config.engine_config("fcfs"), "hash", 1).run(config.arrivals(rows((4, 1))))
 
 
 def test_a_fleet_serves_more_than_one_replica() -> None:

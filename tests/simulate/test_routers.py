@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from lora_serve.routing.fleet_view import Tier
-from lora_serve.simulate.fleet import Fleet, Gateway, Summary
+from lora_serve.simulate.fleet import Gateway, SimulatedFleet, Summary
 from tests.simulate.small_fleet import outcomes, rows, scenario
 
 LENGTHS = rows((40, 6), (10, 3), (70, 4))
@@ -62,7 +62,7 @@ def test_gateway_knows_another_gateways_adapters_after_a_second(monkeypatch: pyt
         return choose(gateway, request)
 
     monkeypatch.setattr(Gateway, "choose", watched)
-    fleet = Fleet(config.profile, config.engine_config("fcfs"), "affinity", 1, num_gateways=2)
+    fleet = SimulatedFleet(config.profile, config.engine_config("fcfs"), "affinity", 1, num_gateways=2)
     fleet.run(arrivals)
     assert [outcome.error for outcome in outcomes(fleet)] == [None] * 4
     assert [tier for tier, _ in seen] == [Tier.NONE, Tier.NONE, Tier.DEVICE, Tier.DEVICE]

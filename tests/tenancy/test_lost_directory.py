@@ -10,9 +10,9 @@ import pytest
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.tenancy.accounting import open_accounting, warn_if_lost
-from lora_serve.tenancy.audit.journal import Act
-from lora_serve.tenancy.directory.directory import open_directory
-from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
+from lora_serve.tenancy.audit_journal import Act
+from lora_serve.tenancy.directory import open_directory
+from lora_serve.tenancy.usage import UsageFigures, UsageKey
 
 
 @pytest.fixture

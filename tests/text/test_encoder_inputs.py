@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidRequestError, ModelError
-from lora_serve.text.preparation import TextPreparation, preparation_of
-from lora_serve.text.tokenizer import TextModel
+from lora_serve.text.tokenizer import TextModel, TextPreparation, preparation_of
 from tests.text.tiny_tokenizer import bert_tokenizer, byte_level_tokenizer
 
 TOKENIZERS = {"bert": bert_tokenizer, "byte_level": byte_level_tokenizer}

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.server.openai.turn import JsonEnd
+from lora_serve.server.inference.reading import JsonEnd
 
 TEXTS = st.text(st.sampled_from('"\\\\{}[]a,ö'), max_size=6)
 VALUES = st.recursive(

@@ -32,6 +32,15 @@ _FOLDER = (b"5", b"D")  # D: GNU incremental archives; the content is a list of 
 _PAX = (b"x", b"g")
 _ABOUT_NEXT = (b"x", b"L", b"g", b"K")
 _ABOUT_OTHERS = (*_ABOUT_NEXT, b"V")  # V: GNU volume label
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_LOCAL_MAGIC = b"PK\x03\x04"
+_DESCRIPTOR_MAGIC = b"PK\x07\x08"
+_END = struct.Struct("<4sHHHHIIH")
+_END_MAGIC = b"PK\x05\x06"
+_MAX_COMMENT = 0xFFFF
+_ENCRYPTED, _DESCRIBED_BEHIND = 0x0001, 0x0008
+_IN_EXTRA = 0xFFFFFFFF  # in place of a size that stands in the ZIP64 field
+MAX_READ_BYTES = 2**20  # of the directory, at once
 
 
 class BrokenArchiveError(Exception):
@@ -178,17 +187,6 @@ def _name_and_size(records: list[tuple[bytes, bytes]]) -> dict[str, str]:
         elif key == b"size":
             found["size"] = _text(value[:20])
     return found
-
-
-_LOCAL = struct.Struct("<4sHHHHHIIIHH")
-_LOCAL_MAGIC = b"PK\x03\x04"
-_DESCRIPTOR_MAGIC = b"PK\x07\x08"
-_END = struct.Struct("<4sHHHHIIH")
-_END_MAGIC = b"PK\x05\x06"
-_MAX_COMMENT = 0xFFFF
-_ENCRYPTED, _DESCRIBED_BEHIND = 0x0001, 0x0008
-_IN_EXTRA = 0xFFFFFFFF  # in place of a size that stands in the ZIP64 field
-MAX_READ_BYTES = 2**20  # of the directory, at once
 
 
 class ByteBudget:

@@ -23,6 +23,9 @@ from lora_serve.adapters.stores.base import RecordStore
 from lora_serve.core.errors import AdapterUnavailableError
 
 FORMAT = 1
+RecordPlace = tuple[str, str]  # digest, id
+_PIECE = 16  # blobs whose records are looked at while commits wait
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +90,6 @@ def read_records(store: RecordStore, digests: Collection[str]) -> list[BlobRecor
     """All readable records beside these blobs. Raises AdapterUnavailableError."""
     texts = [text for found in store.records(digests).values() for text in found.values()]
     return [record for text in texts if (record := record_of(text)) is not None]
-
-
-RecordPlace = tuple[str, str]  # digest, id
-_PIECE = 16  # blobs whose records are looked at while commits wait
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

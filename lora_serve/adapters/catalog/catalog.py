@@ -1,21 +1,24 @@
-"""The catalog of adapters: records in a journal, and an immutable snapshot of them that is replaced as a whole."""
+"""The catalog of adapters: records in a journal, an immutable snapshot of them, and the version that a name means."""
 
 from __future__ import annotations
 
+import enum
+import hashlib
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
-from lora_serve.adapters.catalog import edits, resolution
+from lora_serve.adapters.catalog import edits
 from lora_serve.adapters.catalog.blob_leases import BlobLeases
 from lora_serve.adapters.catalog.blob_records import BlobRecordWriter
-from lora_serve.adapters.catalog.edits import Registration, TenantRemoval, without_tenant
-from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.edits import TenantRemoval, without_tenant
+from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, Route, VersionEntry
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.ledger import Changes
-from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.adapters.catalog.state import (
     ADAPTER,
     ALIAS,
@@ -23,16 +26,115 @@ from lora_serve.adapters.catalog.state import (
     CatalogState,
     Snapshot,
     check_pinned,
-    lease_change,
     saved,
 )
 from lora_serve.adapters.stores.base import RecordStore
 from lora_serve.adapters.stores.files import StoreLock
 from lora_serve.adapters.stores.tiered import TieredStore
-from lora_serve.core.adapter import check_adapter_id, split_name
+from lora_serve.core.adapter import AdapterRef, check_adapter_id, split_name
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
 
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
+# What is looked at where there is no entry, so that an entry that is hidden takes no longer than none.
+_NOBODYS = CatalogEntry("", "", False, 0.0, {}, 0, Route(0), ())
 _OUTAGE_GRACE = 2.0  # seconds without the journal, after which an unknown id may be one that others registered
+
+
+class Selection(enum.StrEnum):
+    """The reason why a name means one version."""
+
+    DEFAULT = "default"  # the id's route
+    CANARY = "canary"  # the canary of the id's route
+    PINNED = "pinned"  # the caller named the version, by number or digest
+    ALIAS = "alias"  # the caller named an alias, and the alias names the version
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """A version, chosen from its entry as it was when the name was looked up."""
+
+    entry: CatalogEntry
+    version: VersionEntry
+    selection: Selection
+
+    @property
+    def ref(self) -> AdapterRef:
+        """The reference that travels with requests."""
+        return self.entry.ref(self.version)
+
+    @property
+    def names_version(self) -> bool:
+        """True if the name means this version whatever the id's route says."""
+        return self.selection in (Selection.PINNED, Selection.ALIAS)
+
+    @property
+    def previous(self) -> AdapterRef | None:
+        """The version that the same name meant before: the default version before its canary, the last one in the
+        route's history before the default version. None: there is none, as for every name that names a version.
+        """
+        if self.names_version:
+            return None
+        before = self.entry.default if self.selection is Selection.CANARY else self.entry.previous
+        return None if before is None or before.digest == self.version.digest else self.entry.ref(before)
+
+
+def find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> Resolution | None:
+    """Resolve `id`, `id@3`, `id@sha256:<hex>`, or an alias in place of the id; None: nothing that `tenant` may see.
+
+    For a tenant, `support` is `<tenant>/support` first, if there is one. `sticky_key`: chooses between default and
+    canary; None: the default version. Raises UnreadableRecordError for a name that is held.
+    """
+    if tenant is not None and (own := own_name(tenant, name)) != name:
+        found = _find(snapshot, own, tenant, sticky_key)
+        if found is not None:
+            return found
+    return _find(snapshot, name, tenant, sticky_key)
+
+
+def own_name(tenant: str, name: str) -> str:
+    """The name in the tenant's own namespace."""
+    return name if name.startswith(f"{tenant}/") else f"{tenant}/{name}"
+
+
+def _find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> Resolution | None:
+    adapter_id, selector = split_name(name)
+    snapshot.check_held(adapter_id, tenant)
+    adapter_id, aliased = split_name(snapshot.aliases.get(adapter_id, adapter_id))
+    if selector is not None and aliased is not None:  # two selectors: at most one can be meant
+        return None
+    snapshot.check_held(adapter_id, tenant)
+    entry = snapshot.entries.get(adapter_id, _NOBODYS)
+    if not entry.is_visible_to(tenant) or entry is _NOBODYS:
+        return None
+    chosen = aliased if selector is None else selector
+    if chosen is None:
+        return split(entry, sticky_key)
+    version = select(entry, chosen)
+    selection = Selection.PINNED if selector is not None else Selection.ALIAS
+    return None if version is None else Resolution(entry, version, selection)
+
+
+def select(entry: CatalogEntry, selector: str) -> VersionEntry | None:
+    """A version by number or digest."""
+    if _NUMBER.match(selector):
+        return next((version for version in entry.versions if version.version == int(selector)), None)
+    return next((version for version in entry.versions if version.digest == selector), None)
+
+
+def split(entry: CatalogEntry, sticky_key: str | None) -> Resolution:
+    """The default version, or the canary for its percentage of the keys: the same key always gets the same answer."""
+    canary = entry.route.canary
+    if canary is None or sticky_key is None or share_of(entry.name, canary.version, sticky_key) >= canary.percent:
+        return Resolution(entry, entry.default, Selection.DEFAULT)
+    return Resolution(entry, entry.version(canary.version), Selection.CANARY)
+
+
+def share_of(name: str, canary_version: int, sticky_key: str) -> float:
+    """A hash of the key between 0 and 100. The percentage has no part in it, so that a growing canary keeps its users;
+    the version has, so that not always the same users try what is new.
+    """
+    text = f"{name}\0{canary_version}\0{sticky_key}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) * (100 / 2**64)
 
 
 class Catalog:
@@ -77,7 +179,7 @@ class Catalog:
         AdapterNotFoundError with the name as given; AdapterUnavailableError for a held name, and for an unknown one
         while the shared registry is away.
         """
-        found = resolution.find(self.snapshot, name, tenant, sticky_key)
+        found = find(self.snapshot, name, tenant, sticky_key)
         if found is not None:
             return found
         if self.ledger.seconds_away > _OUTAGE_GRACE:
@@ -92,26 +194,6 @@ class Catalog:
         return _entry_in(self.ledger.state, name)
 
     # -- adapters ----------------------------------------------------------------------------------------------
-
-    def add(
-        self, registration: Registration, version: VersionEntry, holder: str = ""
-    ) -> tuple[CatalogEntry, VersionEntry, bool]:
-        """Commit a version durably; `holder`'s lease ends. Returns (entry, version, whether it is new).
-
-        The version number is chosen here; the same content keeps its number. The owner's quota holds even if several
-        register at once. Raises what `Registration.entry_in` does, and AdapterUnavailableError if the lease has run out
-        and the blob may be gone.
-        """
-
-        def edit(state: CatalogState) -> tuple[Changes, tuple[CatalogEntry, VersionEntry, bool]]:
-            entry = registration.entry_in(state.snapshot, version)
-            old = state.snapshot.entries.get(entry.name)
-            added = next(v for v in entry.versions if v.digest == version.digest)
-            released = _released(state, version.digest, holder) if holder else {}
-            is_new = old is None or not old.has_version(added.version)
-            return {**saved(entry), **released}, (entry, added, is_new)
-
-        return self.ledger.change(edit)
 
     def edit(self, name: str, change: Callable[[CatalogEntry], CatalogEntry]) -> CatalogEntry:
         """Replace an entry by `change(entry)`, durably. Raises AdapterNotFoundError, and what `change` raises."""
@@ -202,7 +284,7 @@ class Catalog:
             state.snapshot.check_held(split_name(target)[0])
             if split_name(target)[0] not in state.snapshot.entries:  # an alias of an alias
                 raise AdapterNotFoundError(target)
-            if resolution.find(state.snapshot, target, None, None) is None:
+            if find(state.snapshot, target, None, None) is None:
                 raise AdapterNotFoundError(target)
             return {ALIAS + alias: target}, None
 
@@ -250,19 +332,11 @@ def _entry_in(state: CatalogState, name: str) -> CatalogEntry:
     return entry
 
 
-def _released(state: CatalogState, digest: str, holder: str) -> Changes:
-    """The change that ends a lease. Raises AdapterUnavailableError if nothing has kept the blob."""
-    lease = state.lease_on(digest)
-    if holder not in lease.holders and digest not in state.snapshot.digests:
-        raise AdapterUnavailableError("The adapter's bytes were deleted meanwhile; try again.", retry_after=1)
-    return lease_change(digest, lease.without(holder))
-
-
 def _dangling(snapshot: Snapshot, name: str, left: CatalogEntry | None) -> Changes:
     """The changes that remove the aliases of `name` that lead to nothing once only `left` is left."""
     changes: Changes = {}
     for alias, target in snapshot.aliases_of(name).items():
         _, selector = split_name(target)
-        if left is None or (selector is not None and resolution.select(left, selector) is None):
+        if left is None or (selector is not None and select(left, selector) is None):
             changes[ALIAS + alias] = None
     return changes

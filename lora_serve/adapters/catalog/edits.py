@@ -21,9 +21,9 @@ from lora_serve.adapters.catalog.entry import (
     vouched,
 )
 from lora_serve.adapters.catalog.ledger import Changes
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, Snapshot, saved
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogLedger, CatalogState, Snapshot, lease_change, saved
 from lora_serve.core.adapter import check_adapter_id
-from lora_serve.core.errors import ConflictError, InvalidRequestError, QuotaExceededError
+from lora_serve.core.errors import AdapterUnavailableError, ConflictError, InvalidRequestError, QuotaExceededError
 from lora_serve.core.tenant import EVERYBODY, NO_LIMITS, Quota
 
 MAX_HISTORY = 20
@@ -98,7 +98,26 @@ class Registration:
         if not self.may_change and known is not None and not known.has_content(digest):
             raise OtherContentError(f"`{self.id}` has other content.")
 
-    def entry_in(self, snapshot: Snapshot, version: VersionEntry) -> CatalogEntry:
+    def commit(
+        self, ledger: CatalogLedger, version: VersionEntry, holder: str = ""
+    ) -> tuple[CatalogEntry, VersionEntry, bool]:
+        """Commit the version durably; `holder`'s lease ends. Returns (entry, version, whether it is new).
+
+        The version number is chosen here; the same content keeps its number. The owner's quota holds even if several
+        register at once. Raises what `check` and `check_content` do, and AdapterUnavailableError if the lease has run
+        out and the blob may be gone.
+        """
+
+        def edit(state: CatalogState) -> tuple[Changes, tuple[CatalogEntry, VersionEntry, bool]]:
+            old, entry = state.snapshot.entries.get(self.id), self._entry_in(state.snapshot, version)
+            added = next(one for one in entry.versions if one.digest == version.digest)
+            released = _released(state, version.digest, holder) if holder else {}
+            is_new = old is None or not old.has_version(added.version)
+            return {**saved(entry), **released}, (entry, added, is_new)
+
+        return ledger.change(edit)
+
+    def _entry_in(self, snapshot: Snapshot, version: VersionEntry) -> CatalogEntry:
         """The id's entry with this version. Raises what `check` and `check_content` raise."""
         self.check(snapshot, version.digest, version.num_bytes)
         self.check_content(snapshot, version.sent_digest)
@@ -106,6 +125,14 @@ class Registration:
         if known is None:
             return new_entry(self.id, tenant_of(self.id, self.tenant), version, self.pin, self.metadata)
         return with_version(known, version, self.pin, self.metadata, self.activate)
+
+
+def _released(state: CatalogState, digest: str, holder: str) -> Changes:
+    """The change that ends a lease. Raises AdapterUnavailableError if nothing has kept the blob."""
+    lease = state.lease_on(digest)
+    if holder not in lease.holders and digest not in state.snapshot.digests:
+        raise AdapterUnavailableError("The adapter's bytes were deleted meanwhile; try again.", retry_after=1)
+    return lease_change(digest, lease.without(holder))
 
 
 def new_entry(

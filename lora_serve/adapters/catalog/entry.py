@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from lora_serve.adapters.checkpoint.chat_template import FoundTemplate
-from lora_serve.core.adapter import AdapterRef, AdapterTraits, Count, check_adapter_id
+from lora_serve.core.adapter import AdapterRef, AdapterTraits, NonNegativeInt, check_adapter_id
 from lora_serve.core.errors import InvalidRequestError, RequestError
 from lora_serve.core.tenant import EVERYBODY, check_tenant_name, is_visible
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     Noted = msgspec.Raw | Mapping[str, Any]
 else:  # A summary that is read stays JSON: a start reads all of them, and a page of cards shows a few.
     Noted = msgspec.Raw
+
+KEY = "chat_template"  # of a version's summary
+_PARTS = ("texts", "special_tokens")
+_log = logging.getLogger(__name__)
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -46,10 +50,10 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
 class VersionEntry(_Record, frozen=True, eq=False):  # noqa: PLW1641 - no hash, as its summary has none
     """One version of one adapter."""
 
-    version: Count
+    version: NonNegativeInt
     digest: Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
-    rank: Count
-    num_bytes: Count
+    rank: NonNegativeInt
+    num_bytes: NonNegativeInt
     noted: Noted = msgspec.field(name="summary")
     source: str  # shown on the card
     created: _Finite  # Unix seconds
@@ -90,7 +94,7 @@ def _read(noted: Noted, kind: type[T]) -> T:
 class Canary(_Record, frozen=True):
     """A version that gets a percentage of an id's requests."""
 
-    version: Count
+    version: NonNegativeInt
     percent: _Finite  # 0 to 100
 
 
@@ -110,7 +114,7 @@ class CatalogEntry(_Record, frozen=True):
     pinned: bool
     created: _Finite
     metadata: Mapping[str, Any]
-    last_version: Count  # the largest number ever given
+    last_version: NonNegativeInt  # the largest number ever given
     route: Route
     versions: tuple[VersionEntry, ...]
     shared_with: tuple[str, ...] = ()  # other tenants that may use it, sorted; "*": all
@@ -207,10 +211,6 @@ def shown_source(source: str) -> str:
     return f"{FOLDER}{PurePath(source.removeprefix(FOLDER)).name}" if source.startswith(FOLDER) else source
 
 
-KEY = "chat_template"  # of a version's summary
-_PARTS = ("texts", "special_tokens")
-
-
 @dataclass(frozen=True, slots=True)
 class NotedTemplate:
     """See FoundTemplate. Without `texts` none was kept."""
@@ -292,7 +292,6 @@ def _are_texts(value: Any) -> bool:
 
 
 _decoder = msgspec.json.Decoder(CatalogEntry)
-_log = logging.getLogger(__name__)
 
 
 def document_of(entry: CatalogEntry) -> str:

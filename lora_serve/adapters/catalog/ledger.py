@@ -22,6 +22,9 @@ from lora_serve.core.process import without_collections
 Changes = dict[str, str | None]
 T = TypeVar("T")
 _MAX_TRIES = 50  # commits of other replicas that may come first
+_LONGEST_WAIT = 1.0  # seconds without a notice, after which the journal is read anyway
+_PAUSE = 0.25  # seconds between two attempts
+_log = logging.getLogger(__name__)
 
 
 class JournaledState(Protocol):
@@ -253,11 +256,6 @@ class Ledger(Generic[S]):
         self._state = state
         for listener in self._listeners:
             listener()
-
-
-_LONGEST_WAIT = 1.0  # seconds without a notice, after which the journal is read anyway
-_PAUSE = 0.25  # seconds between two attempts
-_log = logging.getLogger(__name__)
 
 
 class Follower:

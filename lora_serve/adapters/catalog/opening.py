@@ -32,12 +32,12 @@ from lora_serve.adapters.catalog.state import (
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import BLOB_NAME
-from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, StoreLock, flush, listed, lock_store
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, StoreLock, StoreMonitor, flush, listed, lock_store
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError, DamagedFileError, how_to_install
 
 Records = dict[str, str]
 _Contested = Mapping[str, tuple[str | None, str | None]]
+CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
 
 
 def merge_branches(records: Records, contested: _Contested) -> Records:
@@ -101,9 +101,6 @@ def _keep(records: Records, name: str) -> None:
     note = lease_of(records.get(name))
     if note.condemned:
         records[name] = BlobLease(note.holders).text
-
-
-CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
 
 
 class DamagedCatalogError(ConfigError):

@@ -13,7 +13,6 @@ from lora_serve.adapters.checkpoint.bound import PREFIX, BoundAdapter, check_hea
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, FoundTemplate, examine_template, read_kept
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, AdapterContent, adapter_digest
 from lora_serve.adapters.checkpoint.expert_binder import num_old_layers
-from lora_serve.adapters.checkpoint.method_binder import bind_method
 from lora_serve.adapters.checkpoint.own_tokens import (
     BaseTokens,
     EndTokens,
@@ -129,11 +128,7 @@ def _bound_to(
         for name, info in tensors.items()
         if not _unmet_part(name, spec) and not any(mark in name for mark in _OF_TRAINING)
     }
-
-    def bind_to(view: ModelSpec) -> BoundAdapter:
-        return bind(config, met, view) if config.peft_type == "LORA" else bind_method(config, met, view, max_rank)
-
-    bound = _bind_to_view(spec, met, bind_to)
+    bound = _bind_to_view(spec, met, lambda view: bind(config, met, view, max_rank))
     if reasons := list(check_head(bound, spec)):
         raise InvalidAdapterError(reasons)
     return bound

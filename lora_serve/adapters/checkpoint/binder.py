@@ -10,20 +10,31 @@ from dataclasses import replace
 
 from lora_serve.adapters.checkpoint.bound import (
     BoundAdapter,
+    BoundConversion,
     BoundDelta,
     BoundEmbedding,
     BoundLinear,
     BoundTokens,
+    Conversions,
     TensorPlace,
     check_resized,
     ends_of,
     labels_in,
     place_of,
     resized_to,
+    with_labels,
 )
 from lora_serve.adapters.checkpoint.expert_binder import FoundExperts, bind_experts
+from lora_serve.adapters.checkpoint.methods import sort_tensors
+from lora_serve.adapters.checkpoint.methods.factors import too_large
 from lora_serve.adapters.checkpoint.module_patterns import ranks_and_scales
-from lora_serve.adapters.checkpoint.peft_config import PeftConfig, saved_whole, targeted, targeted_parameters
+from lora_serve.adapters.checkpoint.peft_config import (
+    OTHER_METHODS,
+    PeftConfig,
+    saved_whole,
+    targeted,
+    targeted_parameters,
+)
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec, Shape
@@ -32,8 +43,15 @@ _FEW_REASONS = 3
 _LOW_RANK = ("lora_A", "lora_B", "lora_bias", "magnitude", "embedding_A", "embedding_B")
 
 
-def bind(config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> BoundAdapter:
-    """Binds every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit."""
+def bind(
+    config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec, max_rank: int | None = None
+) -> BoundAdapter:
+    """Binds every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit.
+
+    `max_rank`: for what is converted to LoRA (None: no limit).
+    """
+    if config.peft_type != "LORA":
+        return _bind_method(config, tensors, spec, max_rank)
     experts = bind_experts(config, tensors, spec)
     binder = _Binder(config, experts, spec)
     bound = binder.bind(experts)
@@ -71,8 +89,11 @@ class _Binder:
         tokens = self._trained_tokens()
         own = self._own_parameters(modules)
         self._refuse_rest(frozenset().union(linears, embeddings, deltas))
+        for module in spec.linears.keys() & own.keys():
+            if "weight" not in own[module]:  # a layer's own bias goes with its delta
+                linears[module] = replace(linears.get(module, BoundLinear()), bias_name=own[module].pop("bias"))
         bound = BoundAdapter(
-            self._with_biases(linears, own),
+            linears,
             embeddings,
             {**deltas, **experts.deltas},
             tokens,
@@ -111,18 +132,17 @@ class _Binder:
         place = place_of(name)
         if place is None or place.module not in self._known_modules:
             self.reasons.append(f"tensor {name[:200]!r} belongs to no module of {self._spec.architecture}")
-        elif place in self._left and place.role == "parameter":
-            self._copy(self._left[place], name)  # PEFT: once as trained, once more as an embedding or for bias="all"
-        elif place in self._left:
-            self.reasons.append(f"tensor {name[:200]!r} is there twice under two names")
-        else:
+        elif place not in self._left:
             self._left[place] = name
-
-    def _copy(self, first: str, second: str) -> None:
-        """Notes two tensors of one shape that must be equal; `model/lora/validation.py` compares their values."""
-        if self._tensors[first].shape != self._tensors[second].shape:
-            self.reasons.append(f"tensors {first!r} and {second[:200]!r} are one and the same to PEFT, but they differ")
-        self._copies.append((first, second))
+        elif place.role == "parameter":  # PEFT: once as trained, once more as an embedding or for bias="all"
+            first = self._left[place]
+            if self._tensors[first].shape != self._tensors[name].shape:
+                self.reasons.append(
+                    f"tensors {first!r} and {name[:200]!r} are one and the same to PEFT, but they differ"
+                )
+            self._copies.append((first, name))  # `model/lora/validation.py` compares their values
+        else:
+            self.reasons.append(f"tensor {name[:200]!r} is there twice under two names")
 
     def _take(
         self, module: str, role: str, shape: Shape, *, depth: int | None = None, parameter: str = ""
@@ -203,19 +223,15 @@ class _Binder:
         )
 
     def _embeddings(self, targets: frozenset[str]) -> dict[str, BoundEmbedding]:
+        found = {}
         modules = sorted(targets & self._spec.embeddings.keys())
-        table = ranks_and_scales(self._config.ranks, modules)
-        return {module: self._embedding(module, *table[module]) for module in modules}
-
-    def _embedding(self, module: str, rank: int, scale: float) -> BoundEmbedding:
-        shape = self._spec.embeddings[module]
-        return BoundEmbedding(
-            self._need(module, "embedding_A", (rank, shape.num_embeddings)),
-            self._need(module, "embedding_B", (shape.embedding_dim, rank)),
-            rank,
-            scale,
-            self._need(module, "magnitude", (shape.embedding_dim,)) if self._config.use_dora else None,
-        )
+        for module, (rank, scale) in ranks_and_scales(self._config.ranks, modules).items():
+            rows, width = self._spec.embeddings[module].num_embeddings, self._spec.embeddings[module].embedding_dim
+            a = self._need(module, "embedding_A", (rank, rows))
+            b = self._need(module, "embedding_B", (width, rank))
+            magnitude = self._need(module, "magnitude", (width,)) if self._config.use_dora else None
+            found[module] = BoundEmbedding(a, b, rank, scale, magnitude)
+        return found
 
     def _trained_tokens(self) -> dict[str, BoundTokens]:
         found: dict[str, BoundTokens] = {}
@@ -250,11 +266,9 @@ class _Binder:
         whole = saved_whole(config, spec.modules)
         found: dict[str, dict[str, str]] = {}
         for module, table in spec.modules.items():
+            trains_bias = config.bias == "all" or (config.bias != "none" and module in targets)
             for parameter, shape in table.items():
-                is_bias = parameter == "bias" and (
-                    config.bias == "all" or (config.bias != "none" and module in targets)
-                )
-                is_needed = module in whole or is_bias
+                is_needed = module in whole or (parameter == "bias" and trains_bias)
                 # PEFT's save_embedding_layers puts copies of the embeddings beside whatever else was trained.
                 if not is_needed and module not in (spec.input_embedding, spec.output_head):
                     continue
@@ -273,13 +287,61 @@ class _Binder:
 
     def _rows(self, module: str, shape: Shape) -> Shape:
         """`shape` with as many rows as the adapter knows tokens, where a row is a token; likewise of labels."""
-        if self._num_labels and self._spec.pooling is not None and module == self._spec.pooling.label_layer:
-            return (self._num_labels, *shape[1:])
-        return (self._vocab_size, *shape[1:]) if self._vocab_size and module in ends_of(self._spec) else shape
+        if self._vocab_size and module in ends_of(self._spec):
+            shape = (self._vocab_size, *shape[1:])
+        return with_labels(shape, module, self._num_labels, self._spec)
 
-    def _with_biases(self, linears: dict[str, BoundLinear], own: dict[str, dict[str, str]]) -> dict[str, BoundLinear]:
-        """A linear layer's own bias goes with its delta, unless its weight is replaced too."""
-        for module in self._spec.linears.keys() & own.keys():
-            if "weight" not in own[module]:
-                linears[module] = replace(linears.get(module, BoundLinear()), bias_name=own[module].pop("bias"))
-        return linears
+
+def _bind_method(
+    config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec, max_rank: int | None
+) -> BoundAdapter:
+    """The layers of a method other than LoRA (see `methods/`), and the modules that were saved beside them."""
+    method = OTHER_METHODS[config.peft_type]
+    saved, misfits = _bind_saved_modules(config, tensors, spec)
+    taken = {name for table in saved.parameters.values() for name in table.values()}
+    targets = {path: spec.linears[path] for path in sorted(targeted(config, tuple(spec.linears)))}
+    plan = method.plan(config.method, targets)
+    names, reasons = sort_tensors(method, [name for name in tensors if name not in taken], targets)
+    reasons += misfits
+    bound = {}
+    for path, shape in targets.items():
+        roles = {**names.get("", {}), **names.get(path, {})}
+        shapes = {role: tensors[name].shape for role, name in roles.items()}
+        rank = method.bind(plan, path, shapes, shape.in_features, shape.out_features)
+        if isinstance(rank, list):
+            reasons += rank
+        elif problem := too_large(rank, max_rank) if max_rank is not None else "":
+            reasons.append(f"{path}: {problem}")
+        else:
+            bound[path] = BoundConversion(roles, rank, shape)
+    if reasons or not bound:
+        raise InvalidAdapterError(reasons or ["it adapts no layer of the base model"])
+    return replace(saved, conversions=Conversions(config.peft_type, plan, bound))
+
+
+def _bind_saved_modules(
+    config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec
+) -> tuple[BoundAdapter, list[str]]:
+    """Every parameter of the modules that the config names; what is missing or has a wrong shape is a reason."""
+    whole = saved_whole(config, spec.modules)
+    places = {place: name for name in tensors if (place := place_of(name)) is not None and place.module in whole}
+    num_labels = labels_in(places, tensors, spec)
+    wanted = {
+        TensorPlace(module, "parameter", parameter): with_labels(shape, module, num_labels, spec)
+        for module in sorted(whole)
+        for parameter, shape in spec.modules[module].items()
+    }
+    found = {place: name for place, name in places.items() if place in wanted}
+    reasons = [
+        f"{place.module}.{place.parameter} is trained, but the file does not hold it"
+        for place in wanted.keys() - found.keys()
+    ]
+    reasons += [
+        f"tensor {name!r} has shape {list(tensors[name].shape)}, but its module asks for {list(wanted[place])}"
+        for place, name in found.items()
+        if tensors[name].shape != wanted[place]
+    ]
+    parameters: dict[str, dict[str, str]] = {}
+    for place, name in found.items():
+        parameters.setdefault(place.module, {})[place.parameter] = name
+    return BoundAdapter(parameters=parameters, num_labels=num_labels), reasons

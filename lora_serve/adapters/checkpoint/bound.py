@@ -10,7 +10,7 @@ from typing import Any
 from lora_serve.adapters.checkpoint.methods import GAIN_METHODS
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
-from lora_serve.core.model_spec import LinearShape, ModelSpec
+from lora_serve.core.model_spec import LinearShape, ModelSpec, Shape
 
 MAX_LABELS = 65536  # the logits of a whole step become as wide as its largest head
 MAX_GROWTH = 65536  # rows beyond the base's: the logits of a whole step become as wide as its largest vocabulary
@@ -244,6 +244,12 @@ def labels_in(places: Mapping[TensorPlace, str], tensors: Mapping[str, TensorInf
     name = places.get(TensorPlace(spec.pooling.label_layer, "parameter", "weight"))
     shape = tensors[name].shape if name is not None else ()
     return shape[0] if shape else 0
+
+
+def with_labels(shape: Shape, module: str, num_labels: int, spec: ModelSpec) -> Shape:
+    """`shape`, in the label layer with as many rows as the adapter has labels of its own."""
+    is_label_layer = spec.pooling is not None and module == spec.pooling.label_layer
+    return (num_labels, *shape[1:]) if num_labels and is_label_layer else shape
 
 
 def check_head(bound: BoundAdapter, spec: ModelSpec) -> Iterator[str]:

@@ -77,12 +77,7 @@ def content_names(folder: Path) -> tuple[str, ...]:
     return CONFIG_NAME, WEIGHTS_NAME, *(name for name in OPTIONAL_NAMES if (folder / name).is_file())
 
 
-def check_digest(folder: Path, digest: str) -> None:
-    """Refuses a folder whose content has another digest. Raises AdapterUnavailableError, OSError."""
-    check_found(adapter_digest(folder), digest)
-
-
-def check_found(found: str, digest: str) -> None:
+def check_digest(found: str, digest: str) -> None:
     """Raises AdapterUnavailableError unless the two digests are equal."""
     if found != digest:
         raise AdapterUnavailableError(
@@ -117,7 +112,7 @@ def read_content(folder: Path, digest: str) -> AdapterContent:
     for name in content_names(folder):
         files[name], own = _read(folder / name)
         inner += inner_hash(name, own)
-    check_found("sha256:" + hashlib.sha256(inner).hexdigest(), digest)
+    check_digest("sha256:" + hashlib.sha256(inner).hexdigest(), digest)
     return AdapterContent(digest, files[CONFIG_NAME], files[WEIGHTS_NAME], files.get(ADDED_TOKENS_NAME))
 
 

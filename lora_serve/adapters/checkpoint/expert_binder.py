@@ -100,12 +100,12 @@ class FoundExperts:
 
 def bind_experts(config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> FoundExperts:
     """The LoRA of experts among the tensors. Raises InvalidAdapterError for a pattern that cannot be matched."""
-    found = [_Binder(config, tensors, old_layers(spec, spelling)) for spelling in SPELLINGS]
+    found = [_ExpertBinder(config, tensors, old_layers(spec, spelling)) for spelling in SPELLINGS]
     binder = max(found, key=lambda one: len(one.left))
     return binder.bind() if binder.left else FoundExperts(tensors)
 
 
-class _Binder:
+class _ExpertBinder:
     """Takes tensors out of `left` as they find their places; whatever stays there is refused."""
 
     def __init__(self, config: PeftConfig, tensors: Mapping[str, TensorInfo], layers: dict[str, OldLayer]) -> None:

@@ -7,15 +7,15 @@ initialisations, and falls back to a download (see peft/config.py and peft/tuner
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, MAX_CONFIG_BYTES
 from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS, Method
 from lora_serve.adapters.checkpoint.module_patterns import Pattern, RankRules, match_names, tails
-from lora_serve.adapters.checkpoint.peft_fields import SHARED, Fields, is_empty, show, words, wrong_kinds
+from lora_serve.adapters.checkpoint.peft_fields import SHARED, ConfigFields, is_empty, show, words, wrong_kinds
 from lora_serve.adapters.regular_file import open_regular, pieces_of, size_of
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.strict_json import parse_object
@@ -89,7 +89,7 @@ def parse_config(text: bytes, max_rank: int | None = None, tasks: tuple[str, ...
 
     `tasks`: what it may have been trained for.
     """
-    fields = Fields(parse_object(text.removeprefix(b"\xef\xbb\xbf"), CONFIG_NAME, MAX_DEPTH))
+    fields = ConfigFields(parse_object(text.removeprefix(b"\xef\xbb\xbf"), CONFIG_NAME, MAX_DEPTH))
     fields.reasons += wrong_kinds(fields.table)
     peft_type = str(fields.table.get("peft_type"))
     if peft_type not in ("LORA", *OTHER_METHODS):  # whose settings are its own
@@ -130,27 +130,27 @@ def saved_whole(config: PeftConfig, modules: Iterable[str]) -> frozenset[str]:
     return frozenset(module for module in modules if _ends(module, names, lengths))
 
 
-def _check_rank(fields: Fields, config: PeftConfig, max_rank: int | None) -> None:
+def _check_rank(fields: ConfigFields, config: PeftConfig, max_rank: int | None) -> None:
     rank, largest = config.ranks.largest, config.ranks.largest * (INIT_RANKS if config.init else 1)
     if max_rank is not None and largest > max_rank:
         how = f" (saved as {rank}; without its {config.init} initialisation it is twice that)" if config.init else ""
         fields.reasons.append(f"rank {largest} is larger than --max-lora-rank {max_rank}{how}")
 
 
-def _check_task(fields: Fields, tasks: tuple[str, ...]) -> None:
+def _check_task(fields: ConfigFields, tasks: tuple[str, ...]) -> None:
     task = fields.table.get("task_type")
     known = tasks[0] if len(tasks) == 1 else f"one of {', '.join(tasks)}"
     fields.require(task is None or task in tasks, f"task_type {show(task)} is not {known}")
 
 
-def _check_lora(fields: Fields) -> None:
+def _check_lora(fields: ConfigFields) -> None:
     for key, what in _UNSUPPORTED.items():
         value = fields.table.get(key)
         fields.require(is_empty(value), f"{key}: {what} is not supported (got {show(value)})")
     fields.require_known(_KNOWN)
 
 
-def _init(fields: Fields) -> str:
+def _init(fields: ConfigFields) -> str:
     """The initialisation that changed the base's weights, if it can be undone; else empty."""
     value = fields.table.get("init_lora_weights", True)
     if isinstance(value, bool) or value is None or value in _INIT_ONLY:
@@ -167,7 +167,7 @@ def _init(fields: Fields) -> str:
     return ""
 
 
-def _check_undone(fields: Fields, config: PeftConfig) -> None:
+def _check_undone(fields: ConfigFields, config: PeftConfig) -> None:
     """Refuses settings that such an initialisation cannot go with: before the invocation the base would be the changed
     one; experts are a stack of matrices; PEFT itself takes no lora_bias with it.
     """
@@ -176,7 +176,20 @@ def _check_undone(fields: Fields, config: PeftConfig) -> None:
         fields.require(is_empty(value), f"init_lora_weights {show(config.init)} cannot go with {key}")
 
 
-def _method_config(fields: Fields, peft_type: str) -> PeftConfig:
+def _shared_config(fields: ConfigFields, ranks: RankRules, known: Set[str], needs_modules: bool = True) -> PeftConfig:
+    """The settings that LoRA and all other methods have. `known`: all settings that the method has."""
+    return PeftConfig(
+        ranks=ranks,
+        target_modules=fields.modules("target_modules", required=needs_modules),
+        exclude_modules=fields.modules("exclude_modules", required=False),
+        layers_to_transform=fields.layers(),
+        layers_pattern=fields.layers_pattern(),
+        base_model=fields.text("base_model_name_or_path"),
+        ignored=tuple(sorted(fields.unknown(known))),
+    )
+
+
+def _method_config(fields: ConfigFields, peft_type: str) -> PeftConfig:
     """The config of a method other than LoRA: its target modules, and its own settings."""
     bias = fields.table.get("bias")
     fields.require(bias in (None, "none"), f"bias {show(bias)} is not supported with {peft_type}, only none")
@@ -185,34 +198,19 @@ def _method_config(fields: Fields, peft_type: str) -> PeftConfig:
         own = method.parse(fields.table)
     except InvalidAdapterError as error:
         fields.reasons += error.reasons
-    return PeftConfig(
-        ranks=RankRules(1, 1.0),  # not LoRA's: its modules' ranks follow from their tensors
-        target_modules=fields.modules("target_modules", required=True),
-        exclude_modules=fields.modules("exclude_modules", required=False),
-        layers_to_transform=fields.layers(),
-        layers_pattern=fields.layers_pattern(),
-        base_model=fields.text("base_model_name_or_path"),
-        ignored=tuple(sorted(fields.unknown(SHARED | method.HARMLESS | method.UNDERSTOOD))),
-        modules_to_save=fields.names("modules_to_save"),
-        peft_type=peft_type,
-        method=own,
-    )
+    ranks = RankRules(1, 1.0)  # not LoRA's: its modules' ranks follow from their tensors
+    config = _shared_config(fields, ranks, SHARED | method.HARMLESS | method.UNDERSTOOD)
+    return replace(config, modules_to_save=fields.names("modules_to_save"), peft_type=peft_type, method=own)
 
 
-def _lora_config(fields: Fields) -> PeftConfig:
+def _lora_config(fields: ConfigFields) -> PeftConfig:
     table = fields.table
     _check_lora(fields)
     parameters = fields.names("target_parameters")
     bias = "none" if table.get("bias") is None else table["bias"]
     fields.require(bias in _BIASES, f"bias must be one of {', '.join(_BIASES)} (got {show(bias)})")
-    config = PeftConfig(
-        ranks=fields.rank_rules("lora_alpha"),
-        target_modules=fields.modules("target_modules", required=not parameters),
-        exclude_modules=fields.modules("exclude_modules", required=False),
-        layers_to_transform=fields.layers(),
-        layers_pattern=fields.layers_pattern(),
-        base_model=fields.text("base_model_name_or_path"),
-        ignored=tuple(sorted(fields.unknown(_KNOWN))),
+    config = replace(
+        _shared_config(fields, fields.rank_rules("lora_alpha"), _KNOWN, needs_modules=not parameters),
         use_dora=fields.flag("use_dora"),
         lora_bias=fields.flag("lora_bias"),
         bias=str(bias),
@@ -230,7 +228,7 @@ def _lora_config(fields: Fields) -> PeftConfig:
     return config
 
 
-def _trained_tokens(fields: Fields) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _trained_tokens(fields: ConfigFields) -> tuple[tuple[str, tuple[int, ...]], ...]:
     value = fields.table.get("trainable_token_indices")
     if value in (None, [], {}):
         return ()
@@ -238,7 +236,7 @@ def _trained_tokens(fields: Fields) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, fields.token_ids("trainable_token_indices", ids)) for name, ids in table.items())
 
 
-def _invocation_tokens(fields: Fields) -> tuple[int, ...]:
+def _invocation_tokens(fields: ConfigFields) -> tuple[int, ...]:
     """Activated LoRA (Greenewald et al., 2025, arXiv 2504.12397)."""
     value = fields.table.get("alora_invocation_tokens")
     if isinstance(value, list) and len(value) > MAX_INVOCATION:

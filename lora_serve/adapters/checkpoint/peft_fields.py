@@ -37,7 +37,7 @@ KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
 )
 
 
-class Fields:
+class ConfigFields:
     """One config's values by type; what is wrong goes into `reasons`, and a harmless stand-in is returned."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
@@ -211,7 +211,7 @@ SHARED = words(
 )
 
 
-class Settings(Fields):
+class MethodFields(ConfigFields):
     """The values of a method's own keys; any key that is neither its own nor shared is refused."""
 
     def __init__(self, table: Mapping[str, Any], peft_type: str, known: Set[str]) -> None:
@@ -236,7 +236,7 @@ PATTERN_KEYS = words("alpha alpha_pattern r rank_pattern")
 RankTable: TypeAlias = Mapping[str, tuple[int, float]]  # module -> (rank, alpha / rank)
 
 
-def read(settings: Settings) -> RankRules:
+def read(settings: MethodFields) -> RankRules:
     """The rules, with `alpha` in place of `lora_alpha`. Raises InvalidAdapterError with every reason found."""
     rules = settings.rank_rules("alpha")
     settings.finish()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.adapters.checkpoint.bound import BoundConversion, Conversions
-from lora_serve.adapters.checkpoint.content import DUMMY_RANK, dummy_adapter_ref
+from lora_serve.adapters.checkpoint.content import DUMMY_DIGEST, DUMMY_RANK
 from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS
 from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, compress
 from lora_serve.adapters.checkpoint.methods.vera import VeraPlan
@@ -76,7 +76,6 @@ class SavedAdapter:
     """One adapter version, by module path as in ModelSpec."""
 
     digest: str
-    name: str
     linears: Mapping[str, SavedLinear]
     embeddings: Mapping[str, SavedEmbedding] = field(default_factory=dict)
     deltas: Mapping[str, Mapping[str, SavedDelta]] = field(default_factory=dict)  # module -> parameter
@@ -101,12 +100,11 @@ class SavedAdapter:
 
 def dummy_adapter(spec: ModelSpec) -> SavedAdapter:
     """The adapter of zeros (`content.py`): A [rank, in] and B [rank, out] for every linear layer."""
-    ref = dummy_adapter_ref(spec)
     linears = {
         name: SavedLinear(torch.zeros(DUMMY_RANK, shape.in_features), torch.zeros(DUMMY_RANK, shape.out_features), 1.0)
         for name, shape in spec.linears.items()
     }
-    return SavedAdapter(ref.digest, ref.name, linears)
+    return SavedAdapter(DUMMY_DIGEST, linears)
 
 
 def convert(conversions: Conversions, read: Callable[[str], Tensor], max_rank: int | None) -> dict[str, SavedLinear]:

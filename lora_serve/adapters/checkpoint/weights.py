@@ -108,31 +108,26 @@ def parse_checked(content: AdapterContent, adapter: AdapterRef, spec: ModelSpec)
     artifact = parse_artifact(content, file.tensors, spec)
     if artifact.config.init:  # a registration stores it as plain LoRA
         raise InvalidAdapterError([f"its {artifact.config.init} initialisation was not undone: register it again"])
-    return _saved(file, artifact, adapter.name, adapter.rank or None)
+    return _saved(file, artifact, adapter.rank or None)
 
 
 def read_weights(
-    folder: Path,
-    artifact: Artifact,
-    name: str = "",
-    max_rank: int | None = None,
-    check: Callable[[], None] = lambda: None,
+    folder: Path, artifact: Artifact, max_rank: int | None = None, check: Callable[[], None] = lambda: None
 ) -> SavedAdapter:
     """The tensors of a folder that was checked. `max_rank`: for what is converted to LoRA (None: whatever is exact).
 
     `check`: called at every tensor. Raises InvalidAdapterError, OSError, what `check` raises.
     """
-    return _saved(open_weights(folder, check), artifact, name, max_rank)
+    return _saved(open_weights(folder, check), artifact, max_rank)
 
 
-def _saved(file: WeightsFile, artifact: Artifact, name: str, max_rank: int | None) -> SavedAdapter:
-    bound, reader = artifact.bound, _Reader(file)
+def _saved(file: WeightsFile, artifact: Artifact, max_rank: int | None) -> SavedAdapter:
+    bound, reader = artifact.bound, _TensorReader(file)
     linears = {path: reader.linear(linear) for path, linear in bound.linears.items()}
     if bound.conversions is not None:
         linears |= convert(bound.conversions, file.get_tensor, max_rank)
     return SavedAdapter(
         artifact.digest,
-        name,
         linears,
         {path: reader.embedding(embedding) for path, embedding in bound.embeddings.items()},
         {path: {key: reader.delta(delta) for key, delta in table.items()} for path, table in bound.deltas.items()},
@@ -142,7 +137,7 @@ def _saved(file: WeightsFile, artifact: Artifact, name: str, max_rank: int | Non
     )
 
 
-class _Reader:
+class _TensorReader:
     """Copies tensors out of an open file."""
 
     def __init__(self, file: WeightsFile) -> None:

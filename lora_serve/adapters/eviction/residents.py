@@ -12,7 +12,7 @@ a tenant at its maximum makes room for its newcomer among its own entries.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from lora_serve.adapters.eviction import EvictionPolicy
@@ -62,31 +62,19 @@ STAGES = (
 class VictimChoice:
     """The entries chosen so far, and what would be left."""
 
-    def __init__(
-        self,
-        held: Mapping[str, Amount],
-        max_bytes: int | None,
-        max_items: int | None,
-        tenant_floor: float,
-        newcomer: tuple[str, int] | None,
-        guaranteed: Mapping[str, int] | None = None,
-    ) -> None:
-        """`held`: per tenant. `newcomer`: its tenant and bytes; None: the tier itself shrinks. `guaranteed`: bytes, by
-        tenant, that other tenants' newcomers never take.
-        """
-        self._guaranteed = (guaranteed or {}) if newcomer else {}
-        self._left = dict(held)
-        self._max_bytes = max_bytes
-        self._max_items = max_items
-        self._tenant = newcomer[0] if newcomer else None
-        tenants = set(held) | ({newcomer[0]} if newcomer else set())
-        self._part = tenant_floor / max(len(tenants), 1)
-        total = Amount(newcomer[1], 1) if newcomer else Amount()
-        for amount in held.values():
-            total = total.plus(amount.num_bytes, amount.num_items)
-        self._total = total
+    def __init__(self, tier: Residents, newcomer: tuple[str, int] | None, leaving: Sequence[Resident]) -> None:
+        """`newcomer`: its tenant and bytes; None: the tier itself shrinks. `leaving`: entries that go in any case."""
+        self._tenant: str | None
+        self._tenant, num_bytes = newcomer or (None, 0)
+        self._max_bytes, self._max_items = tier.max_bytes, tier.max_items
+        self._guaranteed = tier.guaranteed if newcomer else {}
+        self._part = tier.tenant_floor / max(len({*tier.held, self._tenant} - {None}), 1)
+        self._left = dict(tier.held)
+        self._total = Amount(tier.num_bytes + num_bytes, len(tier) + (newcomer is not None))
         self._chosen: list[Resident] = []
-        self._leaving_anyway: list[Resident] = []
+        self._leaving = leaving
+        for resident in leaving:
+            self._move(resident, -1)
 
     @property
     def fits(self) -> bool:
@@ -96,13 +84,7 @@ class VictimChoice:
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys of the chosen entries, in order."""
-        return tuple(resident.key for resident in (*self._leaving_anyway, *self._chosen))
-
-    def leave(self, residents: Iterable[Resident]) -> None:
-        """Choose these entries whatever room there is."""
-        for resident in residents:
-            self._move(resident, -1)
-            self._leaving_anyway.append(resident)
+        return tuple(resident.key for resident in (*self._leaving, *self._chosen))
 
     def choose(self, candidates: Iterable[tuple[int, Resident]]) -> None:
         """Choose as few of the (reluctance, entry) candidates, in order, as make room; all that may go if none do."""
@@ -176,17 +158,17 @@ class Residents:
     _policy: EvictionPolicy
     max_bytes: int | None = None  # None: no limit, here and below
     max_items: int | None = None
-    _tenant_floor: float = 0.0  # part of a tenant's equal share, 0 to 1
+    tenant_floor: float = 0.0  # part of a tenant's equal share, 0 to 1
     num_bytes: int = 0
     _residents: dict[str, Resident] = field(default_factory=dict)
-    _held: dict[str, Amount] = field(default_factory=dict)  # by tenant
-    _guaranteed: dict[str, int] = field(default_factory=dict)  # bytes by tenant
+    held: dict[str, Amount] = field(default_factory=dict)  # by tenant
+    guaranteed: dict[str, int] = field(default_factory=dict)  # bytes by tenant: never taken for other newcomers
     _at_most: dict[str, int] = field(default_factory=dict)  # likewise
 
     def set_budgets(self, budgets: Iterable[TenantBudget]) -> None:
         """Set the budgets of all tenants that have one; `surplus` tells which entries must leave for it."""
         known = tuple(budgets)
-        self._guaranteed = {budget.tenant: budget.guaranteed for budget in known if budget.guaranteed}
+        self.guaranteed = {budget.tenant: budget.guaranteed for budget in known if budget.guaranteed}
         self._at_most = {budget.tenant: budget.at_most for budget in known if budget.at_most is not None}
 
     def maximum(self, tenant: str) -> int | None:
@@ -196,13 +178,13 @@ class Residents:
     def exceeds_maximum(self, tenant: str, num_bytes: int) -> bool:
         """True if `num_bytes` more would take the tenant beyond its maximum."""
         at_most = self._at_most.get(tenant)
-        return at_most is not None and self._held.get(tenant, Amount()).num_bytes + num_bytes > at_most
+        return at_most is not None and self.held.get(tenant, Amount()).num_bytes + num_bytes > at_most
 
     def guaranteed_to_others(self, tenants: Collection[str]) -> int:
         """The bytes that only newcomers of their own tenants can push out."""
         return sum(
-            min(held.num_bytes, self._guaranteed.get(tenant, 0))
-            for tenant, held in self._held.items()
+            min(held.num_bytes, self.guaranteed.get(tenant, 0))
+            for tenant, held in self.held.items()
             if tenant not in tenants
         )
 
@@ -242,16 +224,16 @@ class Residents:
 
     def protected(self, tenant: str, besides: Collection[str]) -> Amount:
         """The amount that the floors of other tenants protect, entries of `besides` not counted."""
-        if not self._tenant_floor:
+        if not self.tenant_floor:
             return Amount()
         counted_elsewhere: dict[str, Amount] = {}
         for resident in filter(None, map(self._residents.get, besides)):
             amount = counted_elsewhere.get(resident.tenant, Amount())
             counted_elsewhere[resident.tenant] = amount.plus(resident.num_bytes, 1)
-        part = self._tenant_floor / len({*self._held, tenant})
+        part = self.tenant_floor / len({*self.held, tenant})
         floor_bytes, floor_items, total = int(part * (self.max_bytes or 0)), int(part * (self.max_items or 0)), Amount()
-        for other in self._held.keys() - {tenant}:
-            held, less = self._held[other], counted_elsewhere.get(other, Amount())
+        for other in self.held.keys() - {tenant}:
+            held, less = self.held[other], counted_elsewhere.get(other, Amount())
             num_bytes = min(held.num_bytes, floor_bytes) - less.num_bytes
             total = total.plus(max(num_bytes, 0), max(min(held.num_items, floor_items) - less.num_items, 0))
         return total
@@ -281,7 +263,7 @@ class Residents:
         """The tenant's own entries that must go so that it stays within its maximum, and whether they suffice."""
         if not self.exceeds_maximum(tenant, num_bytes):
             return [], True
-        excess = self._held.get(tenant, Amount()).num_bytes + num_bytes - self._at_most[tenant]
+        excess = self.held.get(tenant, Amount()).num_bytes + num_bytes - self._at_most[tenant]
         own = [candidate for candidate in self._candidates(reluctance) if candidate[1].tenant == tenant]
         leaving: list[Resident] = []
         for _, resident in sorted(own, key=lambda candidate: candidate[0]):
@@ -294,17 +276,14 @@ class Residents:
     def _choice(
         self, newcomer: tuple[str, int] | None, leaving: Sequence[Resident], reluctance: Reluctance
     ) -> VictimChoice:
-        """`leaving`: entries that go whatever room there is."""
-        held, floor = self._held, self._tenant_floor
-        choice = VictimChoice(held, self.max_bytes, self.max_items, floor, newcomer, self._guaranteed)
-        choice.leave(leaving)
+        choice = VictimChoice(self, newcomer, leaving)
         chosen = {resident.key for resident in leaving}
         choice.choose(one for one in self._candidates(reluctance) if one[1].key not in chosen)
         return choice
 
     def _count(self, tenant: str, num_bytes: int, num_items: int) -> None:
         self.num_bytes += num_bytes
-        held = self._held.get(tenant, Amount()).plus(num_bytes, num_items)
-        self._held[tenant] = held
+        held = self.held.get(tenant, Amount()).plus(num_bytes, num_items)
+        self.held[tenant] = held
         if held.num_items == 0:
-            del self._held[tenant]
+            del self.held[tenant]

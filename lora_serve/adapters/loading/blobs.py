@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from lora_serve.adapters.checkpoint.content import check_digest, check_sizes
+from lora_serve.adapters.checkpoint.content import (
+    AdapterContent,
+    adapter_digest,
+    check_digest,
+    check_sizes,
+    read_content,
+)
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore, VerifiedBlob
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.figures import LoadTimes
+
+V = TypeVar("V")
 
 
 class Blobs(Protocol):
@@ -48,7 +58,7 @@ class StoredBlobs:
         with self._store.open(digest) as folder:
             opened = time.perf_counter()
             check_sizes(folder)
-            check_digest(folder, digest)
+            check_digest(adapter_digest(folder), digest)
             yield VerifiedBlob(folder, "disk", opened - start, time.perf_counter() - opened)
 
     def near(self, digest: str) -> AbstractContextManager[Path]:
@@ -56,3 +66,28 @@ class StoredBlobs:
 
     def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
         self.disk.keep_beside(digest, name, content)
+
+
+def fetch_timed(blobs: Blobs, digest: str, parse: Callable[[AdapterContent], V]) -> tuple[V, LoadTimes]:
+    """The adapter of a blob as `parse` makes it of its content, checked against the digest; the time of each part.
+
+    A blob on this machine is hashed while it is read. If it is missing or broken, the store verifies its copies and
+    repairs what it can; that blob is hashed again, as files may change in between.
+    Raises AdapterUnavailableError, OSError, what `parse` raises.
+    """
+    start = time.perf_counter()
+    try:
+        with blobs.near(digest) as folder:
+            return _read(VerifiedBlob(folder, "disk", time.perf_counter() - start, 0.0), digest, parse)
+    except (AdapterUnavailableError, OSError):  # the store finds out what is wrong
+        pass
+    with blobs.verified(digest) as blob:
+        return _read(blob, digest, parse)
+
+
+def _read(blob: VerifiedBlob, digest: str, parse: Callable[[AdapterContent], V]) -> tuple[V, LoadTimes]:
+    start = time.perf_counter()
+    content = read_content(blob.folder, digest)
+    checked = time.perf_counter()
+    value = parse(content)
+    return value, LoadTimes(blob.tier, blob.fetch, blob.verify + checked - start, time.perf_counter() - checked)

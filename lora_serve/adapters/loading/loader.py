@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoadHangsError, LoraServeError
-from lora_serve.core.tier_stats import LoadTimes
+from lora_serve.core.figures import LoadTimes
 
 V = TypeVar("V")
 _MAX_PAUSE = 2.0  # seconds
@@ -118,12 +118,12 @@ class Loader(Generic[V]):
             self._in_flight[adapter.digest] = load
             hangs = adapter.digest in self._hung
         if hangs:
-            self._finish(load, _failed(adapter, _hangs(adapter)))
+            self._finish(load, _hangs(adapter))
             return
         try:
             self._threads.submit(lambda: self._run(load), lambda: self._give_up(load), adapter.tenant)
         except AdapterUnavailableError as error:
-            self._finish(load, _failed(adapter, error))
+            self._finish(load, error)
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Drop loads that have not begun; wait for the others, except hung ones, `timeout` seconds at most."""
@@ -160,7 +160,7 @@ class Loader(Generic[V]):
                 return
             if load.has_begun:
                 self._hung[adapter.digest] = load
-        self._finish(load, _failed(adapter, _hangs(adapter)))
+        self._finish(load, _hangs(adapter))
 
     def _rest(self, pace: Pace, used: float) -> None:
         """Rests only while requests run: a load that is waited for then must not wait for this."""
@@ -172,20 +172,20 @@ class Loader(Generic[V]):
     def _load(self, load: _Load) -> Loaded[V] | None:
         start = time.perf_counter()
         loaded, error = self._try(load.adapter)
-        seconds = time.perf_counter() - start
-        message: LoadFinished[V] = LoadFinished(load.adapter.digest, None, error, seconds)
-        if loaded is not None:
-            message = LoadFinished(load.adapter.digest, loaded.value, None, seconds, loaded.times)
-        self._finish(load, message)
+        self._finish(load, error, time.perf_counter() - start, loaded)
         return loaded
 
-    def _finish(self, load: _Load, message: LoadFinished[V]) -> None:
-        """Posts the message, unless the load was given up or has ended before."""
+    def _finish(
+        self, load: _Load, error: LoraServeError | None, seconds: float = 0.0, loaded: Loaded[V] | None = None
+    ) -> None:
+        """Posts the end of a load, unless it was given up or has ended before."""
+        digest = load.adapter.digest
         with self._lock:  # before the post: its reader may submit the same digest again at once
-            if self._in_flight.get(message.digest) is not load:
+            if self._in_flight.get(digest) is not load:
                 return
-            del self._in_flight[message.digest]
-        self._post(message)
+            del self._in_flight[digest]
+        value, times = (None, None) if loaded is None else (loaded.value, loaded.times)
+        self._post(LoadFinished(digest, value, error, seconds, times))
 
     def _try(self, adapter: AdapterRef) -> tuple[Loaded[V] | None, LoraServeError | None]:
         try:
@@ -198,10 +198,6 @@ class Loader(Generic[V]):
         except BaseException:  # the digest must not stay in flight for ever
             _log.exception("adapter %s failed to load", adapter.label)
             return None, InternalError(f"The weights of {adapter.label} could not be loaded.")
-
-
-def _failed(adapter: AdapterRef, error: LoraServeError) -> LoadFinished[Any]:
-    return LoadFinished(adapter.digest, None, error, 0.0)
 
 
 def _hangs(adapter: AdapterRef) -> LoadHangsError:

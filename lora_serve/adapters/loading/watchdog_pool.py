@@ -46,11 +46,6 @@ class WatchdogPool:
         self._is_closed = False
 
     @property
-    def num_hung(self) -> int:
-        """The number of calls that hang now."""
-        return self._num_hung
-
-    @property
     def is_busy(self) -> bool:
         """True if a call waits or runs; hung calls do not count."""
         return bool(self._queues or self._running)

@@ -23,6 +23,9 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.strict_json import parse_json
 
 OnProgress = Callable[[int, int], None]  # bytes done, bytes in all; the second is an estimate at first
+MAX_LIST_BYTES = 2**28
+LIST_NAME, MARK = "backup.json", "backup.incomplete"
+FORMAT = 1
 
 
 class BlobCopier:
@@ -118,11 +121,6 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield from pieces_of(file)
     except OSError as error:
         raise NotCopyableError(f"the source's {path.name} cannot be read: {error.strerror}") from None
-
-
-MAX_LIST_BYTES = 2**28
-LIST_NAME, MARK = "backup.json", "backup.incomplete"
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.catalog import resolution as routes
 from lora_serve.adapters.catalog.blob_leases import CatalogHistory
 from lora_serve.adapters.catalog.blob_records import BlobRecord, record_of
+from lora_serve.adapters.catalog.catalog import find
 from lora_serve.adapters.catalog.edits import without
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Position
@@ -155,7 +155,7 @@ def plan_rebuild(
     for source in sorted(sources.values(), key=lambda source: source.rank):
         claimed |= source.aliases
     snapshot = Snapshot.of(Position(), entries, {})
-    aliases = {a: t for a, t in claimed.items() if a not in entries and routes.find(snapshot, t, None, None)}
+    aliases = {a: t for a, t in claimed.items() if a not in entries and find(snapshot, t, None, None)}
     free = state.snapshot.held - entries.keys() - claimed.keys() - sources.keys()
     ids += tuple(RebuiltId(name, RebuildOutcome.LOST, None) for name in sorted(free))
     return RebuildPlan(ids, aliases, tuple(sorted(claimed.keys() - aliases.keys())))

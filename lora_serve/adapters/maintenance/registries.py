@@ -30,6 +30,7 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError, Invalid
 
 REPLICA = "transfer"  # the holder's name in leases; a server's name is random
 _SCHEMES = ("redis://", "rediss://", "unix://")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,6 @@ def _unreadable(catalog: Catalog) -> tuple[str, ...]:
         catalog.refresh()
     ids = {key.removeprefix(ADAPTER) for key in page.records if key.startswith(ADAPTER)}
     return tuple(sorted(ids - catalog.snapshot.entries.keys()))
-
-
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
 class NotCopyableError(Exception):

@@ -32,6 +32,9 @@ from lora_serve.adapters.maintenance.registries import (
 from lora_serve.adapters.stores.files import flush
 from lora_serve.core.errors import AdapterUnavailableError
 
+MARK = "export.incomplete"
+GRACE = 1.5  # seconds that a blob in Redis outlives its last name, so that servers that still use it can lease it
+
 
 class MergeOutcome(enum.StrEnum):
     """The outcome of a transfer for one id."""
@@ -126,10 +129,6 @@ def _numbers(entry: CatalogEntry, other: CatalogEntry) -> str:
         return "no version of its own"
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return f"version{'s' if len(found) > 1 else ''} {names}{more}"
-
-
-MARK = "export.incomplete"
-GRACE = 1.5  # seconds that a blob in Redis outlives its last name, so that servers that still use it can lease it
 
 
 @dataclass(frozen=True, slots=True)

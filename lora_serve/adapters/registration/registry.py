@@ -45,8 +45,7 @@ from lora_serve.adapters.registration.verification import (
 from lora_serve.adapters.sources.base import RegistrationProgress, Stage, Staged
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.files import listed, new_folder, private_or_later, remove_folder
-from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.adapters.stores.files import listed, new_folder, private_or_later, remove_folder, words_of
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
@@ -131,7 +130,7 @@ class Registry:
             else:  # it was deleted before the lease began
                 raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
             version = vouched(version) if registration.by_admin else version
-            entry, added, created = self._catalog.add(registration, version, holder)
+            entry, added, created = registration.commit(self._catalog.ledger, version, holder)
         return Registered(entry, entry.ref(added), created)
 
     def delete(self, name: str, version: int | None = None) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""The seam through which a registration verifies a new adapter against the base model, which this floor does not know.
+"""The seam through which a registration verifies a new adapter against the base model, which this floor does not know,
+and the facts about it that the catalog notes for cards and requests.
 
 Verification has three parts. `read_artifact` checks the files statically: format, names and shapes. `validate` checks
 every value. `smoke_test` runs a forward pass that shows that the adapter changes the logits. A ValidationBudget limits

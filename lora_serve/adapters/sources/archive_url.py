@@ -41,6 +41,15 @@ from lora_serve.core.errors import (
 WHAT = "The URL's answer"
 _INSTANCE_DIGESTS = {"md5": "md5", "sha": "sha1", "sha-256": "sha256", "sha-512": "sha512"}  # RFC 3230, 5843
 _STORED_AS_SENT = ("", "aws-chunked")  # the second: set at uploads to S3; some stores keep it
+_PORTS = {"http": 80, "https": 443}
+_AUTHORITY = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?")
+_PLAIN = re.compile(r"[!-\[\]-~]+")  # printable ASCII, no space, no backslash
+_BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_ESCAPED_AGAIN = re.compile(r"%(2e|2f|5c|25|00)", re.IGNORECASE)
+MAX_REDIRECTS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HEADERS = {"User-Agent": "lora-serve", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
+_log = logging.getLogger(__name__)
 
 
 def content_of(headers: Mapping[str, str], host: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -115,13 +124,6 @@ def _digests(header: str | None) -> ExpectedDigests:
         return ExpectedDigests(header)
     except InvalidRequestError:  # a header of another meaning
         return ExpectedDigests(None)
-
-
-_PORTS = {"http": 80, "https": 443}
-_AUTHORITY = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?")
-_PLAIN = re.compile(r"[!-\[\]-~]+")  # printable ASCII, no space, no backslash
-_BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_ESCAPED_AGAIN = re.compile(r"%(2e|2f|5c|25|00)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +203,6 @@ def _segment(segment: str) -> str:
     ):
         raise refuse("the URL's path leads up, or hides what it means")
     return quote(raw, safe="!$&'()*+,;=:@~")
-
-
-MAX_REDIRECTS = 5
-_REDIRECTS = (301, 302, 303, 307, 308)
-_HEADERS = {"User-Agent": "lora-serve", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
-_log = logging.getLogger(__name__)
 
 
 class ArchiveUrlSource:

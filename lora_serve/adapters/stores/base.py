@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from lora_serve.core.tier_stats import EvictionReason, TierStats
+from lora_serve.core.figures import EvictionReason, TierStats
 
 Records = Mapping[str, str]  # texts by key
 MayDelete = Callable[[str, Records, Records], bool]  # digest, its records, and the tombstones of removed ones

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, make_private
-from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
+from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, StoreMonitor, make_private, words_of
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError, DamagedFileError, StoreUnwritableError
 
 _UNWRITABLE = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN))

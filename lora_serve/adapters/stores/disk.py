@@ -37,15 +37,15 @@ from lora_serve.adapters.stores.files import (
     private_or_later,
     remove_folder,
     scratch_folder,
+    words_of,
 )
-from lora_serve.adapters.stores.monitor import words_of
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,
     PayloadTooLargeError,
     StoreUnwritableError,
 )
-from lora_serve.core.tier_stats import EvictionReason, TierStats
+from lora_serve.core.figures import EvictionReason, TierStats
 
 BLOB_NAME = re.compile(r"[0-9a-f]{64}\Z")
 MAX_QUARANTINED = 8  # broken blobs that a cache keeps
@@ -205,11 +205,9 @@ class DiskStore:
             remove_record(self._blob(digest), key, tombstone)
 
     def sweep(self, named: Set[str], may_delete: MayDelete, days: float = 0) -> int:
-        """Remove leftovers of a crash, and set broken blobs aside. Raises OSError. Foreign files among the blobs stay.
+        """Remove leftovers of a crash, and set aside blobs whose form is broken; foreign files stay. Raises OSError.
 
-        A blob that is not in `named` is removed if `may_delete` says so; otherwise it is kept as an orphan for `days`
-        (0: for ever). Returns the number of orphans. Only the form of the files is checked; their digests are checked
-        whenever they are loaded.
+        Others than `named` go if `may_delete` says so, else they are orphans for `days` (0: always); returns how many.
         """
         for folder in listed(self.tmp):
             remove_folder(folder)

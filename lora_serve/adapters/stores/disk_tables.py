@@ -21,7 +21,7 @@ from lora_serve.adapters.eviction.residents import Residents
 from lora_serve.adapters.regular_file import NotRegularError, TooLargeFileError, read_regular
 from lora_serve.adapters.stores.base import TierCounts
 from lora_serve.adapters.stores.files import FILE_MODE, flush, make_private, remove_folder
-from lora_serve.core.tier_stats import EvictionReason, TierStats
+from lora_serve.core.figures import EvictionReason, TierStats
 
 MAX_BYTES = 2**26  # of one record
 Texts = Mapping[str, str]  # by key

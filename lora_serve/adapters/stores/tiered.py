@@ -19,7 +19,7 @@ from lora_serve.adapters.regular_file import UnsoundFileError
 from lora_serve.adapters.stores.base import AdapterStore, Records, TierCounts
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.tier_stats import EvictionReason, TierStats
+from lora_serve.core.figures import EvictionReason, TierStats
 
 _log = logging.getLogger(__name__)
 

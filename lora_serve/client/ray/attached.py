@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from lora_serve import __version__
 from lora_serve.client.ray.link import ReplicaLink, Transport, gateway_names
-from lora_serve.core.errors import EngineLostError, LoraServeError
+from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
+from lora_serve.core.figures import added, counters_of
+from lora_serve.core.live import EngineView, name_replica
 from lora_serve.core.messages import FromEngine, Greeting, Reported
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.setting_groups.engine import QueueLimits
-from lora_serve.core.stats import ReplicaState, ReplicaStats
+from lora_serve.core.stats import EMPTY, EngineStats, ReplicaState, ReplicaStats, merged
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.routing.fleet_view import FleetView
@@ -24,6 +27,13 @@ _log = logging.getLogger(__name__)
 PREPARE_SECONDS = 30.0  # that a new replica's limits and pinned adapters may take before it gets requests
 FIRST_DELAY, LONGEST_DELAY = 0.2, 1.0  # seconds between tries to attach to a listed replica
 _LOOK_SECONDS = 0.1  # between looks whether the requests of a replica that was left have ended
+_REASONS = {
+    ReplicaState.DRAINING: "it ends once its requests have",
+    ReplicaState.LOST: "its process ended, or its machine cannot be reached; Ray starts another",
+}
+STATS_SECONDS = 2.0  # that a replica may take to tell its figures; else its last ones stand
+WATCH_SECONDS = 0.3  # seconds for the replicas to answer; who needs longer is in a later call's list
+RETRY_AFTER = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,7 @@ class AttachedReplicas:
         self._names = gateway_names(uuid.uuid4().hex)
         self._listed: frozenset[str] = frozenset()
         self._links: dict[str, ReplicaLink] = {}  # by replica: those that get requests
-        self._told: set[ReplicaLink] = set()  # those, and others that are brought to the desired state
+        self._prepared: set[ReplicaLink] = set()  # those, and others that are brought to the desired state
         self._open: dict[str, ReplicaLink] = {}  # those, and others that are greeted or left
         self._gone: list[tuple[str, bool]] = []
         self._failures: dict[str, str] = {}  # by replica: why it was not reached, the last time
@@ -73,11 +83,11 @@ class AttachedReplicas:
         return link if link is not None and link.is_open else None
 
     @property
-    def told(self) -> set[ReplicaLink]:
-        """The replicas that were told the desired state, some of which may take no requests yet: what is noted later
+    def prepared(self) -> set[ReplicaLink]:
+        """The replicas that got the desired state, some of which may take no requests yet: what is noted later
         has to be sent to each.
         """
-        return {link for link in self._told if link.is_open}
+        return {link for link in self._prepared if link.is_open}
 
     @property
     def open_links(self) -> list[ReplicaLink]:
@@ -107,7 +117,7 @@ class AttachedReplicas:
         for replica in self._listed - self._keepers.keys():
             self._keepers[replica] = asyncio.create_task(self._keep(replica), name=f"keeping {replica}")
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Returns when another replica takes requests, or one takes no more."""
         await self._changed.wait()
 
@@ -118,7 +128,7 @@ class AttachedReplicas:
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
-        self._tell_change()
+        self._note_change()
 
     async def _keep(self, replica: str) -> None:
         """Attaches as long as the replica is listed, again if the link is lost; at last lets its requests end."""
@@ -149,16 +159,16 @@ class AttachedReplicas:
             await self._until_over(link)
             return link.is_lost
         except EngineLostError as error:
-            self._tell_failure(link.replica, str(error))
+            self._log_failure(link.replica, str(error))
             return None
         finally:
-            self._told.discard(link)
+            self._prepared.discard(link)
             self._leave(link)
             await link.close()
             if self._users.ended is not None:
                 await self._users.ended(link)
 
-    def _tell_failure(self, replica: str, words: str) -> None:
+    def _log_failure(self, replica: str, words: str) -> None:
         """Tries follow each other as long as a replica is listed: what they come to is logged when it changes."""
         if self._failures.get(replica) != words:
             self._failures[replica] = words
@@ -174,7 +184,7 @@ class AttachedReplicas:
             )
             return False
         self.refused.pop(link.replica, None)
-        self._told.add(link)  # in one turn with the look at the desired state: later commands go to it, too
+        self._prepared.add(link)  # in one turn with the look at the desired state: later commands go to it, too
         await link.bring_to((*self._desired.limits(), *self._desired.residents()), PREPARE_SECONDS)
         if not link.is_open or link.replica not in self._listed:
             return False
@@ -187,7 +197,7 @@ class AttachedReplicas:
         if link.report is not None:
             self.view.update(link.report)
         _log.info("replica %s takes requests (%d in all)", link.replica, len(self._links))
-        self._tell_change()
+        self._note_change()
         return True
 
     def _misfit(self, greeting: Greeting, spec: ModelSpec) -> str:
@@ -222,9 +232,9 @@ class AttachedReplicas:
         if self._links.get(link.replica) is link:
             del self._links[link.replica]
             self.view.remove(link.replica)
-            self._tell_change()
+            self._note_change()
 
-    def _tell_change(self) -> None:
+    def _note_change(self) -> None:
         self._gate.limit(self._limits.times(max(1, len(self._links))))
         self._changed.set()
         self._changed = asyncio.Event()
@@ -234,3 +244,93 @@ class AttachedReplicas:
             self.view.update(message.report)
         else:
             self._users.asked(link, message)
+
+
+class FleetFigures:
+    """The figures of all replicas, of which some may be silent, and of those that are no more. On the event loop."""
+
+    def __init__(self, fleet: AttachedReplicas) -> None:
+        self._fleet = fleet
+        self._last: dict[str, EngineStats] = {}  # by replica
+        self._gone = EMPTY
+        self._num_lost = 0
+
+    async def stats(self) -> EngineStats:
+        """The figures of all replicas, as those of one engine."""
+        links = [link for link in self._fleet.open_links if link.replica not in self._fleet.refused]
+        stats = await asyncio.gather(*(self._stats_of(link) for link in links))
+        self._forget()
+        replicas = [self._replica(link, one) for link, one in zip(links, stats, strict=True)]
+        return merged([*replicas, *self._fleet.refused.values()], self._gone, self._num_lost)
+
+    def _replica(self, link: ReplicaLink, stats: EngineStats | None) -> ReplicaStats:
+        state, greeting = self._fleet.state(link), link.greeting
+        return ReplicaStats(
+            replica=link.replica,
+            node="" if greeting is None else greeting.node,
+            state=state,
+            reason=_REASONS.get(state, ""),
+            version="" if greeting is None else greeting.version,
+            fingerprint="" if link.spec is None else link.spec.fingerprint,
+            age=0.0 if greeting is None else greeting.age + time.monotonic() - link.greeted_at,
+            num_requests=link.num_open,
+            num_servers=link.num_servers,
+            stats=stats,
+        )
+
+    async def _stats_of(self, link: ReplicaLink) -> EngineStats | None:
+        try:
+            if link.spec is not None:  # it was reached
+                async with asyncio.timeout(STATS_SECONDS):
+                    self._last[link.replica] = await link.stats()
+        except (TimeoutError, LoraServeError):
+            pass
+        return self._last.get(link.replica)
+
+    def _forget(self) -> None:
+        """Counters of replicas that are no more go on counting: none ever falls."""
+        for replica, is_lost in self._fleet.take_gone():
+            self._num_lost += is_lost
+            if (stats := self._last.pop(replica, None)) is not None:
+                self._gone = added(self._gone, counters_of(stats))
+
+
+class FleetWatch:
+    """The views of all replicas. On the event loop."""
+
+    def __init__(self, fleet: AttachedReplicas) -> None:
+        self._fleet = fleet
+        self._asked: dict[ReplicaLink, asyncio.Task[EngineView]] = {}
+
+    async def views(self, seen: Mapping[str, int], tenants: Collection[str], *, in_full: bool) -> list[EngineView]:
+        """The views of those that answered by now. Raises NotReadyError if no replica is there."""
+        links = self._fleet.links
+        if not links:
+            raise NotReadyError("No engine is there at present; try again.", RETRY_AFTER)
+        for link in links:
+            if link not in self._asked:
+                view = link.view(seen.get(link.replica, 0), tenants, in_full=in_full)
+                self._asked[link] = asyncio.create_task(view, name=f"view of {link.replica}")
+        await asyncio.wait(self._asked.values(), timeout=WATCH_SECONDS)
+        done = {link: task for link, task in self._asked.items() if task.done()}
+        for link in done:
+            del self._asked[link]
+        answered = [(link, task) for link, task in done.items() if _is_answered(task)]
+        return [name_replica(task.result(), link.replica) for link, task in answered]
+
+    async def close(self) -> None:
+        """Ask no replica any more."""
+        for task in self._asked.values():
+            task.cancel()
+        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        self._asked.clear()
+
+
+def _is_answered(task: asyncio.Task[EngineView]) -> bool:
+    """False if the replica was lost meanwhile; other errors are raised."""
+    if task.cancelled():
+        return False
+    error = task.exception()
+    if error is not None and not isinstance(error, LoraServeError):
+        raise error
+    return error is None

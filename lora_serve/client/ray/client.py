@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as changed
 
-from lora_serve.client.ray.attached import PREPARE_SECONDS, AttachedReplicas, LinkUsers
-from lora_serve.client.ray.figures import FleetFigures, FleetWatch
+from lora_serve.client.base import EngineClient
+from lora_serve.client.ray.attached import PREPARE_SECONDS, AttachedReplicas, FleetFigures, FleetWatch, LinkUsers
 from lora_serve.client.ray.link import ReplicaLink, Transport
 from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.core.live import EngineView
@@ -62,8 +62,8 @@ class _Output:
     is_whole: bool = False
 
 
-class RayEngineClient:
-    """See `EngineClient`. Replicas come and go while it runs; a request waits while there is none."""
+class RayEngineClient(EngineClient):
+    """Replicas come and go while it runs; a request waits while there is none."""
 
     def __init__(
         self,
@@ -92,7 +92,6 @@ class RayEngineClient:
 
     @property
     def is_there(self) -> bool:
-        """See `EngineClient.is_there`."""
         return bool(self._fleet.links)
 
     @property
@@ -111,15 +110,14 @@ class RayEngineClient:
             self._is_followed = True
             self._transport.follow(self._fleet.follow)
         while self._fleet.spec is None:
-            await self._fleet.changed()
+            await self._fleet.wait_for_change()
         return self._fleet.spec
 
     async def start(self) -> None:
-        """See `EngineClient.start`."""
         await self.load()
 
     async def infer(self, request: InferenceRequest) -> AsyncGenerator[Event, None]:
-        """See `EngineClient.infer`. A request whose replica was lost runs on another one, under another id: the lost
+        """A request whose replica was lost runs on another one, under another id: the lost
         one may still be at work on it. If some of it was given, a LostEvent comes first. Tries that replicas refuse
         follow each other for as long as a request waits while there is none.
         """
@@ -159,37 +157,34 @@ class RayEngineClient:
                 sent = replace(request, request_id=f"{request.request_id}~{attempt}") if attempt else request
 
     def answered(self, request_id: str) -> None:
-        """See `EngineClient.answered`."""
         if request_id in self._running:
             link, sent = self._running[request_id]
             link.answered(sent)
 
     async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
-        """See `EngineClient.adapters`. Limits and pins are for all replicas, what is tried or fetched for one."""
+        """Limits and pins are for all replicas, what is tried or fetched for one."""
         if isinstance(command, Prefetch | SmokeTest):
             return await (await self._home_of(command.adapter.digest)).adapters(command)
         if isinstance(command, Unpin | Evict):  # even if no replica does it: a new one must not bring it back
             self._desired.note(command)
         await self._first_of(_ANY)
         asked: set[ReplicaLink] = set()
-        while left := self._fleet.told - asked:  # others may come while these are at work
+        while left := self._fleet.prepared - asked:  # others may come while these are at work
             asked |= left
             done = await asyncio.gather(*(self._done_by(link, command) for link in left), return_exceptions=True)
             for error in done:  # a replica that was lost meanwhile need not know
                 if isinstance(error, BaseException) and not isinstance(error, EngineLostError | NotReadyError):
                     raise error
-        self._desired.note(command)  # in one turn with the last look: who comes now is told of it
+        self._desired.note(command)  # in one turn with the last look: replicas that come now get it
         return None
 
     async def stats(self) -> EngineStats:
-        """See `EngineClient.stats`."""
         return await self._figures.stats()
 
     async def watch(
         self, seen: Mapping[str, int], tenants: Collection[str] = (), *, in_full: bool = False
     ) -> list[EngineView]:
-        """See `EngineClient.watch`."""
-        return await self._watch.looks(seen, tenants, in_full=in_full)
+        return await self._watch.views(seen, tenants, in_full=in_full)
 
     async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
         """Send a call to the home of the adapter that it is about. Raises the error of a failed call."""
@@ -203,7 +198,6 @@ class RayEngineClient:
             link.tell(message)
 
     async def stop(self) -> None:
-        """See `EngineClient.stop`."""
         self._is_stopping = True
         await self._watch.close()
         await self._fleet.close()
@@ -244,7 +238,7 @@ class RayEngineClient:
                 return next((link for link in links if not link.is_quiet), links[0])
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    await self._fleet.changed()
+                    await self._fleet.wait_for_change()
             except TimeoutError:
                 raise NotReadyError("No engine is there at present; try again.", RETRY_AFTER) from None
         raise _shutting_down()

@@ -6,17 +6,16 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
 from msgspec.structs import replace as changed
 
-from lora_serve.client.message_client import MessageClient
+from lora_serve.client.base import MessageClient
 from lora_serve.client.wire import body_of, from_engine
-from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
+from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.core.messages import (
-    AdapterCommand,
     Convert,
     EngineCall,
     FromEngine,
@@ -30,7 +29,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import files_id, machine_id
-from lora_serve.core.replica_report import ReplicaReport
+from lora_serve.core.stats import ReplicaReport
 from lora_serve.engine.queue_gate import QueueGate
 
 
@@ -47,7 +46,7 @@ class Transport(Protocol):
         """
 
     async def take(self, replica: str, gateway: str, frame: bytes) -> None:
-        """Send a replica a frame of messages; returns when there is room for another. Frames come in the order of the
+        """Send a replica a frame of messages; returns when another may be sent. Frames come in the order of the
         calls, if each call is made after the last one's end.
         """
 
@@ -79,7 +78,7 @@ class ReplicaLink(MessageClient):
         """`gateway`: a name that no link before this one had. `others`: gets messages that are neither events, replies
         nor the link's own.
         """
-        super().__init__(gate)
+        super().__init__(gate, f"replica {replica}")
         self.replica = replica
         self.greeting: Greeting | None = None
         self.greeted_at = 0.0  # of this process's time.monotonic()
@@ -114,7 +113,7 @@ class ReplicaLink(MessageClient):
 
     @property
     def sees_files(self) -> bool:
-        """Whether the replica can be told paths of this process's files."""
+        """Whether paths mean the same files to the replica and to this process."""
         return self.greeting is not None and self.greeting.files == files_id()
 
     @property
@@ -134,12 +133,6 @@ class ReplicaLink(MessageClient):
         if self.greeting is None or self.spec is None:
             raise EngineLostError(f"Replica {self.replica} cannot be reached ({self.lost.result()[0]}).", RETRY_AFTER)
         return self.greeting, self.spec
-
-    async def bring_to(self, commands: Iterable[AdapterCommand], timeout: float) -> None:
-        """Sends the commands in this order, without waiting for them one by one; `timeout` seconds for all."""
-        tasks = [asyncio.create_task(self._repeat(command)) for command in commands]
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout)
 
     async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
         """See `MessageClient.call`. A replica that does not see the folder of a registration asks for its files."""
@@ -175,7 +168,7 @@ class ReplicaLink(MessageClient):
     # ----------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> tuple[str, int]:
-        """Reads until the stream ends; then everybody who waits for this replica is told."""
+        """Reads until the stream ends; then its open requests and calls fail."""
         parts = {asyncio.create_task(part) for part in (self._read(), self._write(), self._listen())}
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -256,15 +249,9 @@ class ReplicaLink(MessageClient):
         self.report, self.num_servers = message.report, message.num_servers
         self._others(self, message)
 
-    async def _repeat(self, command: AdapterCommand) -> None:
-        try:
-            await self.adapters(command)
-        except LoraServeError as error:
-            _log.warning("replica %s refused a %s: %s", self.replica, type(command).__name__, error)
-
 
 def _why(error: Exception) -> str:
-    """Words about a call that failed; Ray's own of a process that is gone would tell nobody more."""
+    """Words about a call that failed; Ray's own of a process that is gone say no more."""
     if type(error).__name__ in _GONE:
         return "its process ended, or its machine cannot be reached"
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from lora_serve.client.ray import registry
+from lora_serve.client.ray import serve_transport
 
 MOST_LEAVING = 64  # replicas that are remembered
 
@@ -53,4 +53,4 @@ class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy
         self._leaving.update({name: replica for name, replica in before.items() if name not in listed})
         while len(self._leaving) > MOST_LEAVING:
             self._leaving.popitem(last=False)
-        registry.update(self.app_name, listed)
+        serve_transport.list_replicas(self.app_name, listed)

@@ -28,8 +28,6 @@ PLAIN_WORDS = tuple(_ENGLISH.split())
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The answers of one server."""
-
     base: str | None = None
     adapters: tuple[str, ...] = ()  # in the server's order
     adapter_ids: Mapping[str, int] = field(default_factory=dict)  # llama.cpp's

@@ -189,8 +189,6 @@ _BF16_PRODUCTS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The facts of a run that its report repeats."""
-
     engine: str
     model: str
     popularity: str

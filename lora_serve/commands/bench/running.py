@@ -226,8 +226,6 @@ class SpawnConfig:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A running server."""
-
     process: ServerProcess
     adapters: tuple[str, ...]
     start_seconds: float  # to /ready

@@ -243,8 +243,6 @@ class EventStream:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """The content of one event."""
-
     time: float
     bears_content: bool
     total: int | None = None  # completion tokens until now

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from lora_serve.client.base import EngineClient
-from lora_serve.console.live.channel import Channel, Viewer, overall_of, tiers_of
+from lora_serve.console.live.frames import Broadcast, Viewer, overall_of, tiers_of
 from lora_serve.console.live.scene import Owns, Scene
 from lora_serve.core.errors import CapacityError, EngineLostError, LoraServeError
 from lora_serve.core.live import EngineView, LiveSettings, LiveTier
@@ -44,13 +44,13 @@ class Hub:
     def __init__(self, watched: Watched) -> None:
         self.started = round(time.time(), 3)
         self._watched = watched
-        self._channels: dict[tuple[str | None, float, int], Channel] = {}  # by scope, `since` and rate
+        self._broadcasts: dict[tuple[str | None, float, int], Broadcast] = {}  # by scope, `since` and rate
         self._scenes: dict[tuple[str | None, float], Scene] = {}
         self._present: dict[str, tuple[EngineView, float]] = {}  # the last look at each engine, and when that was
         self._marks: dict[str, int] = {}  # by engine: what was seen of it
         self._settings: dict[str, LiveSettings] = {}
         self._tiers: Mapping[str, LiveTier] = {}
-        self._full_at = self._looked_at = -1.0
+        self._full_at = self._watched_at = -1.0
         self._viewers: Counter[str | None] = Counter()  # by scope
         self._looking = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,15 +66,15 @@ class Hub:
         self._viewers[scope] += 1
         try:
             if not self._tasks or not self._settings:
-                await self._look_first()
+                await self._watch_first()
             viewer = Viewer()
-            channel = self._channel(scope, since, rate)
-            channel.join(viewer)
+            broadcast = self._broadcast(scope, since, rate)
+            broadcast.join(viewer)
             self._begin()
             try:
                 yield viewer
             finally:
-                channel.viewers.discard(viewer)
+                broadcast.viewers.discard(viewer)
                 self._drop_unwatched()
         finally:
             self._viewers[scope] -= 1
@@ -85,13 +85,13 @@ class Hub:
 
     @property
     def settings(self) -> LiveSettings:
-        """Those of one engine, as the admin's are the same for all; somebody is viewing."""
+        """Those of one engine, as the admin's are the same for all; there is a viewer."""
         return next(iter(self._settings.values()))
 
     def close(self, reason: str) -> None:
         """End all streams, and say why."""
-        for channel in self._channels.values():
-            for viewer in channel.viewers:
+        for broadcast in self._broadcasts.values():
+            for viewer in broadcast.viewers:
                 viewer.end(reason)
         for task in self._tasks:
             task.cancel()
@@ -108,9 +108,9 @@ class Hub:
         if found >= most:
             raise CapacityError(f"{most} live views are open, which is the most; close one.", retry_after=5.0)
 
-    def _channel(self, scope: str | None, since: float, rate: int) -> Channel:
+    def _broadcast(self, scope: str | None, since: float, rate: int) -> Broadcast:
         scene = self._scenes.setdefault((scope, since), Scene(scope, since, self._watched.owns))
-        return self._channels.setdefault((scope, since, rate), Channel(scene, rate))
+        return self._broadcasts.setdefault((scope, since, rate), Broadcast(scene, rate))
 
     def _begin(self) -> None:
         if not self._tasks:
@@ -120,8 +120,8 @@ class Hub:
             ]
 
     def _drop_unwatched(self) -> None:
-        self._channels = {key: channel for key, channel in self._channels.items() if channel.viewers}
-        watched = {(scope, since) for scope, since, _ in self._channels}
+        self._broadcasts = {key: broadcast for key, broadcast in self._broadcasts.items() if broadcast.viewers}
+        watched = {(scope, since) for scope, since, _ in self._broadcasts}
         self._scenes = {key: scene for key, scene in self._scenes.items() if key in watched}
 
     def _rest(self) -> None:
@@ -135,11 +135,11 @@ class Hub:
         clock = asyncio.get_running_loop().time
         try:
             while True:
-                await self._look()
+                await self._watch()
                 self._send(clock())
                 now = clock()
-                due = min((channel.due for channel in self._channels.values()), default=now)
-                await asyncio.sleep(max(due, self._looked_at + 0.9 / MAX_RATE) - now)
+                due = min((broadcast.due for broadcast in self._broadcasts.values()), default=now)
+                await asyncio.sleep(max(due, self._watched_at + 0.9 / MAX_RATE) - now)
         except LoraServeError as error:
             self.close(str(error))
         except Exception:
@@ -151,49 +151,49 @@ class Hub:
             await asyncio.sleep(_TICK)
             if reason := self._watched.ending():
                 self.close(reason)
-            for channel in self._channels.values():
-                for viewer in channel.viewers:
+            for broadcast in self._broadcasts.values():
+                for viewer in broadcast.viewers:
                     viewer.look_up()
 
-    async def _look_first(self) -> None:
+    async def _watch_first(self) -> None:
         """Raises EngineLostError if no engine answers: each of a fleet may be in a long step."""
         for _ in range(_FIRST_LOOKS):
-            await self._look()
+            await self._watch()
             if self._settings:
                 return
         raise EngineLostError("No engine answers at present; try again.", retry_after=1.0)
 
-    async def _look(self) -> None:
+    async def _watch(self) -> None:
         async with self._looking:
             now = asyncio.get_running_loop().time()
             in_full = now - self._full_at >= _FULL_SECONDS or not self._settings
             scopes = list(dict.fromkeys(scope for scope, _ in self._scenes if scope is not None))
-            looks = await self._watched.client.watch(self._marks, scopes, in_full=in_full)
-            self._take(looks, now)
+            views = await self._watched.client.watch(self._marks, scopes, in_full=in_full)
+            self._take(views, now)
             if in_full and self._settings:
                 self._full_at = now
                 self._tiers = tiers_of(tuple(self._settings.values()), await self._watched.store_tiers())
-            self._looked_at = now
+            self._watched_at = now
 
-    def _take(self, looks: list[EngineView], now: float) -> None:
-        self._marks |= {look.replica: look.mark for look in looks}
-        self._present |= {look.replica: (look, now) for look in looks}
-        self._settings |= {look.replica: look.settings for look in looks if look.settings is not None}
+    def _take(self, views: list[EngineView], now: float) -> None:
+        self._marks |= {view.replica: view.mark for view in views}
+        self._present |= {view.replica: (view, now) for view in views}
+        self._settings |= {view.replica: view.settings for view in views if view.settings is not None}
         for replica, (_, at) in list(self._present.items()):
             if now - at > _STALE_SECONDS:
                 del self._present[replica]
-                if len(self._settings) > 1:  # they are alike, and whoever comes now is told some
+                if len(self._settings) > 1:  # they are alike, and a new viewer needs some
                     self._settings.pop(replica, None)
-        present = [look for look, _ in self._present.values()]
+        present = [view for view, _ in self._present.values()]
         for scene in self._scenes.values():
-            happened = scene.take(looks, present)
-            for channel in self._channels.values():
-                if channel.scene is scene:
-                    channel.take(happened)
+            happened = scene.take(views, present)
+            for broadcast in self._broadcasts.values():
+                if broadcast.scene is scene:
+                    broadcast.take(happened)
 
     def _send(self, now: float) -> None:
-        present = [look for look, _ in self._present.values()]
+        present = [view for view, _ in self._present.values()]
         overall = overall_of(present, self.settings, self._tiers, self._watched.num_restarts())
-        for channel in self._channels.values():
-            if channel.due <= now + 0.005:
-                channel.send(now, time.time(), overall)
+        for broadcast in self._broadcasts.values():
+            if broadcast.due <= now + 0.005:
+                broadcast.send(now, time.time(), overall)

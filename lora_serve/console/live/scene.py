@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from lora_serve.console.live.frames import Latency, Percentiles, TokenRate
 from lora_serve.core.live import EngineView, LiveCount, LiveMove, LiveRequest, LiveSlot, LiveStep
 
 _PER_E = 20  # buckets for each factor of e: a quantile is right to 2.5 percent
@@ -20,9 +20,33 @@ _SMALLEST = 0.01  # ms, and less
 _NUM_BUCKETS = 400  # up to about 80 minutes
 _FORGOTTEN = 0.3  # a count that has faded to this is none
 _LONG_PAUSE = 60  # seconds
+_MAX_KNOWN = 4096  # requests
+Owns = Callable[[str, float, str, str], bool]  # whether a tenant, made then, has an adapter of this name and digest
+_Uses = Mapping[tuple[str, str], tuple[int, int]]  # by digest and name: the version, and how many rows use it
 
 
-class RecentTimes:
+class TokenRate(Struct, frozen=True):
+    """Tokens of the last second."""
+
+    prompt: int
+    output: int
+
+
+class Percentiles(Struct, frozen=True):
+    """Milliseconds; None: nothing was measured lately."""
+
+    p50: float | None
+    p95: float | None
+
+
+class Latency(Struct, frozen=True):
+    """Times as callers saw them, of lately."""
+
+    first_token_ms: Percentiles
+    inter_token_ms: Percentiles
+
+
+class FadingTimes:
     """Times in milliseconds, of which older ones weigh less."""
 
     def __init__(self, kept: float) -> None:
@@ -79,9 +103,6 @@ def _middle(bucket: int) -> float:
     return round(_SMALLEST * math.exp((bucket + 0.5) / _PER_E), 3)
 
 
-_MAX_KNOWN = 4096  # requests
-
-
 class _OfAdapter(Protocol):
     @property
     def digest(self) -> str: ...
@@ -94,19 +115,15 @@ class _OfAdapter(Protocol):
 
 
 T = TypeVar("T", bound=_OfAdapter)
-Owns = Callable[[str, float, str, str], bool]  # whether a tenant, made then, has an adapter of this name and digest
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """The events that some looks told."""
+    """The events of some views."""
 
     steps: Sequence[LiveStep]
     ended: Sequence[LiveRequest]
     moves: Sequence[LiveMove]
-
-
-_Uses = Mapping[tuple[str, str], tuple[int, int]]  # by digest and name: the version, and how many rows use it
 
 
 def _rows_by_use(running: Iterable[LiveRequest]) -> _Uses:
@@ -117,7 +134,7 @@ def _rows_by_use(running: Iterable[LiveRequest]) -> _Uses:
     return found
 
 
-def _told_as(slot: LiveSlot, names: Mapping[str, int], scope: str | None, *, is_owner: bool) -> LiveSlot | None:
+def _shown_as(slot: LiveSlot, names: Mapping[str, int], scope: str | None, *, is_owner: bool) -> LiveSlot | None:
     """The slot under its own name, if the scope may know that, else under the first that its rows use."""
     if scope is None or is_owner:
         others = tuple(sorted(names.keys() - {slot.name}))
@@ -148,19 +165,19 @@ class Scene:
         self.slots: Sequence[LiveSlot] = ()
         self.loading: Sequence[str] = ()
         self._tokens = LastSecond()
-        self._first_tokens, self._gaps = RecentTimes(kept=0.97), RecentTimes(kept=0.9)  # many gaps to a first token
+        self._first_tokens, self._gaps = FadingTimes(kept=0.97), FadingTimes(kept=0.9)  # many gaps to a first token
         self._last_tokens: dict[str, float] = {}  # when each request got its last token
         self._begun: set[str] = set()  # requests whose first token was counted
 
-    def take(self, news: Iterable[EngineView], present: Sequence[EngineView]) -> Happened:
+    def take(self, views: Iterable[EngineView], present: Sequence[EngineView]) -> Happened:
         """Takes in new looks; `present`: the last one at each engine. Returns what this scope may see of the events."""
         steps: list[LiveStep] = []
         ended: list[LiveRequest] = []
         moves: list[LiveMove] = []
-        for look in news:
-            steps += self._steps_of(look)
-            ended += self._own_requests(look.ended)
-            moves += self._own_adapters(look.moves)
+        for view in views:
+            steps += self._steps_of(view)
+            ended += self._own_requests(view.ended)
+            moves += self._own_adapters(view.moves)
         self._show(present)
         self._count_first_tokens((*self.requests, *ended))
         for step in steps:
@@ -190,17 +207,17 @@ class Scene:
         scope = self.scope
         return scope is not None and item.tenant == scope and self._owns(scope, self._since, item.name, item.digest)
 
-    def _steps_of(self, look: EngineView) -> Iterable[LiveStep]:
+    def _steps_of(self, view: EngineView) -> Iterable[LiveStep]:
         """The steps with the scope's own rows alone."""
         if self.scope is None:
-            return look.steps
-        own = {request.id for request in self._own_requests((*look.requests, *look.ended))}
-        rows = [(step, tuple(row for row in step.rows if row[0] in own)) for step in look.steps]
+            return view.steps
+        own = {request.id for request in self._own_requests((*view.requests, *view.ended))}
+        rows = [(step, tuple(row for row in step.rows if row[0] in own)) for step in view.steps]
         return [replace(step, rows=kept) for step, kept in rows if kept]
 
-    def _slots_of(self, look: EngineView) -> Iterable[LiveSlot]:
+    def _slots_of(self, view: EngineView) -> Iterable[LiveSlot]:
         """The slots that the scope owns or uses, under names that it knows: adapters of the same bytes share one."""
-        running = [request for request in look.requests if request.state == "running"]
+        running = [request for request in view.requests if request.state == "running"]
         mine = self._own_requests(running)
         own = _rows_by_use(mine)
         rows = _rows_by_use([*mine, *(request for request in running if request.tenant != self.scope)])
@@ -208,34 +225,34 @@ class Scene:
         for (digest, name), (version, _) in own.items():
             names.setdefault(digest, {})[name] = version
         shown = list[LiveSlot]()
-        for slot in look.slots:
+        for slot in view.slots:
             is_owner = self._is_owner(slot)
-            told = _told_as(slot, names.get(slot.digest, {}), self.scope, is_owner=is_owner)
-            if told is not None and self.scope is not None:  # of an adapter that others own, it knows its own rows
-                told = replace(told, num_rows=_rows_of(told, rows if is_owner else own, own))
-            if told is not None:
-                shown.append(told)
+            shown_as = _shown_as(slot, names.get(slot.digest, {}), self.scope, is_owner=is_owner)
+            if shown_as is not None and self.scope is not None:  # of an adapter that others own, it knows its own rows
+                shown_as = replace(shown_as, num_rows=_rows_of(shown_as, rows if is_owner else own, own))
+            if shown_as is not None:
+                shown.append(shown_as)
         return shown
 
     def _show(self, present: Sequence[EngineView]) -> None:
-        self.requests = [request for look in present for request in self._own_requests(look.requests)]
-        self.slots = [slot for look in present for slot in self._slots_of(look)]
-        self.loading = list(dict.fromkeys(load.digest for look in present for load in self._own_adapters(look.loads)))
+        self.requests = [request for view in present for request in self._own_requests(view.requests)]
+        self.slots = [slot for view in present for slot in self._slots_of(view)]
+        self.loading = list(dict.fromkeys(load.digest for view in present for load in self._own_adapters(view.loads)))
         waiting: Counter[str] = Counter()
         running: Counter[str] = Counter()
-        for look in present:
-            for tenant, count in self._queue_of(look).items():
+        for view in present:
+            for tenant, count in self._queue_of(view).items():
                 waiting[tenant] += count.waiting
                 running[tenant] += count.running
         self.queue = {tenant: LiveCount(waiting[tenant], running[tenant]) for tenant in waiting}
 
-    def _queue_of(self, look: EngineView) -> Mapping[str, LiveCount]:
+    def _queue_of(self, view: EngineView) -> Mapping[str, LiveCount]:
         scope = self.scope
         if scope is None:
-            return look.queue
-        own = self._own_requests(look.requests)
-        if len(own) == sum(request.tenant == scope for request in look.requests):
-            return {scope: look.queue[scope]} if scope in look.queue else {}
+            return view.queue
+        own = self._own_requests(view.requests)
+        if len(own) == sum(request.tenant == scope for request in view.requests):
+            return {scope: view.queue[scope]} if scope in view.queue else {}
         num_running = sum(request.state == "running" for request in own)  # the former tenant's are in look.queue
         return {scope: LiveCount(len(own) - num_running, num_running)} if own else {}
 

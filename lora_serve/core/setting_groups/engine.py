@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from lora_serve.core.extensions import AttentionName, EngineHostName, LoraKernelName, PolicyName
 from lora_serve.core.setting_types import (
     MAX_COUNT,
     YEAR,
+    AttentionName,
     Bytes,
-    Count,
     Draft,
+    EngineHostName,
     Gibibytes,
+    HumanInt,
+    LoraKernelName,
+    PolicyName,
     TenantWeights,
     setting,
 )
@@ -25,8 +28,8 @@ MIN_TARGET_MS, _MAX_TARGET_MS = 0.001, 1000.0 * YEAR
 class BatchLimits:
     """Limits of a batch's start and size, which may be changed while the server runs."""
 
-    max_num_seqs: Count = setting(64, "rows in one step at most", ge=1, le=_MAX_ROWS)
-    max_num_batched_tokens: Count = setting(
+    max_num_seqs: HumanInt = setting(64, "rows in one step at most", ge=1, le=_MAX_ROWS)
+    max_num_batched_tokens: HumanInt = setting(
         512, "tokens in one step at most; longer prompts run in chunks", ge=16, le=2**20
     )
     batch_wait_ms: float = setting(
@@ -154,7 +157,7 @@ class SchedulingSettings:
 
     @property
     def max_wait(self) -> float:
-        """Seconds after which no policy lets anybody overtake a request."""
+        """Seconds after which no policy lets another request overtake one."""
         return self.max_wait_ms / 1000
 
 

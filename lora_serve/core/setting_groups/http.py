@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from lora_serve.core.setting_texts import check_key, check_root_path
+from lora_serve.core.setting_texts import Origin, check_key, check_root_path, parse_name, parse_origin
 from lora_serve.core.setting_types import YEAR, Bytes, Origins, Texts, setting
 from lora_serve.core.tenant import Role
-from lora_serve.core.web_origin import Origin, parse_name, parse_origin
 
 
 def _check_admin_key(value: str) -> str:
@@ -74,7 +73,7 @@ class TenantSources:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessLimits:
-    """Rights and limits of whoever sends something."""
+    """Rights and limits of callers."""
 
     allow_control_tokens: bool = setting(
         False, "a control token's text in a message (a turn's end, ...) is that token; default: only text"
@@ -185,3 +184,29 @@ class ConnectionLimits:
     write_timeout: float = setting(
         60.0, "seconds after which an answer that its reader takes nothing of is broken off", gt=0, le=YEAR
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarConfig:
+    """Limits of one request's schema, regex or grammar, and of the checked ones that are remembered."""
+
+    max_grammar_size: Bytes = setting(
+        2**17, "bytes of a request's JSON schema, choices or structural tag at most", ge=256, le=2**24
+    )
+    max_regex_size: Bytes = setting(
+        2**14, "bytes of a request's regex at most, and half those of its Lark or GBNF grammar", ge=256, le=2**20
+    )
+    max_grammar_symbols: int = setting(
+        500_000, "symbols of a request's grammar, once compiled, at most", ge=1000, le=10**8
+    )
+    max_grammar_items: int = setting(
+        50_000, "states that the parser of a grammar may be in at one token at most", ge=1000, le=10**7
+    )
+    max_lexer_states: int = setting(
+        100_000, "states of a grammar's regexes at most; each takes some 430 bytes", ge=1000, le=10**7
+    )
+    max_lexer_work: int = setting(
+        1_000_000, "steps for compiling a grammar's regexes at most; 50 million a second", ge=1000, le=10**9
+    )
+    grammar_threads: int = setting(2, "threads that check schemas and grammars", ge=1, le=64)
+    grammar_cache: Bytes = setting(2**25, "bytes of checked schemas and grammars that are remembered")

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from lora_serve.core.extensions import ReasoningFormatName, ToolCallFormatName
-from lora_serve.core.setting_types import Count, Names, setting
+from lora_serve.core.setting_types import HumanInt, Names, ReasoningFormatName, ToolCallFormatName, setting
 
 _MAX_NAME = 512  # characters: of a name on the wire
 _SEPARATORS = ":,"  # they stand between names: base:adapter, and in lists of adapters
@@ -95,7 +94,7 @@ class ModelForm:
     quantization: Literal["none", "int8", "int4"] = setting(
         "none", "quantise the base's linear weights at load; none: serve the checkpoint as it is"
     )
-    max_model_len: Count | None = setting(
+    max_model_len: HumanInt | None = setting(
         None, "tokens, prompt and answer together; default: the model's own limit", ge=8, le=2**30
     )
 

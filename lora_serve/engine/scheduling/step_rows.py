@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.batch import AllowedTokens, Row, RowAdapter, SampleInput
-from lora_serve.core.memory import MemoryLoad, MemoryPlan, memory_load
+from lora_serve.core.batch import AllowedTokens, MemoryLoad, MemoryPlan, Row, RowAdapter, SampleInput, memory_load
 from lora_serve.core.stats import MemoryStats
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.slots import SlotTable

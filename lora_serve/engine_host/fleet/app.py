@@ -1,14 +1,23 @@
-"""The Serve application of a fleet: one deployment, whose replicas are engines; its start, and how it fares."""
+"""The Serve application of a fleet: one deployment, whose replicas are actors with a whole engine each; its start, and
+its failures.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import importlib
+import logging
 import secrets
-from collections.abc import Collection, Mapping
+import ssl
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import ray
 from msgspec import structs
 from pydantic import ValidationError
 from ray import serve
@@ -18,17 +27,20 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import APIType, ApplicationStatus
 
 from lora_serve import __version__
-from lora_serve.client.wire import body_of
+from lora_serve.client.process import configure_of
+from lora_serve.client.wire import body_of, tls, to_engine
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.messages import Configure
 from lora_serve.core.settings import SECRETS, Settings, describe
-from lora_serve.core.vllm.taking import parsed_keys, taken
-from lora_serve.engine_host.configure import configure_of
-from lora_serve.engine_host.fleet import autoscaling
+from lora_serve.core.vllm_flags import parsed_keys, taken
+from lora_serve.engine_host.fleet import ray_hooks
+from lora_serve.engine_host.fleet.gateways import Entrance
 from lora_serve.engine_host.fleet.node import SELDOM_METRICS
-from lora_serve.engine_host.fleet.replica import EngineReplica
+from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine, load_engine
 
+_log = logging.getLogger(__name__)
+_MODULE, _OPENS = "ray.serve._private.replica", "add_port_to_grpc_server"
 UPSCALE_SECONDS, DOWNSCALE_SECONDS = 5.0, 300.0  # of need, or of none, before the number of replicas changes
 DEPLOYMENT = "engine"  # its name in Ray Serve
 _UNBOUNDED = 2**31 - 1  # requests of one replica as Serve counts them: the queues are the engine's own
@@ -82,7 +94,7 @@ def _version_of(configure: Configure, *more: object) -> str:
 def _number_of(fleet: FleetConfig) -> dict[str, Any]:
     if fleet.min_replicas == fleet.max_replicas:
         return {"num_replicas": fleet.max_replicas}
-    policy = AutoscalingPolicy(policy_function=f"{autoscaling.__name__}:{autoscaling.replicas_wanted.__name__}")
+    policy = AutoscalingPolicy(policy_function=f"{ray_hooks.__name__}:{ray_hooks.replicas_wanted.__name__}")
     config = AutoscalingConfig(
         min_replicas=fleet.min_replicas,
         max_replicas=fleet.max_replicas,
@@ -160,3 +172,75 @@ def settings_of(arguments: Mapping[str, Any]) -> Settings:
     if settings.engine != "ray":
         raise ConfigError(f"--engine: a fleet's is ray (got {settings.engine!r} in the application's arguments)")
     return settings
+
+
+class EngineReplica:
+    """Ray Serve makes it, and hands it the calls of the gateways. Once it is made it is warm."""
+
+    _engine: ReplicaEngine
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, configure: bytes, settings: str, roots_key: bytes, warmup: str, step_timeout: float
+    ) -> None:
+        """`configure`: a frame with a Configure; `settings`: its digest. `step_timeout`: seconds without progress after
+        which the engine counts as hung; 0: any number. Raises ModelError, ConfigError.
+        """
+        from lora_serve.model.system.threads import use_one_core  # torch, which only an actor needs
+
+        listen_as_the_node()
+        (message,) = to_engine(configure)
+        assert isinstance(message, Configure)
+        self._step_timeout = step_timeout
+        name = serve.get_replica_context().replica_id.unique_id
+        engine, blobs = await asyncio.to_thread(load_engine, message, name, _ray_folder())
+        sys.setswitchinterval(0.0005)  # see launch.py
+        node = ray.util.get_node_ip_address()
+        self._engine = ReplicaEngine(engine, name, settings, roots_key, node, blobs, use_one_core)
+        self._entrance = Entrance(node, self._engine.gateways, self._engine.greeting)
+        await self._entrance.open(tls(ssl.Purpose.CLIENT_AUTH))
+        await self._engine.warm_up(warmup, message.engine)
+        _log.info("replica %s is warm", name)
+
+    async def place(self, *, replica: str) -> bytes:
+        """See `Entrance.place`. `replica` was for the request router."""
+        return msgspec.msgpack.encode(self._entrance.place)
+
+    async def __del__(self) -> None:
+        """Ray Serve, which asks no more gateways to come, awaits it before the process ends: they leave when their
+        requests have ended.
+        """
+        await self._entrance.emptied()
+
+    async def check_health(self) -> None:
+        """Ray Serve asks every few seconds, and replaces a replica that fails. Raises RuntimeError."""
+        if self._step_timeout and self._engine.seconds_without_progress > self._step_timeout:
+            raise RuntimeError(f"the engine made no progress for {self._step_timeout:g} s")
+        if not self._engine.is_reporting:
+            raise RuntimeError("the replica's reports to the servers have ended")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """The figures that `ray_hooks.replicas_wanted` decides by."""
+        return self._engine.load
+
+
+def _ray_folder() -> Path:
+    """The folder of Ray's files on this machine, of this cluster's session."""
+    return Path(importlib.import_module("ray._private.worker")._global_node.get_session_dir_path())  # noqa: SLF001
+
+
+def listen_as_the_node() -> None:
+    """Called in a replica while Ray Serve makes it: its port for calls over gRPC opens on the address of its Ray node
+    alone, which is loopback in a cluster of a server's own, and not on all of the machine's. What arrives there is
+    unpickled; it asks for the cluster's token, if there is one. Raises RuntimeError if this Ray opens it otherwise.
+    """
+    module = importlib.import_module(_MODULE)
+    opens: Callable[[object, str], int] | None = getattr(module, _OPENS, None)
+    if opens is None:
+        raise RuntimeError(f"Ray has no {_MODULE}.{_OPENS}: another release opens the replicas' port in another way")
+    host = str(ray.util.get_node_ip_address())
+    address = f"[{host}]:0" if ":" in host else f"{host}:0"
+
+    def open_there(server: object, everywhere: str) -> int:
+        return opens(server, address)
+
+    setattr(module, _OPENS, open_there)

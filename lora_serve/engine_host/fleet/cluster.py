@@ -18,9 +18,16 @@ from typing import Any
 
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError, how_to_install
-from lora_serve.engine_host.fleet.node import LOOPBACK, SELDOM_METRICS, Node, explained, joining_node, own_head
+from lora_serve.engine_host.fleet.node import (
+    LOOPBACK,
+    SELDOM_METRICS,
+    Node,
+    check_own_capacity,
+    explained,
+    joining_node,
+    own_head,
+)
 from lora_serve.engine_host.fleet.output import drop_bytes_of_grpc, logged_output, plain_records, take_words_of
-from lora_serve.engine_host.fleet.room import check_own_room
 
 DRIVER_SECONDS = 20.0  # for this process to be one of the cluster's
 _DRIVER = {"RAY_USAGE_STATS_ENABLED": "0", **SELDOM_METRICS}
@@ -66,7 +73,7 @@ def open_cluster(config: FleetConfig, halted: threading.Event | None = None) -> 
     drop_bytes_of_grpc()
     with ExitStack() as stack:
         if config.address is None:
-            check_own_room(config)
+            check_own_capacity(config)
             node, variables = stack.enter_context(own_head(config, halted))
             cluster = Cluster(node.address, True, node)
             stack.enter_context(_environment({**variables, **_DRIVER}))
@@ -80,7 +87,7 @@ def open_cluster(config: FleetConfig, halted: threading.Event | None = None) -> 
             cluster = Cluster(address, False, node_of_ours)
         stack.enter_context(_connected(cluster))
         if not cluster.is_own:
-            _check_room(config)
+            _warn_of_waiting_replicas(config)
         yield cluster
         if cluster.node is not None:
             _log.info("ending Ray's processes on this machine")
@@ -238,8 +245,8 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _check_room(config: FleetConfig) -> None:
-    """Warns if replicas find no room now; nodes may come later."""
+def _warn_of_waiting_replicas(config: FleetConfig) -> None:
+    """Warns if the cluster has too few processors for all replicas now; nodes may come later."""
     has = importlib.import_module("ray").cluster_resources()
     least = config.min_replicas
     for kind, each in (("CPU", config.num_cpus), ("GPU", config.num_gpus)):

@@ -16,8 +16,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from lora_serve.client.ray.stream import TICKET_BYTES, Place
-from lora_serve.client.wire import Connection, body_of, to_engine
+from lora_serve.client.wire import TICKET_BYTES, FrameConnection, ReplicaAddress, body_of, to_engine
 from lora_serve.core.blob_messages import BlobMessage
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.live import Call
@@ -28,11 +27,11 @@ SILENT_REPORTS = 15  # after which a gateway counts as lost: it says something f
 _log = logging.getLogger(__name__)
 
 
-class Way(Protocol):
-    """Where the frames of one gateway go."""
+class FrameSink(Protocol):
+    """The connection that takes the frames for one gateway."""
 
     @property
-    def has_room(self) -> bool:
+    def can_write(self) -> bool:
         """False while the gateway does not read."""
 
     def send(self, body: bytes) -> None:
@@ -45,17 +44,17 @@ class Way(Protocol):
 class _Outbox:
     """What waits for one gateway: all of it is its next frame."""
 
-    def __init__(self, way: Way) -> None:
-        self.way = way
+    def __init__(self, sink: FrameSink) -> None:
+        self.sink = sink
         self.messages: list[FromEngine] = []
         self.silent = 0  # reports since the gateway was heard
         self._is_closed = False
 
     def flush(self) -> None:
-        """Messages of which no frame can be made end the connection: who waits for one of them is told at once. Nothing
+        """Messages of which no frame can be made end the connection, so that waiting requests fail at once. Nothing
         follows them, or an answer would have a hole.
         """
-        if not self.messages or not self.way.has_room:
+        if not self.messages or not self.sink.can_write:
             return
         messages, self.messages = self.messages, []
         if self._is_closed:
@@ -65,9 +64,9 @@ class _Outbox:
         except Exception:
             _log.exception("a gateway is left: it cannot be told what is for it")
             self._is_closed = True
-            self.way.close()
+            self.sink.close()
         else:
-            self.way.send(body)
+            self.sink.send(body)
 
 
 @dataclass(eq=False)
@@ -102,9 +101,9 @@ class Gateways:
     def num_requests(self) -> int:
         return len(self._owners)
 
-    def attach(self, gateway: str, way: Way, greeting: Sequence[FromEngine]) -> None:
+    def attach(self, gateway: str, sink: FrameSink, greeting: Sequence[FromEngine]) -> None:
         """From now on the gateway gets frames, `greeting` first."""
-        outbox = self._outboxes[gateway] = _Outbox(way)
+        outbox = self._outboxes[gateway] = _Outbox(sink)
         self._attached = tuple(self._outboxes)
         outbox.messages += greeting
         outbox.flush()
@@ -144,7 +143,7 @@ class Gateways:
         """Give each gateway what is for it; called on any thread."""
         self._hand_over(partial(self._deliver, messages))
 
-    def caller(self, call_id: int) -> tuple[str, int]:
+    def caller_of(self, call_id: int) -> tuple[str, int]:
         """The gateway whose call the engine knows by this id, and its own id of it; asked on any thread. Raises
         AdapterUnavailableError if it left.
         """
@@ -165,7 +164,7 @@ class Gateways:
             outbox.silent += 1
             if outbox.silent > SILENT_REPORTS:
                 _log.warning("a gateway is lost: it said nothing for %d reports", SILENT_REPORTS)
-                outbox.way.close()
+                outbox.sink.close()
                 self.detach(gateway)
 
     def _hand_over(self, work: Callable[[], None]) -> None:
@@ -207,7 +206,7 @@ class Gateways:
             self._answered(Reply(message.call_id, error=_no_gateway()))
 
     def detach(self, gateway: str) -> None:
-        """The gateway left, or it is dead: nobody waits for its requests, which are aborted."""
+        """The gateway left, or it is dead: its requests are aborted."""
         self._outboxes.pop(gateway, None)
         self._attached = tuple(self._outboxes)
         for request_id in [one for one, owner in self._owners.items() if owner == gateway]:
@@ -227,23 +226,15 @@ def _no_gateway() -> AdapterUnavailableError:
 ARRIVAL_SECONDS = 10.0  # until a stranger is thrown out
 
 
-class Host(Protocol):
-    """The part of a replica that speaks to gateways: `ReplicaEngine`."""
-
-    def attach(self, gateway: str, way: Way) -> None: ...
-    def take(self, gateway: str, frame: bytes) -> None: ...
-    def flush(self, gateway: str) -> None: ...
-    def detach(self, gateway: str) -> None: ...
-
-
 class Entrance:
-    """On the event loop."""
+    """The port at which gateways connect. On the event loop."""
 
-    def __init__(self, address: str, host: Host) -> None:
-        self._address, self._host = address, host
+    def __init__(self, address: str, gateways: Gateways, greeting: Callable[[], Sequence[FromEngine]]) -> None:
+        """`greeting`: the first messages to a gateway."""
+        self._address, self._gateways, self._greeting = address, gateways, greeting
         self._server: asyncio.Server | None = None
         self._ticket = secrets.token_bytes(TICKET_BYTES)
-        self._inside: dict[str, Connection] = {}  # by gateway
+        self._inside: dict[str, FrameConnection] = {}  # by gateway
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
@@ -260,13 +251,13 @@ class Entrance:
         )
 
     @property
-    def place(self) -> Place:
-        """The address and the ticket, which gateways are told, and nobody else."""
+    def place(self) -> ReplicaAddress:
+        """The address and the ticket, which only gateways get."""
         assert self._server is not None, "not open"
-        return Place(self._address, self._server.sockets[0].getsockname()[1], self._ticket)
+        return ReplicaAddress(self._address, self._server.sockets[0].getsockname()[1], self._ticket)
 
     def close(self) -> None:
-        """Listen no more; whoever is there stays."""
+        """Listen no more; connections stay."""
         if self._server is not None:
             self._server.close()
 
@@ -274,30 +265,33 @@ class Entrance:
         """Returns when no gateway is there."""
         await self._is_empty.wait()
 
-    def _admit(self, gateway: str, connection: Connection) -> None:
+    def _admit(self, gateway: str, connection: FrameConnection) -> None:
         if gateway in self._inside:
             connection.close()
             return
         self._inside[gateway] = connection
         self._is_empty.clear()
-        connection.receive = partial(self._host.take, gateway)
-        connection.resumed = partial(self._host.flush, gateway)
-        self._host.attach(gateway, connection)
+        connection.receive = partial(self._gateways.take, gateway)
+        connection.resumed = partial(self._gateways.flush, gateway)
+        self._gateways.attach(gateway, connection, self._greeting())
 
-    def _leave(self, gateway: str, connection: Connection) -> None:
+    def _leave(self, gateway: str, connection: FrameConnection) -> None:
         if self._inside.get(gateway) is not connection:
             return
         del self._inside[gateway]
         if not self._inside:
             self._is_empty.set()
-        self._host.detach(gateway)
+        self._gateways.detach(gateway)
 
 
-class _Arrival(Connection):
+class _Arrival(FrameConnection):
     """A connection that shows the ticket before anything else, and then its name."""
 
     def __init__(
-        self, ticket: bytes, admit: Callable[[str, Connection], None], leave: Callable[[str, Connection], None]
+        self,
+        ticket: bytes,
+        admit: Callable[[str, FrameConnection], None],
+        leave: Callable[[str, FrameConnection], None],
     ) -> None:
         super().__init__(self._named)
         self._ticket, self._admit, self._leave = ticket, admit, leave

@@ -32,7 +32,7 @@ _MAX_SWEEPS = 20  # a process that was being started is found by a later one
 def main(arguments: list[str]) -> int:
     """Runs until the server's end of standard input is closed."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _ignore)  # the server's end is told by the pipe; unlike SIG_IGN, children have their own
+        signal.signal(number, _ignore)  # the pipe shows the server's end; unlike SIG_IGN, children have their own
     folder, command = Path(arguments[0]), arguments[1:]
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whom their parents leave behind are waited for here

@@ -5,31 +5,56 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lora_serve import __version__
 from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
-from lora_serve.client.message_client import MessageClient
-from lora_serve.core.config import EngineConfig
-from lora_serve.core.errors import InternalError, InvalidRequestError
-from lora_serve.core.messages import Evict, FromEngine, Greeting, Ready, Reply, Reported, Submit, ToEngine, WarmUpDone
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.files import StoreLock, lock_store, remove_folder
+from lora_serve.client.base import MessageClient
+from lora_serve.core.config import AdapterConfig, EngineConfig
+from lora_serve.core.errors import ConfigError, InternalError, InvalidRequestError
+from lora_serve.core.messages import (
+    Configure,
+    Evict,
+    FromEngine,
+    Greeting,
+    Ready,
+    Reply,
+    Reported,
+    Submit,
+    ToEngine,
+    WarmUpDone,
+)
 from lora_serve.core.process import files_id, machine_id
-from lora_serve.core.replica_report import ReplicaReport, report_of
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.setting_groups.engine import QueueLimits
+from lora_serve.core.stats import ReplicaReport, report_of
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
-from lora_serve.engine_host.fleet.autoscaling import load
-from lora_serve.engine_host.fleet.gateways import OWN, Gateways, Way
-from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
+from lora_serve.engine_host.fleet.blobs import ReplicaBlobs, scratch_prefix
+from lora_serve.engine_host.fleet.gateways import OWN, Gateways
+from lora_serve.engine_host.fleet.ray_hooks import load
 from lora_serve.engine_host.service import EngineService, ServedEngine
-from lora_serve.logs import timed
+from lora_serve.logs import configure_logging, timed
 from lora_serve.routing.fleet_view import RecentRoots, prefix_roots
+
+if TYPE_CHECKING:
+    from lora_serve.engine_host.local import LocalEngine
 
 _log = logging.getLogger(__name__)
 REPORT_SECONDS = 1.0
+_PREFIX = "lora_serve-"
+_YOUNG = 60.0  # seconds in which a folder may not be locked yet
 
 
 class ReplicaEngine:
@@ -55,10 +80,10 @@ class ReplicaEngine:
         self._roots = RecentRoots()
         self._own = _OwnClient()
         answered: Callable[[Reply], None] = _drop if blobs is None else blobs.answered
-        self._gateways = self._own.gateways = Gateways(self._take, answered, self._own.receive)
+        self.gateways = self._own.gateways = Gateways(self._take, answered, self._own.receive)
         if blobs is not None:
-            blobs.gateways = self._gateways
-        self._service = EngineService(served, self._gateways.send, on_thread, blobs)
+            blobs.gateways = self.gateways
+        self._service = EngineService(served, self.gateways.send, on_thread, blobs)
         self._report_seconds = report_seconds
         self._reporting = asyncio.create_task(self._report())
 
@@ -80,38 +105,14 @@ class ReplicaEngine:
         gc.collect()
         gc.freeze()
 
-    def attach(self, gateway: str, way: Way) -> None:
-        """See `Gateways.attach`."""
-        self._gateways.attach(gateway, way, [self.greeting(), Ready(self._spec)])
-
-    def detach(self, gateway: str) -> None:
-        """See `Gateways.detach`."""
-        self._gateways.detach(gateway)
-
-    def flush(self, gateway: str) -> None:
-        """See `Gateways.flush`."""
-        self._gateways.flush(gateway)
-
-    def greeting(self) -> Greeting:
-        """The first message to a gateway."""
+    def greeting(self) -> Sequence[FromEngine]:
+        """The first messages to a gateway."""
         now = time.monotonic()
         age = now - self._started_at
-        return Greeting(
+        greeting = Greeting(
             self._name, machine_id(), files_id(), self._node, age, __version__, self._settings, self._roots_key, now
         )
-
-    def take(self, gateway: str, frame: bytes) -> None:
-        """See `Gateways.take`."""
-        self._gateways.take(gateway, frame)
-
-    @property
-    def num_requests(self) -> int:
-        """Requests of all gateways that have not ended."""
-        return self._gateways.num_requests
-
-    def send(self, messages: Sequence[FromEngine]) -> None:
-        """See `Gateways.send`; called on any thread."""
-        self._gateways.send(messages)
+        return greeting, Ready(self._spec)
 
     @property
     def seconds_without_progress(self) -> float:
@@ -125,7 +126,7 @@ class ReplicaEngine:
 
     @property
     def load(self) -> dict[str, float]:
-        """See `autoscaling.load`."""
+        """See `ray_hooks.load`."""
         report = self._last_report
         return load(0, 0) if report is None else load(report.waiting_tokens, report.num_running + report.num_waiting)
 
@@ -147,13 +148,13 @@ class ReplicaEngine:
             pass
 
     async def _report(self) -> None:
-        """A step may take longer than a second: the last report is told again then, as silence means a loss."""
+        """A step may take longer than a second: the last report is sent again then, as silence means a loss."""
         while True:
             looking = asyncio.ensure_future(self._look())
             while not looking.done():
                 await asyncio.wait({looking}, timeout=self._report_seconds)
                 if self._last_report is not None:
-                    self._gateways.report(Reported(self._last_report, self._gateways.num_attached))
+                    self.gateways.report(Reported(self._last_report, self.gateways.num_attached))
             await asyncio.sleep(self._report_seconds)
 
     async def _look(self) -> None:
@@ -172,7 +173,7 @@ class _OwnClient(MessageClient):
         super().__init__(QueueGate(QueueLimits(max_queue=2**31)))
 
     def receive(self, message: FromEngine) -> None:
-        """Hand a message to whoever waits for it."""
+        """Hand a message to the call that waits for it."""
         self._receive([message])
 
     def _send(self, message: ToEngine) -> None:
@@ -181,3 +182,56 @@ class _OwnClient(MessageClient):
 
 def _drop(reply: Reply) -> None:
     """Without blobs nothing is asked."""
+
+
+def load_engine(configure: Configure, replica: str, files: Path) -> tuple[LocalEngine, ReplicaBlobs]:
+    """The engine, and the folders that its loaders read; copies of them lie in `files`, if nothing else was said. In a
+    replica's actor alone: imports torch.
+
+    Raises ModelError, ConfigError, OSError.
+    """
+    from lora_serve.model.loading.transformers_import import import_transformers
+    from lora_serve.model.system.threads import use_one_core
+
+    import_transformers(configure.model.quantization, configure.model.model)
+    configure_logging("json")  # the server takes the lines apart (output.py)
+    from lora_serve.engine_host.local import LocalEngine, build_parts
+    from lora_serve.text.tokenizer import TextModel
+
+    use_one_core()
+    with timed(f"model {configure.model.model}"):
+        parts = build_parts(configure.model, configure.engine, configure.adapters)
+    gc.freeze()
+    blobs = ReplicaBlobs(_cache(configure.adapters, files), scratch_prefix(replica))
+    engine = LocalEngine(parts, configure.engine, configure.adapters, blobs, lambda: TextModel.load(parts.spec.name))
+    return engine, blobs
+
+
+def _cache(config: AdapterConfig, files: Path) -> DiskStore:
+    """For copies of what this machine does not see: as many bytes as a server's own cache, or half of what is free."""
+    folder, _ = own_folder(files if config.store == Path() else config.store)  # locked until this process ends
+    max_bytes = config.adapter_disk_memory or shutil.disk_usage(folder).free // 2
+    return DiskStore(folder, max_bytes, is_cache=True, policy=config.adapter_eviction)
+
+
+def own_folder(parent: Path) -> tuple[Path, StoreLock]:
+    """A new folder of this replica's own, whose lock ends with the process. Those of processes that ended, however they
+    did, are removed. Raises OSError.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError, ConfigError):  # another process holds it
+            _remove_if_left(folder)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    return folder, lock_store(folder)
+
+
+def _remove_if_left(folder: Path) -> None:
+    status = folder.lstat()
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if is_ours and time.time() - status.st_mtime > _YOUNG:
+        lock = lock_store(folder)
+        try:
+            remove_folder(folder)
+        finally:
+            lock.close()

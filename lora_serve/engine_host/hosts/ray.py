@@ -8,25 +8,28 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from safetensors import safe_open
+from transformers import AutoConfig
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
-from lora_serve.client.verifier import EngineVerifier, RemoteValidator
+from lora_serve.client.verifier import remote_verifier
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.blobs import FleetBlobs
 from lora_serve.engine_host.fleet.cluster import Cluster, open_cluster
-from lora_serve.engine_host.fleet.model_files import check_model_files
-from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
+from lora_serve.engine_host.hosts import EngineHost, LoadedEngine
 
 if TYPE_CHECKING:
     from lora_serve.text.tokenizer import TextModel
 
+_MAX_WORDS = 500
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
@@ -58,7 +61,7 @@ async def open_host(
             settings.store / "tmp",
             settings.adapter_load_timeout,
         )
-        users = LinkUsers(blobs.run, blobs.left)
+        users = LinkUsers(blobs.run, blobs.close_link)
         transport, queue = ServeTransport(fleet.name), settings.part(EngineConfig).queue
         client = RayEngineClient(transport, queue, fleet.wait, users, fleet.router)
         try:
@@ -81,28 +84,25 @@ async def _to_the_end(work: Callable[[], T], halt: Callable[[], object] = lambda
         raise
 
 
-@dataclass
-class RayHost:
-    """See `EngineHost`. Ray Serve starts lost replicas again, and requests wait meanwhile."""
+class RayHost(EngineHost):
+    """Ray Serve watches the replicas, which warm themselves up, and starts lost ones again; requests wait meanwhile."""
 
-    _client: RayEngineClient
-    _name: str
-    _cluster: Cluster
-    can_restart: bool = False
-    is_warm: bool = True
+    is_warm = True
+
+    def __init__(self, client: RayEngineClient, name: str, cluster: Cluster) -> None:
+        self._client, self._name, self._cluster = client, name, cluster
 
     async def load(self) -> LoadedEngine:
-        """See `EngineHost.load`."""
         loaded = asyncio.ensure_future(self._client.load())
         try:
             while not loaded.done():
                 await asyncio.wait({loaded}, timeout=_LOOK_SECONDS)
                 if not loaded.done():
                     await self._check()
-            spec, loop = loaded.result(), asyncio.get_running_loop()
+            spec = loaded.result()
         finally:
             loaded.cancel()
-        return LoadedEngine(spec, self._client, EngineVerifier(RemoteValidator(self._client, loop), self._client, loop))
+        return LoadedEngine(spec, self._client, remote_verifier(self._client))
 
     async def _check(self) -> None:
         from lora_serve.engine_host.fleet.app import failure
@@ -110,17 +110,34 @@ class RayHost:
         if words := await asyncio.to_thread(failure, self._name):
             raise ModelError(f"The engines cannot be started: {words}")
 
-    def warm_up_done(self) -> None:
-        """See `EngineHost.warm_up_done`: replicas warm themselves up."""
-
-    async def ping(self) -> None:
-        """See `EngineHost.ping`: Ray Serve watches the replicas."""
-
     async def lost(self) -> str:
-        """See `EngineHost.lost`: for good, when this server's own Ray node has ended."""
+        """For good, when this server's own Ray node has ended."""
         while (reason := self._cluster.ended()) is None:  # noqa: ASYNC110  another process
             await asyncio.sleep(_LOOK_SECONDS)
         return reason
 
-    def kill(self, reason: str) -> None:
-        """See `EngineHost.kill`: nothing here hangs with a replica."""
+
+def check_model_files(model: str, has_weights: bool) -> None:
+    """Raises ModelError for what no replica could load; `has_weights` is False if they are with the replicas alone."""
+    try:
+        AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds for a broken folder
+        raise ModelError(f"--model {model}: config.json cannot be used: {_words(error)}") from error
+    if has_weights and Path(model).is_dir():
+        _check_weights(Path(model))
+
+
+def _check_weights(folder: Path) -> None:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"--model {folder}: cannot be loaded: there are no weights, no file *.safetensors")
+    for file in files:
+        try:
+            with safe_open(file, "np"):
+                pass  # the header is read, and its tensors' places are compared with the file's size
+        except Exception as error:  # safetensors has a kind of its own, and those of files
+            raise ModelError(f"--model {folder}: cannot be loaded: {file.name}: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MAX_WORDS] or type(error).__name__

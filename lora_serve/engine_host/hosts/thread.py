@@ -13,7 +13,7 @@ from lora_serve.client.verifier import EngineVerifier
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
+from lora_serve.engine_host.hosts import EngineHost, LoadedEngine
 from lora_serve.engine_host.local import LocalEngine, build_parts
 from lora_serve.logs import timed
 from lora_serve.model.system.threads import use_one_core
@@ -34,11 +34,8 @@ async def open_host(
         host.close()
 
 
-class ThreadHost:
-    """See `EngineHost`. A thread cannot be ended from outside, nor a model loaded twice: a lost engine stays lost."""
-
-    can_restart = False
-    is_warm = False
+class ThreadHost(EngineHost):
+    """A thread cannot be ended from outside, nor a model loaded twice: a lost engine stays lost."""
 
     def __init__(self, settings: Settings, blobs: StoredBlobs, text: Callable[[], TextModel]) -> None:
         self._settings = settings
@@ -48,7 +45,6 @@ class ThreadHost:
         self._client: ThreadEngineClient | None = None
 
     async def load(self) -> LoadedEngine:
-        """See `EngineHost.load`."""
         settings = self._settings
         configs = settings.part(EngineConfig), settings.part(AdapterConfig)
         with timed(f"model {settings.model}"):
@@ -60,23 +56,17 @@ class ThreadHost:
         return LoadedEngine(local.spec, client, EngineVerifier(local.validator, client, asyncio.get_running_loop()))
 
     def warm_up_done(self) -> None:
-        """See `EngineHost.warm_up_done`."""
         if self._local is not None:
             self._local.warm_up_done()
 
     async def ping(self) -> None:
-        """See `EngineHost.ping`."""
         if self._client is not None:
             await self._client.ping()
 
     async def lost(self) -> str:
-        """See `EngineHost.lost`."""
         if self._client is not None:
             await self._client.lost()
         return "the engine's thread ended"
-
-    def kill(self, reason: str) -> None:
-        """See `EngineHost.kill`: a thread cannot be killed."""
 
     def close(self) -> None:
         """End the loaders, after the engine's thread has ended."""

@@ -61,7 +61,6 @@ def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
     }
     adapter = HostAdapter(
         saved.digest,
-        saved.name,
         saved.rank,
         deltas,
         {path: tuple(table) for path, table in changes.items()},

@@ -105,7 +105,6 @@ class HostAdapter:
     """One adapter version in host memory, by module path as in ModelSpec."""
 
     digest: str
-    name: str
     rank: int  # the largest of any module
     deltas: Mapping[str, LinearDelta]
     changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)  # in the order they apply
@@ -283,7 +282,7 @@ def _unpack(file: Tensor, adapter: AdapterRef, base: PreparedBase) -> HostAdapte
     typed = {name: file.view(dtype) for name, dtype in _DTYPES.items()}
     deltas = {row[0]: _delta(typed, base.linears, *row) for row in header["modules"]}
     columns = SlotColumns.of([deltas.get(path) for path in base.linears])
-    return HostAdapter(adapter.digest, adapter.name, header["rank"], deltas, columns=columns, is_plain=True, arena=file)
+    return HostAdapter(adapter.digest, header["rank"], deltas, columns=columns, is_plain=True, arena=file)
 
 
 def _delta(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from lora_serve.model.lora.host_adapter import HostAdapter
 
 _ALL_BUT_SIGN = {2: 0x7FFF, 4: 0x7FFFFFFF}  # by bytes
 _EXPONENTS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}
+KEPT_BYTES = 2**26  # of adapters that wait for their smoke tests, besides the last
 
 
 def check_values(
@@ -95,9 +96,6 @@ def convert(staged: StagedAdapter, undo: Undo) -> None:
     convert_to_plain_lora(staged.folder, staged.artifact, staged.spec, undo, staged.max_rank, check)
 
 
-KEPT_BYTES = 2**26  # of adapters that wait for their smoke tests, besides the last
-
-
 class LastFolded:
     """The last adapters that registrations folded, from the very files whose digests they bear.
 
@@ -118,8 +116,7 @@ class LastFolded:
 
     def take(self, adapter: AdapterRef) -> HostAdapter | None:
         """Gives the folded adapter away, so that the caller alone holds its memory."""
-        found = self._adapters.pop(adapter.digest, None)
-        return None if found is None else replace(found, name=adapter.name)
+        return self._adapters.pop(adapter.digest, None)
 
     def forget(self, digest: str) -> None:
         self._adapters.pop(digest, None)

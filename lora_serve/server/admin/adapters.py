@@ -15,8 +15,9 @@ from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import ConflictError, InvalidRequestError, LoraServeError
 from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.tenant import EVERYBODY, Caller, check_tenant_name
+from lora_serve.server.admin.answers import AdapterPage, Alias, AliasList, DeletedAdapter, DeletedAlias, RowPage
 from lora_serve.server.admin.card import (
-    Figures,
+    CardFigures,
     adapter_row,
     card_from,
     card_of,
@@ -25,19 +26,10 @@ from lora_serve.server.admin.card import (
     own_name_in,
     pinnable_bytes,
 )
-from lora_serve.server.answers.json_answer import json_answer, json_response
-from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
+from lora_serve.server.admin.protocol import AdaptersQuery, AliasFields, DeletionQuery, RouteFields, SharingFields
+from lora_serve.server.answers import json_answer, json_response
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.schemas.admin import AliasFields, RouteFields, SharingFields
-from lora_serve.server.schemas.answers.adapters import (
-    AdapterPage,
-    Alias,
-    AliasList,
-    DeletedAdapter,
-    DeletedAlias,
-    RowPage,
-)
-from lora_serve.server.schemas.queries import AdaptersQuery, DeletionQuery
+from lora_serve.server.json_body import check_fields, check_query, read_json
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.upkeep import pinned_refs
 
@@ -234,7 +226,7 @@ async def list_adapters(request: web.Request) -> web.StreamResponse:
     return await json_answer(request, lambda: _page(services, caller, query, figures), length)
 
 
-def _page(services: Services, caller: Caller, query: AdaptersQuery, figures: Figures) -> AdapterPage | RowPage:
+def _page(services: Services, caller: Caller, query: AdaptersQuery, figures: CardFigures) -> AdapterPage | RowPage:
     snapshot = services.catalog.snapshot
     aliases = _aliases(snapshot, caller)
     matching, start = _matching(snapshot, query, caller, figures, aliases), query.offset
@@ -266,7 +258,7 @@ def _aliases(snapshot: Snapshot, caller: Caller) -> Aliases:
 
 
 def _matching(
-    snapshot: Snapshot, query: AdaptersQuery, caller: Caller, figures: Figures, aliases: Aliases
+    snapshot: Snapshot, query: AdaptersQuery, caller: Caller, figures: CardFigures, aliases: Aliases
 ) -> Iterator[CatalogEntry]:
     """The entries that the query asks for and the caller may see, by name."""
     words, state, after = query.search.casefold().split(), query.state, query.after
@@ -292,7 +284,7 @@ def _begins_digest(entry: CatalogEntry, word: str) -> bool:
     return len(digits) >= _DIGITS and any(version.digest.startswith(_SCHEME + digits) for version in entry.versions)
 
 
-def _ordered(matching: Iterator[CatalogEntry], query: AdaptersQuery, figures: Figures) -> list[CatalogEntry]:
+def _ordered(matching: Iterator[CatalogEntry], query: AdaptersQuery, figures: CardFigures) -> list[CatalogEntry]:
     """In the order of the query; where that says nothing, by name."""
     found = list(matching)
     if query.sort != "name":
@@ -302,7 +294,7 @@ def _ordered(matching: Iterator[CatalogEntry], query: AdaptersQuery, figures: Fi
     return found
 
 
-def _orders(figures: Figures) -> dict[str, Callable[[CatalogEntry], Any]]:
+def _orders(figures: CardFigures) -> dict[str, Callable[[CatalogEntry], Any]]:
     def requests(entry: CatalogEntry) -> tuple[int, int]:
         answers = figures.answers(entry)
         return answers.per_minute, answers.in_window

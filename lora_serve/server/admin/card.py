@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from lora_serve.adapters.catalog.catalog import own_name
 from lora_serve.adapters.catalog.entry import KEY, CatalogEntry, VersionEntry, noted_template, shown_source
-from lora_serve.adapters.catalog.resolution import own_name
 from lora_serve.adapters.catalog.state import Snapshot
 from lora_serve.core.adapter import AdapterState
-from lora_serve.core.errors import AdapterNotFoundError, ForbiddenError, InvalidRequestError, LoraServeError
-from lora_serve.core.stats import AdapterCounters, EngineStats
+from lora_serve.core.errors import AdapterNotFoundError, ForbiddenError, InvalidRequestError
+from lora_serve.core.figures import LoadTimes
+from lora_serve.core.stats import AdapterCounters, EngineStats, ReplicaStats
 from lora_serve.core.tenant import Caller
-from lora_serve.core.tier_stats import LoadTimes
-from lora_serve.server.answers.json_answer import as_given
+from lora_serve.server.admin import answers as wire
+from lora_serve.server.admin.answers import ActivityCard, AdapterPlace
+from lora_serve.server.answers import as_given
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.fleet import places_of
 from lora_serve.server.inference.defaults import known_defaults, metadata_warnings
-from lora_serve.server.schemas.answers import adapters as wire
-from lora_serve.server.schemas.answers.adapters import ActivityCard, AdapterPlace
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.telemetry.metrics import NO_ANSWERS, WINDOW, Activity, Answers
 
@@ -74,7 +73,7 @@ def _nowhere(digest: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class CardFigures:
     """Tiers and counters are the operator's only, as another tenant may have the same bytes; a tenant's answers are
     those that it was given itself.
     """
@@ -126,29 +125,25 @@ class Figures:
         return self.activity.routed(entry.name, version.digest, entry.route, self.tenant, self.since)
 
 
-NO_FIGURES = Figures()
+NO_FIGURES = CardFigures()
 
 
 def figures_of(
     stats: EngineStats | None, places: Callable[[str], tuple[str, ...]] = _nowhere, activity: Activity | None = None
-) -> Figures:
+) -> CardFigures:
     """All figures, for a caller who sees all."""
     if stats is None:
-        return Figures(None, places, activity)
+        return CardFigures(None, places, activity)
     on_device = frozenset(slot.digest for slot in stats.slots)
     on_host, loading = frozenset(stats.host_digests), frozenset(stats.loading_digests)
-    return Figures(stats, places, activity, on_device=on_device, on_host=on_host, loading=loading)
+    return CardFigures(stats, places, activity, on_device=on_device, on_host=on_host, loading=loading)
 
 
-async def figures_for(services: Services, caller: Caller) -> Figures:
+async def figures_for(services: Services, caller: Caller) -> CardFigures:
     """The figures of this moment as the caller may see them. An engine that cannot answer takes its own away only."""
     if caller.scope is not None:
-        return Figures(activity=services.activity, tenant=caller.scope, since=caller.since)
-    try:
-        stats = await services.client.stats()
-    except LoraServeError:
-        stats = None
-    return figures_of(stats, cache(services.places_of), services.activity)
+        return CardFigures(activity=services.activity, tenant=caller.scope, since=caller.since)
+    return figures_of(await services.engine_stats(), cache(services.places_of), services.activity)
 
 
 async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> wire.AdapterCard:
@@ -156,14 +151,13 @@ async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> wi
     return card_from(services, entry, await figures_for(services, caller), caller)
 
 
-def card_from(services: Services, entry: CatalogEntry, figures: Figures, caller: Caller) -> wire.AdapterCard:
+def card_from(services: Services, entry: CatalogEntry, figures: CardFigures, caller: Caller) -> wire.AdapterCard:
     """The adapter's card as the caller may see it."""
-    aliases = tuple(services.catalog.snapshot.aliases_of(entry.name))
+    every, scope = services.catalog.snapshot.aliases_of(entry.name), caller.scope
+    aliases = [alias for alias in every if scope is None or alias.startswith(f"{scope}/")]
     defaults = known_defaults(entry.metadata, services.config).card()
     rule = services.adapter_config.adapter_chat_templates
-    if caller.scope is not None:
-        return tenant_card(entry, caller.scope, figures, aliases, defaults, rule)
-    return adapter_card(entry, figures, aliases, defaults, rule)
+    return adapter_card(as_shown_to(entry, scope), figures, aliases, defaults, rule)
 
 
 def activity_card(answers: Answers) -> ActivityCard:
@@ -174,7 +168,7 @@ def activity_card(answers: Answers) -> ActivityCard:
 
 def adapter_card(
     entry: CatalogEntry,
-    figures: Figures = NO_FIGURES,
+    figures: CardFigures = NO_FIGURES,
     aliases: Sequence[str] = (),
     defaults: dict[str, Any] | None = None,
     template_rule: str = "admin",
@@ -209,27 +203,18 @@ def adapter_card(
     return copied
 
 
-def tenant_card(
-    entry: CatalogEntry,
-    tenant: str,
-    figures: Figures = NO_FIGURES,
-    aliases: Sequence[str] = (),
-    defaults: dict[str, Any] | None = None,
-    template_rule: str = "admin",
-) -> wire.AdapterCard:
-    """The card for a tenant, in the same form, with the figures that it may see. The card of a shared adapter shows no
-    more than it takes to use it.
-    """
-    shown = entry
-    if entry.tenant != tenant:
-        versions = tuple(replace(version, source="") for version in entry.versions)
-        shown = replace(entry, metadata={}, pinned=False, shared_with=(tenant,), versions=versions)
-    own_aliases = [alias for alias in aliases if alias.startswith(f"{tenant}/")]
-    return adapter_card(shown, figures, own_aliases, defaults, template_rule)
+def as_shown_to(entry: CatalogEntry, tenant: str | None) -> CatalogEntry:
+    """The entry with no more of a shared adapter than it takes to use it. `tenant` None: all of it."""
+    if tenant in (None, entry.tenant):
+        return entry
+    versions = tuple(replace(version, source="") for version in entry.versions)
+    return replace(entry, metadata={}, pinned=False, shared_with=(tenant,), versions=versions)
 
 
-def adapter_row(entry: CatalogEntry, figures: Figures, aliases: Sequence[str], tenant: str | None) -> wire.AdapterRow:
-    """The few facts that a list shows of an adapter. `tenant`: see `tenant_card`; None: all is shown."""
+def adapter_row(
+    entry: CatalogEntry, figures: CardFigures, aliases: Sequence[str], tenant: str | None
+) -> wire.AdapterRow:
+    """The few facts that a list shows of an adapter. `tenant`: see `as_shown_to`; None: all is shown."""
     version, is_own = entry.default, tenant in (None, entry.tenant)
     return wire.AdapterRow(
         id=entry.name,
@@ -251,7 +236,7 @@ def adapter_row(entry: CatalogEntry, figures: Figures, aliases: Sequence[str], t
     )
 
 
-def _shares(entry: CatalogEntry, figures: Figures) -> list[wire.RoutedAnswers]:
+def _shares(entry: CatalogEntry, figures: CardFigures) -> list[wire.RoutedAnswers]:
     """The answers of both sides of a canary; without one, nothing is counted."""
     if entry.route.canary is None:
         return []
@@ -260,7 +245,7 @@ def _shares(entry: CatalogEntry, figures: Figures) -> list[wire.RoutedAnswers]:
 
 
 def _version_card(
-    entry: CatalogEntry, version: VersionEntry, figures: Figures, template_rule: str
+    entry: CatalogEntry, version: VersionEntry, figures: CardFigures, template_rule: str
 ) -> wire.VersionFacts:
     counters = figures.counters(version.digest)
     known, noted = version.facts, dict(version.summary)
@@ -309,3 +294,18 @@ def _split(times: LoadTimes | None) -> dict[str, Any] | None:
         "copy": times.copy,
     }
     return {"tier": times.tier} | {f"{name}_ms": round(seconds * 1000, 3) for name, seconds in phases.items()}
+
+
+def places_of(digest: str, replicas: tuple[ReplicaStats, ...]) -> Iterator[AdapterPlace]:
+    """The engines that hold the adapter or load it."""
+    for replica in replicas:
+        stats = replica.stats
+        if stats is None:
+            continue
+        slot = next((slot for slot in stats.slots if slot.digest == digest), None)
+        tiers: list[Literal["host", "device"]] = ["host"] if digest in stats.host_digests else []
+        tiers += ["device"] if slot is not None else []
+        is_loading = digest in stats.loading_digests
+        if tiers or is_loading:
+            is_pinned, num_rows = (slot.pinned, slot.num_rows) if slot else (False, 0)
+            yield AdapterPlace(replica.replica, tiers, is_loading, is_pinned, num_rows)

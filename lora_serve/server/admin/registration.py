@@ -13,9 +13,9 @@ from typing import Any
 
 from aiohttp import web
 
+from lora_serve.adapters.catalog.catalog import own_name
 from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.entry import tenant_of
-from lora_serve.adapters.catalog.resolution import own_name
 from lora_serve.adapters.registration.registry import Registered, private_folder
 from lora_serve.adapters.sources.base import RegistrationProgress, Stage, Staged
 from lora_serve.adapters.stores.files import remove_folder
@@ -35,16 +35,16 @@ from lora_serve.core.errors import (
 from lora_serve.core.messages import Pin
 from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.adapters import card_response, remove_adapter, set_pinned
-from lora_serve.server.admin.card import card_of, own_name_in
-from lora_serve.server.answers.json_answer import json_response
-from lora_serve.server.bodies.json_body import check_fields, read_json
+from lora_serve.server.admin.answers import RegistrationCard, RegistrationList
+from lora_serve.server.admin.card import card_of, entry_for, own_name_in
+from lora_serve.server.admin.protocol import MetadataFields, RegisterFields
+from lora_serve.server.answers import json_response
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.defaults import read_defaults
-from lora_serve.server.schemas.admin import MetadataFields, RegisterFields
-from lora_serve.server.schemas.answers.adapters import RegistrationCard, RegistrationList
-from lora_serve.server.schemas.structured import StructuredFields, constraint_of
+from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.schemas.constraints import StructuredFields, constraint_of
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.directory.state import REVOKED, TENANT
+from lora_serve.tenancy.directory_state import REVOKED, TENANT
 from lora_serve.text import reasoning, tool_calls
 
 Act = Callable[[], None]
@@ -175,7 +175,8 @@ async def answer_registration(
     await check_metadata(services, caller, registration.metadata)
     note.subject, note.owner = registration.id, tenant_of(registration.id, registration.tenant)
     registered, warnings = await carry_out(request, registration, progress, uploaded, hand_over)
-    card = await card_of(services, services.catalog.entry(registration.id), caller)
+    entry = entry_for(services.catalog.snapshot, registration.id, caller)
+    card = await card_of(services, entry, caller)
     card["warnings"] = [*card["warnings"], *warnings]
     return json_response(card, status=201 if registered.created else 200)
 

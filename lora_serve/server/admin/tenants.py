@@ -1,4 +1,4 @@
-"""/admin/tenants: make, list, show, change, delete, what one uses now; and GET /admin/whoami"""
+"""/admin/tenants: make, list, show, change, delete, what one uses now; their keys; and GET /admin/whoami"""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from lora_serve.adapters.catalog.edits import TenantRemoval
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.ledger import Ledger
 from lora_serve.adapters.catalog.state import CatalogState
-from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError, NotFoundError
+from lora_serve.core.errors import AdapterUnavailableError, ForbiddenError, InvalidRequestError, NotFoundError
 from lora_serve.core.stats import SlotInfo
-from lora_serve.core.tenant import ADMIN_CALLER, Quota, Tenant, check_tenant_name
-from lora_serve.server.answers.json_answer import json_response
-from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
+from lora_serve.core.tenant import ADMIN_CALLER, ApiKey, Quota, Role, Tenant, check_tenant_name
+from lora_serve.server.admin import answers as wire
+from lora_serve.server.admin.answers import KeyCard, KeyList
+from lora_serve.server.admin.protocol import ChangeTenantFields, CreateKeyFields, CreateTenantFields, PageQuery
+from lora_serve.server.answers import json_response
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.schemas.admin import ChangeTenantFields, CreateTenantFields
-from lora_serve.server.schemas.answers import tenancy as wire
-from lora_serve.server.schemas.queries import PageQuery
+from lora_serve.server.json_body import check_fields, check_query, read_json
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.directory.state import TENANT, limits_of
+from lora_serve.tenancy.authenticator import KeyTable
+from lora_serve.tenancy.directory_state import KEY, TENANT, limits_of
 
 FREEING_TIMEOUT = 60.0  # seconds for running requests to let go of the blobs; after them their traces stay
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
         lambda: directory.create_tenant(fields.name, quota, fields.may_use_base, fields.offload),
         f"making the tenant {fields.name}",
     )
-    return json_response(_card(tenant, _counts(services)), status=201)
+    return json_response(_tenant_card(tenant, _counts(services)), status=201)
 
 
 async def list_tenants(request: web.Request) -> web.StreamResponse:
@@ -61,7 +62,7 @@ async def list_tenants(request: web.Request) -> web.StreamResponse:
     tenants = services.keys.directory.snapshot.tenants
     names = sorted(name for name in tenants if name > after and caller.scope in (None, name))
     counts = _counts(services)
-    page = [_card(tenants[name], counts) for name in names[:limit]]
+    page = [_tenant_card(tenants[name], counts) for name in names[:limit]]
     held = [name for name in services.keys.directory.snapshot.held_names(TENANT) if caller.scope in (None, name)]
     last = page[-1].name if page else None
     shown = wire.TenantPage(data=page, has_more=len(names) > limit, last_id=last, unreadable=held or UNSET)
@@ -72,7 +73,7 @@ async def get_tenant(request: web.Request) -> web.StreamResponse:
     """Show a tenant."""
     services = request.app[SERVICES]
     tenant = services.keys.directory.snapshot.tenant(tenant_in(request))
-    return json_response(_card(tenant, _counts(services)))
+    return json_response(_tenant_card(tenant, _counts(services)))
 
 
 async def change_tenant(request: web.Request) -> web.StreamResponse:
@@ -90,7 +91,7 @@ async def change_tenant(request: web.Request) -> web.StreamResponse:
 
     directory = services.keys.directory
     tenant = await services.edit(lambda: directory.change_tenant(name, change), f"changing the tenant {name}")
-    return json_response(_card(tenant, _counts(services)))
+    return json_response(_tenant_card(tenant, _counts(services)))
 
 
 async def delete_tenant(request: web.Request) -> web.StreamResponse:
@@ -128,20 +129,20 @@ def tenant_in(request: web.Request) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
+class _TenantCounts:
     """By tenant, counted once for any number of cards."""
 
     keys: Counter[str]  # that open something
     adapters: Counter[str]
 
 
-def _counts(services: Services) -> _Counts:
+def _counts(services: Services) -> _TenantCounts:
     directory, now = services.keys.directory, services.keys.directory.clock()
     keys = Counter(key.tenant for key in directory.snapshot.keys.values() if key.is_valid(now))
-    return _Counts(keys, Counter(entry.tenant for entry in services.catalog.snapshot.entries.values()))
+    return _TenantCounts(keys, Counter(entry.tenant for entry in services.catalog.snapshot.entries.values()))
 
 
-def _card(tenant: Tenant, counts: _Counts) -> wire.TenantCard:
+def _tenant_card(tenant: Tenant, counts: _TenantCounts) -> wire.TenantCard:
     return wire.TenantCard(
         name=tenant.name,
         may_use_base=tenant.may_use_base,
@@ -217,3 +218,79 @@ async def get_use(request: web.Request) -> web.StreamResponse:
 
 def _held_bytes(slots: Iterable[SlotInfo], own: dict[str, CatalogEntry]) -> int:
     return sum(slot.num_bytes for slot in slots if slot.name in own)
+
+
+async def create_key(request: web.Request) -> web.StreamResponse:
+    """Create a key.
+
+    201 with the secret, which is shown this once. A caller creates no key of a role above its own.
+    """
+    services, tenant = request.app[SERVICES], tenant_in(request)
+    directory = services.keys.directory
+    directory.snapshot.tenant(tenant)
+    fields = check_fields(CreateKeyFields, await read_json(request))
+    caller = request[CONTEXT].known_caller
+    if not caller.role.includes(fields.role):
+        raise ForbiddenError(f"A key of the role {caller.role} makes none of the role {fields.role}.")
+    maker = "" if caller == ADMIN_CALLER else caller.key_id
+    expires = None if fields.expires_in is None else directory.clock() + fields.expires_in
+    quota = fields.quota.quota()
+    key, secret = await services.edit(
+        lambda: directory.create_key(tenant, fields.role, fields.label, expires, quota, maker),
+        f"making a key of {tenant}",
+    )
+    request[CONTEXT].audit.subject = f"{tenant}/{key.id}"
+    shown = structs.replace(_key_card(services.keys, key), secret=secret)
+    return json_response(shown, status=201, headers={"Cache-Control": "no-store"})
+
+
+async def list_keys(request: web.Request) -> web.StreamResponse:
+    """List a tenant's keys.
+
+    Oldest first. Revoked and expired keys are listed for a while too. `unreadable`, if there are any, for
+    the admin: the ids of keys, of whichever tenant, whose records cannot be read.
+    """
+    keys, tenant = request.app[SERVICES].keys, tenant_in(request)
+    keys.directory.snapshot.tenant(tenant)
+    data = [_key_card(keys, key) for key in keys.directory.snapshot.keys_of(tenant)]
+    held = keys.directory.snapshot.held_names(KEY) if request[CONTEXT].known_caller.sees_all else []
+    return json_response(KeyList(data, held or UNSET))
+
+
+async def revoke_key(request: web.Request) -> web.StreamResponse:
+    """Revoke a key.
+
+    In force here on return, and within a second on every replica. The record of a key that cannot be read is
+    deleted, by the admin alone.
+    """
+    services, tenant, key_id = request.app[SERVICES], tenant_in(request), request.match_info["key"]
+    directory = services.keys.directory
+    if request[CONTEXT].known_caller.sees_all and KEY + key_id in directory.snapshot.held:
+        await services.edit(lambda: directory.free_key(key_id), "deleting the record of a key")
+        gone = ApiKey(key_id, tenant, Role.INFERENCE, "", revoked=directory.clock())
+        return json_response(_key_card(services.keys, gone))
+    role, known = request[CONTEXT].known_caller.role, directory.snapshot.key(tenant, key_id)
+    if not role.includes(known.role):
+        raise ForbiddenError(f"A key of the role {role} revokes none of the role {known.role}.")
+    key = await services.edit(lambda: directory.revoke_key(tenant, key_id), f"revoking a key of {tenant}")
+    return json_response(_key_card(services.keys, key))
+
+
+def _key_card(keys: KeyTable, key: ApiKey) -> KeyCard:
+    """Times in Unix seconds."""
+    return KeyCard(
+        id=key.id,
+        tenant=key.tenant,
+        role=key.role,
+        label=key.label,
+        quota=limits_of(key.quota),
+        active=key.is_valid(keys.directory.clock()),
+        created=int(key.created),
+        expires=_seconds(key.expires),
+        revoked=_seconds(key.revoked),
+        last_used=_seconds(keys.last_used(key.id)),
+    )
+
+
+def _seconds(time: float | None) -> int | None:
+    return None if time is None else int(time)

@@ -35,13 +35,11 @@ from lora_serve.core.errors import (
     SlowRequestError,
     UnsupportedMediaError,
 )
+from lora_serve.server.admin.protocol import RegisterFields, UploadFields
 from lora_serve.server.admin.registration import answer_registration, registration_for
-from lora_serve.server.bodies.json_body import CHUNK_BYTES, BodyStream, check_fields, read_query
-from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import CHUNK_BYTES, BodyStream, check_fields, parse_json, read_query
 from lora_serve.server.route import OtherBody
-from lora_serve.server.schemas.admin import RegisterFields
-from lora_serve.server.schemas.queries import UploadFields
 from lora_serve.server.services import SERVICES, Services
 
 MAX_PARTS = 16

@@ -10,11 +10,11 @@ from lora_serve.adapters.catalog.edits import OtherContentError, Registration
 from lora_serve.adapters.sources.base import RegistrationProgress, Stage
 from lora_serve.core.errors import AdapterNotFoundError, ConflictError, InvalidAdapterError, InvalidRequestError
 from lora_serve.server.admin.adapters import remove_adapter
+from lora_serve.server.admin.protocol import LoadLoraFields, UnloadLoraFields
 from lora_serve.server.admin.registration import carry_out, check_new_id, with_quota
-from lora_serve.server.answers.errors import WireError
-from lora_serve.server.bodies.json_body import check_fields, read_json
+from lora_serve.server.answers import WireError
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.schemas.admin import LoadLoraFields, UnloadLoraFields
+from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.services import SERVICES
 
 _log = logging.getLogger(__name__)

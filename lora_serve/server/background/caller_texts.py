@@ -1,7 +1,7 @@
 """Work on texts that callers have chosen, on threads that tenants share fairly: schemas and grammars are checked,
 adapters' own chat templates rendered.
 
-A tenant's texts are found again by itself alone, so no time tells another that somebody sent the same.
+A tenant's texts are found again by itself alone, so no other can measure that the same was sent before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from lora_serve.adapters.catalog.entry import NotedTemplate
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.request import TokenGrammar
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.server.background.tasks import FairThreads
 from lora_serve.text.adapter_template import AdapterChatTemplate, TemplateProcesses, TemplateTexts
 from lora_serve.text.grammars import Constraint

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 from lora_serve.adapters.sources.base import OnBytes, RegistrationProgress, Staged, no_progress
 from lora_serve.adapters.sources.connections import until
 from lora_serve.adapters.sources.table import SourceTable
-from lora_serve.adapters.stores.files import remove_folder
-from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.adapters.stores.files import remove_folder, words_of
 from lora_serve.core.errors import NotReadyError, RateLimitedError, RequestError, StoreUnwritableError, contained
 from lora_serve.core.process import PatientThreads
 
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 async def kept_going(work: Callable[[], Awaitable[None]], name: str) -> None:
     """Work for as long as the server runs: an exception is logged, and the work begun again. Otherwise it would
-    go unseen that, say, no deleted adapter is freed any more.
+    go unnoticed that, say, no deleted adapter is freed any more.
     """
     while True:
         try:
@@ -183,7 +182,7 @@ class FairThreads:
     def _start_next(self) -> None:
         """Start calls while threads are free. Called under the lock.
 
-        Raises NotReadyError if there is not one thread; then none waits but the call that just came.
+        Raises NotReadyError if there is not one thread; then only the call that just came waits.
         """
         while self._running.total() < self._num_threads and (tenant := self._next()) is not None:
             line = self._lines.pop(tenant)

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.extensions import ReasoningFormatName, ToolCallFormatName
 from lora_serve.core.setting_groups.http import RequestLimits
-from lora_serve.server.bodies.json_body import check_fields
+from lora_serve.core.setting_types import ReasoningFormatName, ToolCallFormatName
+from lora_serve.server.json_body import check_fields
+from lora_serve.server.schemas.constraints import StructuredFields
 from lora_serve.server.schemas.fields import DEFAULT_LIMITS, Fields, without_null
-from lora_serve.server.schemas.generation import CompletionFields, SamplingFields
-from lora_serve.server.schemas.structured import StructuredFields
+from lora_serve.server.schemas.inference import CompletionFields, SamplingFields
 
 SAMPLING_NAMES = (
     "temperature",

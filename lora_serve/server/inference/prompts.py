@@ -12,9 +12,9 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, max_tokens_for
-from lora_serve.server.schemas.generation import ChatFields, CompletionFields, SamplingFields
+from lora_serve.server.schemas.constraints import NO_TOOLS, ToolUse
+from lora_serve.server.schemas.inference import ChatFields, CompletionFields, SamplingFields
 from lora_serve.server.schemas.pooling import InputFields
-from lora_serve.server.schemas.tools import NO_TOOLS, ToolUse
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.control_tokens import RenderedChat
 from lora_serve.text.grammars.checking import measured
@@ -50,7 +50,7 @@ async def completion_prompts(
 ) -> list[EncodedPrompt]:
     """Encode each prompt of the request. Raises InvalidRequestError."""
     prompts = await read_prompts(fields.prompt, max_prompts=max_prompts)
-    limit = prompt_limit(fields, spec)
+    limit = _limit_of(fields, spec)
     for prompt in prompts:
         if isinstance(prompt, str) and limit is None:
             check_can_fit(text, spec, prompt, "prompt")
@@ -62,9 +62,10 @@ async def completion_prompts(
     return encoded
 
 
-def prompt_limit(fields: SamplingFields, spec: ModelSpec) -> int | None:
-    """The number of tokens to which prompts are cut; None: they are not. Raises InvalidRequestError."""
-    asked = fields.truncate_prompt_tokens
+def prompt_limit(asked: int | None, spec: ModelSpec, for_answer: int = 0) -> int | None:
+    """The number of tokens to which prompts are cut, as asked (-1: to the model's limit, but for `for_answer`); None:
+    they are not. Raises InvalidRequestError.
+    """
     if asked is None:
         return None
     if asked == 0 or asked > spec.max_model_len:
@@ -72,7 +73,11 @@ def prompt_limit(fields: SamplingFields, spec: ModelSpec) -> int | None:
             f"`truncate_prompt_tokens` must be -1 or from 1 to {spec.max_model_len}, this model's limit.",
             param="truncate_prompt_tokens",
         )
-    return max(1, spec.max_model_len - (fields.answer_tokens or 1)) if asked == -1 else asked
+    return max(1, spec.max_model_len - for_answer) if asked == -1 else asked
+
+
+def _limit_of(fields: SamplingFields, spec: ModelSpec) -> int | None:
+    return prompt_limit(fields.truncate_prompt_tokens, spec, fields.answer_tokens or 1)
 
 
 def _cut(token_ids: Sequence[int], fields: SamplingFields, limit: int) -> tuple[int, ...]:
@@ -139,7 +144,7 @@ async def chat_prompt(
     token_ids = await thread_if_long(len(rendered.text), lambda: text.encode_chat(rendered, special))
     if not token_ids:
         raise InvalidRequestError("The messages give an empty prompt.", param="messages")
-    if isinstance(fields, InputFields) or (limit := prompt_limit(fields, spec)) is None:
+    if isinstance(fields, InputFields) or (limit := _limit_of(fields, spec)) is None:
         return token_ids
     return _cut(token_ids, fields, limit)
 
@@ -161,12 +166,6 @@ def _tools_for(text: TextModel, spec: ModelSpec, tools: ToolUse) -> list[dict[st
         message = f"`tools` hold more text than this model's context of {spec.max_model_len} tokens. Shorten them."
         raise InvalidRequestError(message, param="tools", code="context_length_exceeded")
     return offered
-
-
-async def encode(text: TextModel, spec: ModelSpec, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:
-    """Encode one text. Raises InvalidRequestError."""
-    check_can_fit(text, spec, prompt, "prompt")
-    return await thread_if_long(len(prompt), lambda: text.encode(prompt, add_special_tokens))
 
 
 def check_can_fit(text: TextModel, spec: ModelSpec, prompt: str, param: str) -> None:

@@ -9,19 +9,23 @@ from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import InferenceRequest, OnCold, PoolingParams, SamplingParams, TokenGrammar
-from lora_serve.server.context import CONTEXT
+from lora_serve.core.request import AdapterUse, InferenceRequest, OnCold, PoolingParams, SamplingParams, TokenGrammar
+from lora_serve.server.context import CONTEXT, AdapterSet
 from lora_serve.server.inference.defaults import MAX_TOKENS_NAMES
 from lora_serve.server.inference.resolve import ResolvedModel
-from lora_serve.server.schemas.generation import SamplingFields
+from lora_serve.server.schemas.inference import RequestFields, SamplingFields
 from lora_serve.server.schemas.pooling import PoolingFields
-from lora_serve.server.schemas.request import RequestFields
 from lora_serve.server.services import SERVICES
 from lora_serve.text.tokenizer import EncodedInput, TextModel
 
 Prompt = tuple[int, ...]
 MANY_LOGPROBS = 1000  # a token; where more are asked for, all of an answer are counted
 MAX_LOGPROB_VALUES = 2**22  # some 600 MB in this process
+# Of SamplingParams, as requests have them.
+_SAME = (
+    "min_tokens", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "ignore_eos",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,13 @@ def generation_requests(
     made: list[InferenceRequest] = []
     num_values = 0
     for prompt in prompts:
-        room = max_tokens_for(len(prompt), limits, model.spec.max_model_len)
-        num_values += len(prompt) * (limits.prompt_logprobs or 0) + room * fields.num_rows * (limits.logprobs or 0)
-        _check_min_tokens(fields.min_tokens, room)
+        longest = max_tokens_for(len(prompt), limits, model.spec.max_model_len)
+        num_values += len(prompt) * (limits.prompt_logprobs or 0) + longest * fields.num_rows * (limits.logprobs or 0)
+        _check_min_tokens(fields.min_tokens, longest)
         row = _row(template, model, prompt)
         for index in range(fields.num_rows):
             seed = None if fields.seed is None else (fields.seed + index) % 2**64
-            sampling = replace(params, max_tokens=room, seed=seed)
+            sampling = replace(params, max_tokens=longest, seed=seed)
             made.append(replace(row, request_id=f"{template.request_id}-{len(made)}", sampling=sampling))
     _check_num_logprobs(num_values, limits)
     _note_prompts(request, model, prompts)
@@ -88,9 +92,9 @@ def max_tokens_for(num_prompt_tokens: int, limits: TokenLimits, max_model_len: i
 
     Raises InvalidRequestError if prompt and answer do not fit the context.
     """
-    room = max_model_len - num_prompt_tokens
-    asked = max(1, min(room, limits.at_most or room) if limits.max_tokens is None else limits.max_tokens)
-    if asked > room:
+    left = max_model_len - num_prompt_tokens
+    asked = max(1, min(left, limits.at_most or left) if limits.max_tokens is None else limits.max_tokens)
+    if asked > left:
         raise InvalidRequestError(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
             f"{num_prompt_tokens + asked} tokens ({num_prompt_tokens} in the prompt, {asked} in the answer). "
@@ -148,21 +152,13 @@ def _sampling_params(fields: SamplingFields, model: ResolvedModel, limits: Token
     biases = biases_of(model.text, fields.logit_bias) if fields.logit_bias else ()
     check_vocabulary((token_id for token_id, _ in biases), model.spec, "logit_bias")
     return SamplingParams(
-        min_tokens=fields.min_tokens,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
+        **{name: getattr(fields, name) for name in _SAME},
         top_k=max(0, fields.top_k),
-        min_p=fields.min_p,
-        presence_penalty=fields.presence_penalty,
-        frequency_penalty=fields.frequency_penalty,
-        repetition_penalty=fields.repetition_penalty,
         logit_bias=biases,
         allowed_token_ids=tuple(dict.fromkeys(allowed)),
         bad_words=bad_word_ids(model.text, fields.bad_words) if fields.bad_words else (),
-        seed=fields.seed,
         stop_token_ids=tuple(dict.fromkeys(fields.stop_token_ids)),
-        eos_token_ids=model.eos_token_ids_of(model.adapters),
-        ignore_eos=fields.ignore_eos,
+        eos_token_ids=_eos_token_ids(model, model.adapters),
         logprobs=limits.logprobs,
         prompt_logprobs=limits.prompt_logprobs,
     )
@@ -198,22 +194,51 @@ def _template(request: web.Request, model: ResolvedModel, fields: RequestFields)
         deadline=None if timeout is None else context.started + timeout / 1000,
         on_cold=OnCold(fields.on_cold),
         max_cold_wait=None if cold_wait is None else cold_wait / 1000,
-        fallback_eos_token_ids=() if model.fallback is None else model.eos_token_ids_of(model.fallback),
+        fallback_eos_token_ids=() if model.fallback is None else _eos_token_ids(model, model.fallback),
         answer_id=context.request_id,
     )
 
 
 def _row(template: InferenceRequest, model: ResolvedModel, prompt: Prompt) -> InferenceRequest:
-    uses = model.adapters.uses_in(prompt)
-    fallback = model.fallback.uses_in(prompt) if model.fallback is not None and uses else None
+    uses = _uses(model.adapters, prompt)
+    fallback = _uses(model.fallback, prompt) if model.fallback is not None and uses else None
     return replace(template, prompt_token_ids=prompt, adapters=uses, fallback=fallback)
+
+
+def _uses(adapters: AdapterSet, prompt: Prompt) -> tuple[AdapterUse, ...]:
+    """The members that act in an answer to this prompt.
+
+    Sorted by digest, as sums of floats depend on their order, and the answer must not depend on the caller's.
+    """
+    starts = [(member, member.ref.start_in(prompt)) for member in adapters.members]
+    uses = [AdapterUse(member.ref, member.scale, start) for member, start in starts if start is not None]
+    return tuple(sorted(uses, key=lambda use: use.ref.digest))
+
+
+def _eos_token_ids(model: ResolvedModel, adapters: AdapterSet) -> tuple[int, ...]:
+    """The tokens that end an answer of one of its sets, beside the model's own: the tokenizer's and the adapters'."""
+    own = (token for one in adapters.members if one.scale for token in one.ref.traits.eos_token_ids)
+    found = dict.fromkeys((*model.text.eos_token_ids, *own))
+    return tuple(token for token in found if token < model.spec.vocab_size and token not in model.spec.eos_token_ids)
 
 
 def _note_prompts(request: web.Request, model: ResolvedModel, prompts: Sequence[Prompt]) -> None:
     """For the answer's headers and the log."""
     context = request[CONTEXT]
-    context.active = model.adapters.activity(prompts)
+    context.active = _activity(model.adapters, prompts)
     context.num_prompt_tokens = sum(map(len, prompts))
+
+
+def _activity(adapters: AdapterSet, prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    """`1` or `0` for each adapter, or for several prompts in how many of them the adapter acts: `1/2`.
+
+    Empty if no adapter has invocation tokens: then all of them always act.
+    """
+    if not any(member.ref.traits.invocation_tokens for member in adapters.members):
+        return ()
+    total = "" if len(prompts) == 1 else f"/{len(prompts)}"
+    counts = [sum(member.ref.start_in(prompt) is not None for prompt in prompts) for member in adapters.members]
+    return tuple(f"{count}{total}" for count in counts)
 
 
 def biases_of(text: TextModel, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:

@@ -12,28 +12,90 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog, Resolution, Selection
 from lora_serve.adapters.catalog.entry import noted_template
-from lora_serve.adapters.catalog.resolution import Resolution, Selection
 from lora_serve.core.adapter import AdapterRef, AdapterTraits
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import OnCold
-from lora_serve.core.setting_groups.http import RequestLimits
 from lora_serve.core.tenant import Caller
-from lora_serve.server.adapter_set import AdapterMember, AdapterSet, check_composition
-from lora_serve.server.context import CONTEXT
+from lora_serve.server.context import CONTEXT, AdapterMember, AdapterSet
 from lora_serve.server.inference.defaults import NO_DEFAULTS, RequestDefaults, known_defaults
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH
-from lora_serve.server.schemas.generation import SamplingFields
-from lora_serve.server.schemas.request import AdapterScale, NamingFields, RequestFields
+from lora_serve.server.schemas.inference import AdapterScale, NamingFields, RequestFields, SamplingFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.text.tokenizer import TextModel
 
+# Kinds of an adapter's card that replace a weight instead of adding a delta, so that no sum with others is defined.
+REPLACING_KINDS = ("use_dora", "bias", "modules_to_save", "target_parameters", "experts", "trainable_token_indices")
 HEADER = "X-Adapter-Id"
 _BASE_TRAITS = AdapterTraits()
 F = TypeVar("F", bound=SamplingFields)
+
+
+def check_composition(adapters: AdapterSet, catalog: Catalog, limits: AdapterConfig) -> None:
+    """Raises InvalidRequestError if they cannot be composed or scaled, or could never be in memory together."""
+    if not adapters.is_composed:
+        return
+    refs = [member.ref for member in adapters.members]
+    _check_distinct(refs)
+    for ref in refs:
+        _check_additive(ref, catalog)
+    if len(refs) > 1:
+        _check_fits(refs, limits)
+
+
+def _check_distinct(refs: list[AdapterRef]) -> None:
+    first: dict[str, AdapterRef] = {}
+    for ref in refs:
+        other = first.setdefault(ref.digest, ref)
+        if other is not ref:
+            raise _refused_set(
+                f"`adapters` names {other.label!r} twice."
+                if other.name == ref.name
+                else f"`{ref.name}` and `{other.name}` are the same adapter: name one of them, with the scales added."
+            )
+
+
+def _check_additive(ref: AdapterRef, catalog: Catalog) -> None:
+    if ref.traits.is_additive:
+        return
+    kinds = _kinds_of(ref, catalog)
+    reasons = [kind for kind in kinds if kind in REPLACING_KINDS] or kinds
+    raise _refused_set(
+        f"The adapter `{ref.label}` cannot be composed or scaled, as it does more than add low-rank deltas "
+        f"({', '.join(reasons)}); it can be used alone, with scale 1.0."
+    )
+
+
+def _kinds_of(ref: AdapterRef, catalog: Catalog) -> list[str]:
+    """As its card shows them; empty if it was deleted just now."""
+    entry = catalog.snapshot.entries.get(ref.name)
+    versions = entry.versions if entry else ()
+    return next((list(v.summary.get("kinds", ())) for v in versions if v.digest == ref.digest), [])
+
+
+def _check_fits(refs: list[AdapterRef], limits: AdapterConfig) -> None:
+    if len(refs) > limits.max_loras:
+        raise _refused_set(
+            f"`adapters` names {len(refs)} adapters; the device holds at most {limits.max_loras} (--max-loras)."
+        )
+    if limits.max_cpu_loras is not None and len(refs) > limits.max_cpu_loras:
+        raise _refused_set(
+            f"`adapters` names {len(refs)} adapters; host memory holds {limits.max_cpu_loras} (--max-cpu-loras)."
+        )
+    num_bytes = sum(ref.num_bytes for ref in refs)
+    for flag, allowed in (
+        ("--adapter-memory", limits.adapter_memory),
+        ("--adapter-host-memory", limits.adapter_host_memory),
+    ):
+        if allowed is not None and num_bytes > allowed:
+            raise _refused_set(f"These adapters need {num_bytes} bytes together; {flag} allows {allowed}.")
+
+
+def _refused_set(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param="adapters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +114,6 @@ class ResolvedModel:
         """The sets of adapters of which one will answer."""
         return (self.adapters,) if self.fallback is None else (self.adapters, self.fallback)
 
-    def eos_token_ids_of(self, adapters: AdapterSet) -> tuple[int, ...]:
-        """The tokens that end an answer of one of `candidates` beside the model's own: the tokenizer's and its own."""
-        own = (token for one in adapters.members if one.scale for token in one.ref.traits.eos_token_ids)
-        found = dict.fromkeys((*self.text.eos_token_ids, *own))
-        return tuple(token for token in found if token < self.spec.vocab_size and token not in self.spec.eos_token_ids)
-
     def with_defaults(self, fields: F) -> F:
         """`fields` with the adapter's own defaults for what the request leaves out."""
         return fields if self.defaults is NO_DEFAULTS else self.defaults.applied_to(fields)
@@ -73,9 +129,10 @@ def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
     request[CONTEXT].adapters = adapters
     fallback = resolver.fallback(fields, adapters)
     services = request.app[SERVICES]
-    text, spec = tokenizer_for(services, adapters.single, adapters.named, resolver.caller)
-    defaults = _defaults_of(adapters.named, services.config)
-    return ResolvedModel(adapters, fallback, text, spec, defaults, _hint(services, adapters.named))
+    text, spec = _tokenizer_for(services, adapters, resolver.caller)
+    named = adapters.named
+    defaults = NO_DEFAULTS if named is None else known_defaults(named.entry.metadata, services.config)
+    return ResolvedModel(adapters, fallback, text, spec, defaults, _hint(services, named))
 
 
 def named_tokenizer(request: web.Request, fields: NamingFields) -> tuple[TextModel, ModelSpec]:
@@ -89,21 +146,15 @@ def named_tokenizer(request: web.Request, fields: NamingFields) -> tuple[TextMod
     resolver = resolver_for(request)
     adapters = resolver.resolve(fields, request.headers, by_chance=False)
     request[CONTEXT].adapters = adapters
-    return tokenizer_for(services, adapters.single, adapters.named, resolver.caller)
+    return _tokenizer_for(services, adapters, resolver.caller)
 
 
 def _hint(services: Services, named: Resolution | None) -> str:
-    noted, rule = (
-        None if named is None else noted_template(named.version),
-        services.adapter_config.adapter_chat_templates,
-    )
+    noted = None if named is None else noted_template(named.version)
+    rule = services.adapter_config.adapter_chat_templates
     if noted is None or not noted.differs or noted.is_used(rule):
         return ""
     return f" The adapter's own chat template is not used ({noted.reason(rule)})."
-
-
-def _defaults_of(named: Resolution | None, limits: RequestLimits) -> RequestDefaults:
-    return NO_DEFAULTS if named is None else known_defaults(named.entry.metadata, limits)
 
 
 def resolver_for(request: web.Request) -> AdapterResolver:
@@ -114,12 +165,11 @@ def resolver_for(request: web.Request) -> AdapterResolver:
     return AdapterResolver(services.catalog, services.base_name, caller, services.adapter_limits, others)
 
 
-def tokenizer_for(
-    services: Services, adapter: AdapterRef | None, named: Resolution | None, caller: Caller
-) -> tuple[TextModel, ModelSpec]:
+def _tokenizer_for(services: Services, adapters: AdapterSet, caller: Caller) -> tuple[TextModel, ModelSpec]:
     """The base's tokenizer and spec, with the tokens, the vocabulary and the chat template of an adapter that brings
     its own, rendered on the caller's time; of a caller that sees all tenants, on the adapter's owner's.
     """
+    adapter, named = adapters.single, adapters.named
     if adapter is None:
         return services.text, services.spec
     text, size = services.text.with_added(adapter.traits.added_tokens), adapter.traits.vocab_size

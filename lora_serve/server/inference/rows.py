@@ -16,8 +16,8 @@ from lora_serve.server.context import RequestContext
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.overflow.decision import Upstream
 from lora_serve.server.services import Services
-from lora_serve.tenancy.quotas.quotas import concurrency_limits, waiting_limits
-from lora_serve.tenancy.usage.figures import AnswerUse, UsageKey
+from lora_serve.tenancy.quotas import concurrency_limits, waiting_limits
+from lora_serve.tenancy.usage import AnswerUse, UsageKey
 
 QUEUE_SIZE = 64  # events read ahead; a slow client then slows the readers of the rows, not the engine
 
@@ -35,15 +35,17 @@ class Rows:
         model: ResolvedModel,
         requests: Sequence[InferenceRequest],
         *,
-        choices_per_prompt: int = 1,
+        use: AnswerUse | None = None,
         max_in_flight: int | None = None,
-        shows_tokens: bool = True,  # false (`max_tokens: 0`): nobody sees the tokens that end the rows, and none counts
+        shows_tokens: bool = True,  # false (`max_tokens: 0`): the tokens that end the rows are not shown, nor counted
     ) -> None:
-        """`requests`: one per row. `max_in_flight`: rows that are in the engine at once; None: all of them."""
+        """`requests`: one per row. `use`: counts what they use; None: one of its own, for one choice per prompt.
+        `max_in_flight`: rows that are in the engine at once; None: all of them.
+        """
         self.context = context
         self.model = model
         self.requests = requests
-        self.use = AnswerUse(requests, choices_per_prompt)
+        self.use = use or AnswerUse(requests)
         self.upstream: Upstream | None = None  # over a neighbour; set before `admitted`
         self.is_shown = False  # set as soon as the caller has some of the answer: nothing begins again then
         self._services = services

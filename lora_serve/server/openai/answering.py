@@ -18,17 +18,16 @@ from msgspec import Struct
 
 from lora_serve.core.errors import InternalError
 from lora_serve.core.messages import FinishEvent, LostEvent, PromptEvent, TokenEvent
-from lora_serve.core.request import FinishReason
-from lora_serve.server.answers.errors import WireError, wire_error
-from lora_serve.server.answers.json_answer import PIECE, compact, json_answer, written
+from lora_serve.core.request import FinishReason, InferenceRequest
+from lora_serve.server.answers import PIECE, WireError, compact, json_answer, wire_error, written
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.context import CONTEXT, RequestContext
+from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.inference.rows import Rows
-from lora_serve.server.openai.logprobs import num_values
-from lora_serve.server.schemas.answers.generation import CachedTokens, Usage
-from lora_serve.server.schemas.generation import SamplingFields
+from lora_serve.server.schemas.generated import CachedTokens, Usage, num_values
+from lora_serve.server.schemas.inference import SamplingFields
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.usage.figures import AnswerUse
+from lora_serve.tenancy.usage import AnswerUse
 from lora_serve.text.output import OutputText, Piece, StopRules
 
 HEADERS = {
@@ -49,6 +48,8 @@ class AnswerBody(ABC):
     id: str
     context: RequestContext
     fields: SamplingFields
+    model: ResolvedModel
+    requests: list[InferenceRequest]  # one for each choice that is generated
     use: AnswerUse
     shown_tokens: tuple[str, ...] = ()  # see `StopRules.shown`
     created: int = field(default_factory=lambda: int(time.time()))
@@ -95,10 +96,10 @@ class AnswerBody(ABC):
 
     def head(self) -> Mapping[str, Any]:
         """Fields of the body and of every chunk."""
-        return {"id": self.id, "created": self.created, "model": self.model}
+        return {"id": self.id, "created": self.created, "model": self.model_name}
 
     @property
-    def model(self) -> str:
+    def model_name(self) -> str:
         """The name of what answers."""
         assert self.context.adapters is not None, "they were resolved"
         return self.context.adapters.model
@@ -115,6 +116,11 @@ class AnswerBody(ABC):
         num_prompt_tokens, num_generated, num_cached = self.use.counts(number)
         total = num_prompt_tokens + num_generated
         return Usage(num_prompt_tokens, num_generated, total, CachedTokens(num_cached))
+
+    def in_common(self) -> dict[str, Any]:
+        """The fields that the same answer has in the words of another API."""
+        names = ("context", "fields", "model", "requests", "use", "shown_tokens")
+        return {name: getattr(self, name) for name in names}
 
 
 async def generate(rows: Rows, rules: StopRules, is_complete: Callable[[int], bool]) -> ChoiceEvents:
@@ -156,14 +162,17 @@ async def generate(rows: Rows, rules: StopRules, is_complete: Callable[[int], bo
     rows.context.decode = time.monotonic() - (first_token_at or time.monotonic())
 
 
-async def answer(request: web.Request, fields: SamplingFields, rows: Rows, body: AnswerBody) -> web.StreamResponse:
-    """Run the rows and send `body`, streamed if `fields` ask for that."""
+async def answer(request: web.Request, body: AnswerBody) -> web.StreamResponse:
+    """Have the requests of `body` answered and send it, streamed if its fields ask for that."""
+    services, fields, model = request.app[SERVICES], body.fields, body.model
+    shows_tokens = fields.answer_tokens != 0
+    rows = Rows(services, body.context, model, body.requests, use=body.use, shows_tokens=shows_tokens)
     rules = StopRules(fields.stop, fields.include_stop_str_in_output, fields.skip_special_tokens, body.shown_tokens)
-    if (overflow := request.app[SERVICES].overflow) is not None:
+    if services.overflow is not None:
         # A neighbour's text holds no special tokens, so that it could find no stop string beside those shown here.
         stop = () if body.shown_tokens or not fields.skip_special_tokens else fields.stop
-        rows.upstream = overflow.upstream_for(
-            request, rows.model.adapters, rows.model.spec, rows.requests, is_whole=not fields.stream, stop=stop
+        rows.upstream = services.overflow.upstream_for(
+            request, model.adapters, model.spec, body.requests, is_whole=not fields.stream, stop=stop
         )
     events = generate(rows, rules, body.is_complete)
     if fields.stream:

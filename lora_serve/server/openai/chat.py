@@ -1,53 +1,58 @@
-"""POST /v1/chat/completions"""
+"""POST /v1/chat/completions, and one chat before the first caller's: it builds all that is built at first use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from aiohttp import web
 from msgspec import UNSET
 
-from lora_serve.core.messages import PromptEvent, TokenLogprobs
-from lora_serve.server.bodies.json_body import check_fields, read_json
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.messages import Event, FinishEvent, PromptEvent, TokenEvent, TokenLogprobs
+from lora_serve.core.request import InferenceRequest, SamplingParams
+from lora_serve.core.tenant import WARM_UP
+from lora_serve.server.answers import compact
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt
-from lora_serve.server.inference.reading import answer_reading, asked_tools, read_grammar, requested_grammar
+from lora_serve.server.inference.reading import Turn, answer_reading, asked_tools, read_grammar, requested_grammar
 from lora_serve.server.inference.requests import TokenLimits, generation_requests
-from lora_serve.server.inference.resolve import ResolvedModel, resolve
-from lora_serve.server.inference.rows import Rows
+from lora_serve.server.inference.resolve import resolve
+from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.openai.answering import AnswerBody, answer
-from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
-from lora_serve.server.openai.turn import Turn
-from lora_serve.server.schemas.answers import generation as wire
-from lora_serve.server.schemas.generation import ChatFields
-from lora_serve.server.schemas.tools import NO_TOOLS
+from lora_serve.server.schemas import generated as wire
+from lora_serve.server.schemas.generated import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
+from lora_serve.server.schemas.inference import ChatFields
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.text.chat import ChatMessage
-from lora_serve.text.output import Piece
+from lora_serve.tenancy.usage import AnswerUse
+from lora_serve.text.chat import ChatMessage, render_chat
+from lora_serve.text.output import OutputText, Piece, StopRules
+
+_TEXT = "Dear customer, your invoice no. 2041 (EUR 17.50) was sent."
+_NEW_TOKENS = 3
+TEXT_ID = f"warm-up-text-{uuid.uuid4().hex}"  # other servers of a fleet warm up, too
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     """Answer a chat."""
-    rows, body = await chat_of(request, await read_json(request))
-    return await answer(request, body.fields, rows, body)
+    return await answer(request, await chat_of(request, await read_json(request)))
 
 
-async def chat_of(request: web.Request, given: dict[str, Any]) -> tuple[Rows, ChatBody]:
-    """The rows of a chat whose fields are `given`, and its answer. Raises InvalidRequestError, AdapterNotFoundError."""
+async def chat_of(request: web.Request, given: dict[str, Any]) -> ChatBody:
+    """The answer to a chat of `given` fields, yet to be generated. Raises InvalidRequestError, AdapterNotFoundError."""
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(ChatFields, given, services.config)
     messages = await chat_messages(fields.messages)
     model = resolve(request, fields)
     fields = model.with_defaults(fields)
-    has_tools = fields.tools is not None or fields.tool_choice is not None
-    tools = await asked_tools(fields) if has_tools else NO_TOOLS
+    tools = await asked_tools(fields)
     grammar = await requested_grammar(services, context, model, fields)
     prompt = await chat_prompt(model.text, model.spec, fields, messages, tools, model.hint)
-    reading = None
-    if tools.mode != "none" or _may_reason(services, model):
-        reading = answer_reading(services, model, fields, tools, prompt)
+    reading = answer_reading(services, model, fields, tools, prompt)
     if reading is not None:
         grammar = await read_grammar(services, context.known_caller.tenant, model, reading, grammar)
     limits = TokenLimits(
@@ -57,19 +62,19 @@ async def chat_of(request: web.Request, given: dict[str, Any]) -> tuple[Rows, Ch
         prompt_field="messages",
     )
     requests = generation_requests(request, model, fields, limits, [prompt], grammar)
-    rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
-    body = ChatBody(
+    return ChatBody(
         id=f"chatcmpl-{context.request_id}",
         context=context,
         fields=fields,
         speller=TokenSpeller(model.text, fields.return_tokens_as_token_ids),
-        use=rows.use,
+        model=model,
+        requests=requests,
+        use=AnswerUse(requests, fields.n),
         prefix=_echoed(fields, messages),
         prompt_ids=prompt if fields.return_token_ids else (),
         shown_tokens=() if reading is None else reading.markers,
         choices=[GrowingChoice(None if reading is None else Turn(reading)) for _ in requests],
     )
-    return rows, body
 
 
 @dataclass(slots=True)
@@ -221,7 +226,32 @@ def _echoed(fields: ChatFields, messages: tuple[ChatMessage, ...]) -> str:
     return messages[-1].content if fields.echo and messages[-1].role == "assistant" else ""
 
 
-def _may_reason(services: Services, model: ResolvedModel) -> bool:
-    """False if all text is content, as most models write it."""
-    named = model.defaults.reasoning_parser or services.config.reasoning_parser
-    return named not in ("auto", "none") or (named == "auto" and model.text.template.reasoning_format is not None)
+async def answer_warm_up_text(services: Services) -> None:
+    """Tokenise a text, and if the model generates: render, infer, detokenise, write. Not counted in metrics."""
+    text, longest = services.text, services.spec.max_model_len - _NEW_TOKENS
+    token_ids = text.encode(_rendered(services), add_special_tokens=True)[: max(1, longest)]
+    if services.spec.pooling is not None or not token_ids or longest < 1:
+        return
+    sampling = SamplingParams(max_tokens=_NEW_TOKENS, temperature=0.0, logprobs=1, ignore_eos=True)
+    request = InferenceRequest(TEXT_ID, token_ids, sampling, tenant=f"{WARM_UP}text", arrival_time=time.monotonic())
+    services.client.gate.enter((request,), limited=False)
+    output = OutputText(text, request, StopRules(("\n\n",)), services.spec.eos_token_ids)
+    entries: list[TokenLogprobs] = []
+    async with aclosing(cast(AsyncGenerator[Event, None], services.client.infer(request))) as events:
+        async for event in events:
+            if isinstance(event, TokenEvent) and event.logprobs is not None:
+                entries.append(event.logprobs)
+            if isinstance(event, TokenEvent | FinishEvent):
+                piece = output.token(event) if isinstance(event, TokenEvent) else output.finish(event)
+                if piece.finish_reason is not None:
+                    break
+    compact(chat_logprobs(TokenSpeller(text, as_ids=False), entries, 1))
+
+
+def _rendered(services: Services) -> str:
+    """The text, in the model's chat template if that takes a user's message."""
+    if services.spec.pooling is None:
+        _ = services.text.template.reasoning_format  # the formats' files are read once
+        with suppress(InvalidRequestError):
+            return render_chat(services.text, (ChatMessage("user", _TEXT),)).text
+    return _TEXT

@@ -1,46 +1,163 @@
-"""POST /inference/v1/generate: token ids in, token ids out, as vLLM has it for trainers"""
+"""POST /inference/v1/generate: token ids in, token ids out, as vLLM has it for trainers; /tokenize and the like."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from aiohttp import web
+from msgspec import UNSET, Struct, UnsetType
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import PromptEvent, TokenLogprobs
-from lora_serve.server.answers.json_answer import json_answer, json_response
-from lora_serve.server.bodies.json_body import check_fields, read_json
+from lora_serve.server.answers import json_answer, json_response
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.inference.prompts import chat_messages, chat_prompt, completion_prompts, encode
+from lora_serve.server.inference.prompts import (
+    chat_messages,
+    chat_prompt,
+    check_can_fit,
+    completion_prompts,
+    thread_if_long,
+)
 from lora_serve.server.inference.reading import asked_tools, requested_grammar
 from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, generation_requests
 from lora_serve.server.inference.resolve import named_tokenizer, resolve
-from lora_serve.server.inference.rows import Rows
+from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.openai.answering import AnswerBody, answer
-from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
+from lora_serve.server.openai.chat import GrowingChoice
 from lora_serve.server.openai.translated import with_names
-from lora_serve.server.schemas.answers.generation import GeneratedTokens, Text, Tokens, TokensChunk, TokensPart
-from lora_serve.server.schemas.generation import CompletionFields
-from lora_serve.server.schemas.tokenize import (
-    DetokenizeFields,
-    GenerateFields,
-    TokenizeChatFields,
-    TokenizeTextFields,
-    check_token_ids,
+from lora_serve.server.schemas.fields import MAX_SALT_LENGTH, Ignored, Objects, Refused, without_null
+from lora_serve.server.schemas.generated import (
+    ChatLogprobs,
+    PromptLogprobs,
+    TokenSpeller,
+    Usage,
+    chat_logprobs,
+    num_values,
+    prompt_logprobs,
 )
+from lora_serve.server.schemas.inference import ChatFields, CompletionFields, NamingFields, RequestFields, StreamOptions
 from lora_serve.server.services import SERVICES
+from lora_serve.tenancy.usage import AnswerUse
 from lora_serve.text.output import Piece
 
+MAX_TOKEN_IDS = 2_000_000
+_LIST = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_TOKEN_IDS}
+TokenIds = Annotated[Any, WithJsonSchema(_LIST)]  # see `check_token_ids`
 # Those of a completion's fields that say more than how tokens are chosen; no part of vLLM's SamplingParams.
 _NOT_SAMPLING = ("prompt", "echo", "best_of", "suffix", "stream", "stream_options", "cache_salt", "add_special_tokens")
 _SAME = (
     "model", "adapters", "adapter_id", "user", "priority", "timeout_ms", "max_cold_wait_ms", "on_cold", "stream",
     "stream_options", "cache_salt",
 )  # fmt: skip
+
+
+class TokenizeTextFields(NamingFields):
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class TokenizeChatFields(ChatFields):
+    messages: Objects
+    return_token_strs: bool = False
+
+
+class DetokenizeFields(NamingFields):
+    tokens: TokenIds
+
+
+def check_token_ids(value: Any) -> Sequence[int]:
+    """The `tokens` of a request, checked by hand, as pydantic checks a list in one go and keeps every thread waiting.
+
+    Raises InvalidRequestError.
+    """
+    if not isinstance(value, list | array):
+        raise _wrong("tokens", "Input should be a valid list")
+    if len(value) > MAX_TOKEN_IDS:
+        raise _wrong("tokens", f"List should have at most {MAX_TOKEN_IDS} items, not {len(value)}")
+    for index, token_id in enumerate(value):
+        if type(token_id) is not int:
+            raise _wrong(f"tokens[{index}]", "Input should be a valid integer")
+        if token_id < 0:
+            raise _wrong(f"tokens[{index}]", "Input should be greater than or equal to 0")
+    return value
+
+
+def _wrong(param: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"`{param}`: {message}", param=param)
+
+
+class GenerateFields(RequestFields):
+    """vLLM's fields: a prompt as token ids, to be answered by token ids."""
+
+    token_ids: Any  # list[int]; checked by hand
+    sampling_params: dict[str, Any] = {}  # of vLLM's names, checked as the fields of a completion
+    stream: bool = False
+    stream_options: Annotated[StreamOptions, BeforeValidator(without_null)] | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_LENGTH)
+    features: Annotated[Any, Refused("models here read and write text only")] = None
+    request_id: Annotated[Any, Ignored("requests are told apart by the server's own ids")] = None
+    kv_transfer_params: Annotated[Any, Ignored("no key or value is moved between servers")] = None
+
+
+class TokensPart(Struct):
+    index: int
+    token_ids: list[int]
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class GeneratedTokens(Struct, kw_only=True):
+    """POST /inference/v1/generate"""
+
+    request_id: str
+    id: str
+    object: Literal["generate.tokens"] = "generate.tokens"
+    created: int
+    model: str
+    choices: list[TokensPart]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None
+    kv_transfer_params: None = None
+
+
+class TokensChunk(Struct, kw_only=True):
+    """One event of a stream; the last one with `usage` has no choices."""
+
+    request_id: str
+    id: str
+    object: Literal["generate.tokens.chunk"] = "generate.tokens.chunk"
+    created: int
+    model: str
+    choices: list[TokensPart]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Tokens(Struct):
+    """POST /tokenize"""
+
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    token_strs: list[str | None] | None
+
+
+class Text(Struct):
+    """POST /detokenize"""
+
+    prompt: str
+
+
+class TokenizerInfo(Struct):
+    tokenizer_class: str
+    vocab_size: int
+    chat_template: str | None
 
 
 async def generate_tokens(request: web.Request) -> web.StreamResponse:
@@ -60,17 +177,18 @@ async def generate_tokens(request: web.Request) -> web.StreamResponse:
         has_end = {"max_tokens", "max_completion_tokens"} & fields.model_fields_set
         limits = TokenLimits(fields.answer_tokens if has_end else None, fields.logprobs, fields.prompt_logprobs)
         requests = generation_requests(request, model, fields, limits, [prompt.token_ids], grammar)
-    rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
     body = TokensBody(
         id=context.request_id,
         context=context,
         fields=fields,
-        use=rows.use,
+        model=model,
+        requests=requests,
+        use=AnswerUse(requests, fields.num_rows),
         speller=TokenSpeller(model.text, as_ids=True, shows_bytes=False),
         num_top=fields.logprobs or (None if fields.logprobs is None else 1),  # 0: the token itself, as in vLLM
-        choices=[TokensChoice() for _ in requests],
+        choices=[GrowingChoice() for _ in requests],
     )
-    return await answer(request, fields, rows, body)
+    return await answer(request, body)
 
 
 def completion_fields(asked: GenerateFields, given: dict[str, Any]) -> dict[str, Any]:
@@ -86,16 +204,6 @@ def completion_fields(asked: GenerateFields, given: dict[str, Any]) -> dict[str,
     return {**sampling, **{name: given[name] for name in _SAME if name in given}, "prompt": token_ids}
 
 
-@dataclass(slots=True)
-class TokensChoice:
-    """One choice as it grows."""
-
-    token_ids: list[int] = field(default_factory=list)
-    entries: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
 @dataclass(slots=True, kw_only=True)
 class TokensBody(AnswerBody):
     """The answer, whole or in chunks. The token that ended it is its last, whether text would show it or not."""
@@ -103,7 +211,7 @@ class TokensBody(AnswerBody):
     chunk_kind: ClassVar = TokensChunk
     speller: TokenSpeller
     num_top: int | None  # alternatives for each token; None: no log-probabilities
-    choices: list[TokensChoice]
+    choices: list[GrowingChoice]
     prompt_entries: list[TokenLogprobs | None] | None = None
 
     @property
@@ -116,13 +224,10 @@ class TokensBody(AnswerBody):
         if isinstance(event, PromptEvent):
             self.prompt_entries = None if event.prompt_logprobs is None else list(event.prompt_logprobs)
             return
-        choice = self.choices[number]
-        choice.token_ids.extend(event.token_ids)
-        choice.entries.extend(event.logprobs)
-        choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
+        self.choices[number].add(event)
 
     def forget(self, number: int) -> None:
-        self.choices[number] = TokensChoice()
+        self.choices[number] = GrowingChoice()
 
     def whole(self) -> GeneratedTokens:
         choices = [self._shown(index, choice) for index, choice in enumerate(self.choices)]
@@ -131,13 +236,14 @@ class TokensBody(AnswerBody):
 
     def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[TokensChunk]:
         if isinstance(event, Piece) and (event.token_ids or event.finish_reason is not None):
-            choice = TokensChoice(list(event.token_ids), list(event.logprobs), event.finish_reason, event.stop_reason)
+            choice = GrowingChoice()
+            choice.add(event)
             yield self.chunk(number, self._shown(number, choice))
 
     def head(self) -> Mapping[str, Any]:
         return {"request_id": self.id, **AnswerBody.head(self)}
 
-    def _shown(self, index: int, choice: TokensChoice) -> TokensPart:
+    def _shown(self, index: int, choice: GrowingChoice) -> TokensPart:
         logprobs = None if self.num_top is None else chat_logprobs(self.speller, choice.entries, self.num_top)
         return TokensPart(index, choice.token_ids, logprobs, choice.finish_reason, choice.stop_reason)
 
@@ -157,7 +263,9 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     else:
         fields = check_fields(TokenizeTextFields, body)
         text, spec = named_tokenizer(request, fields)
-        token_ids = await encode(text, spec, fields.prompt, fields.add_special_tokens)
+        prompt, special = fields.prompt, fields.add_special_tokens
+        check_can_fit(text, spec, prompt, "prompt")
+        token_ids = await thread_if_long(len(prompt), lambda: text.encode(prompt, special))
     with_spelling = fields.return_token_strs
 
     def made() -> Tokens:

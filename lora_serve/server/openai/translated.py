@@ -14,21 +14,23 @@ from msgspec import UNSET, Struct
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import PromptEvent
 from lora_serve.core.request import FinishReason
-from lora_serve.server.answers.json_answer import compact
+from lora_serve.server.answers import compact
 from lora_serve.server.openai.answering import AnswerBody
 from lora_serve.server.openai.chat import ChatBody
-from lora_serve.server.schemas.answers import generation as wire
-from lora_serve.server.schemas.answers.responses import MessageEvent, ResponseEvent
+from lora_serve.server.schemas import generated as wire
 from lora_serve.server.schemas.fields import marked
-from lora_serve.server.schemas.generation import ChatFields
-from lora_serve.server.schemas.request import RequestFields
+from lora_serve.server.schemas.inference import ChatFields, RequestFields
 from lora_serve.text.output import Piece
 
-Event = ResponseEvent | MessageEvent
+
+class StreamEvent(Struct, kw_only=True):
+    """One event of a stream; by its `type` it has more fields."""
+
+    type: str
 
 
 @dataclass(slots=True)
-class Item:
+class TurnItem:
     """One part of a turn as it grows."""
 
     kind: Literal["text", "reasoning", "call"]
@@ -48,7 +50,7 @@ class TranslatedBody(AnswerBody):
     """Reads the chunks of a chat of one choice. The whole answer is what the stream adds up to."""
 
     chat: ChatBody
-    items: list[Item] = field(default_factory=list)
+    items: list[TurnItem] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     ending: ClassVar[bytes] = b""
@@ -57,23 +59,23 @@ class TranslatedBody(AnswerBody):
     _is_open: bool = False  # the last item may grow
 
     @abstractmethod
-    def begun(self) -> Iterator[Event]:
+    def begun(self) -> Iterator[StreamEvent]:
         """The events before the first item: the prompt is computed."""
 
     @abstractmethod
-    def opened(self, item: Item) -> Iterator[Event]:
+    def opened(self, item: TurnItem) -> Iterator[StreamEvent]:
         """The events of a new item."""
 
     @abstractmethod
-    def grown(self, item: Item, text: str, logprobs: list[wire.TokenLogprob]) -> Iterator[Event]:
+    def grown(self, item: TurnItem, text: str, logprobs: list[wire.TokenLogprob]) -> Iterator[StreamEvent]:
         """The events of more text of an item."""
 
     @abstractmethod
-    def closed(self, item: Item) -> Iterator[Event]:
+    def closed(self, item: TurnItem) -> Iterator[StreamEvent]:
         """The events of an item that is whole."""
 
     @abstractmethod
-    def ended(self) -> Iterator[Event]:
+    def ended(self) -> Iterator[StreamEvent]:
         """The events after the last item."""
 
     @abstractmethod
@@ -90,7 +92,7 @@ class TranslatedBody(AnswerBody):
         """True if the answer has no end of its own."""
         return self.finish_reason == FinishReason.LENGTH
 
-    def event(self, chunk: Event) -> bytes:
+    def event(self, chunk: StreamEvent) -> bytes:
         """A named event."""
         return b"event: %b\ndata: %b\n\n" % (chunk.type.encode(), compact(chunk))
 
@@ -111,20 +113,20 @@ class TranslatedBody(AnswerBody):
             pass
         return self.shown()
 
-    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[Event]:
+    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[StreamEvent]:
         if isinstance(event, PromptEvent):
             yield from self.begun()
             return
         for chunk in self.chat.chunks(number, event):
             yield from self._read(*chunk.choices)
 
-    def last_chunks(self) -> Iterator[Event]:
+    def last_chunks(self) -> Iterator[StreamEvent]:
         if self._held and not any(item.kind == "call" for item in self.items):
             yield from self._grow("text", self._held, self._held_logprobs)
         yield from self._close()
         yield from self.ended()
 
-    def _read(self, choice: wire.ChatPart) -> Iterator[Event]:
+    def _read(self, choice: wire.ChatPart) -> Iterator[StreamEvent]:
         delta = choice.delta
         if delta.reasoning_content:
             yield from self._grow("reasoning", delta.reasoning_content, [])
@@ -137,13 +139,13 @@ class TranslatedBody(AnswerBody):
         for call in delta.tool_calls or ():
             if call.id and call.function.name:
                 self._held, self._held_logprobs = "", []
-                yield from self._open(Item("call", len(self.items), call.function.name, call.id))
+                yield from self._open(TurnItem("call", len(self.items), call.function.name, call.id))
             if call.function.arguments:
                 yield from self._grow("call", call.function.arguments, [])
         if choice.finish_reason is not None:
             self.finish_reason, self.stop_reason = choice.finish_reason, choice.stop_reason or None
 
-    def _text(self, text: str, logprobs: list[wire.TokenLogprob]) -> Iterator[Event]:
+    def _text(self, text: str, logprobs: list[wire.TokenLogprob]) -> Iterator[StreamEvent]:
         if not self._grows("text"):
             text, self._held = self._held + text, ""
             if not text.strip() and not logprobs:
@@ -156,21 +158,21 @@ class TranslatedBody(AnswerBody):
 
     def _grow(
         self, kind: Literal["text", "reasoning", "call"], text: str, logprobs: list[wire.TokenLogprob]
-    ) -> Iterator[Event]:
+    ) -> Iterator[StreamEvent]:
         if not self._grows(kind):
-            yield from self._open(Item(kind, len(self.items)))
+            yield from self._open(TurnItem(kind, len(self.items)))
         item = self.items[-1]
         item.parts.append(text)
         item.logprobs.extend(logprobs)
         yield from self.grown(item, text, logprobs)
 
-    def _open(self, item: Item) -> Iterator[Event]:
+    def _open(self, item: TurnItem) -> Iterator[StreamEvent]:
         yield from self._close()
         self.items.append(item)
         self._is_open = True
         yield from self.opened(item)
 
-    def _close(self) -> Iterator[Event]:
+    def _close(self) -> Iterator[StreamEvent]:
         if self._is_open:
             self._is_open = False
             yield from self.closed(self.items[-1])

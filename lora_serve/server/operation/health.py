@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Annotated, Literal
 
 from aiohttp import web
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, convert
 
 from lora_serve import __version__
 from lora_serve.core.errors import EngineLostError, NotReadyError
-from lora_serve.server.answers.json_answer import json_response
+from lora_serve.server.answers import json_response
 from lora_serve.server.lifecycle import RETRY_AFTER, ServerState
 from lora_serve.server.services import SERVICES
 
@@ -80,5 +80,5 @@ async def get_version(request: web.Request) -> web.StreamResponse:
     `kernels` is null where the model runs on a GPU.
     """
     kernels = request.app[SERVICES].spec.kernels
-    told = None if kernels is None else Kernels(kernels.level, kernels.dtype, kernels.order, kernels.source)
-    return json_response(Version(__version__, told))
+    shown = None if kernels is None else convert(kernels, Kernels, from_attributes=True)
+    return json_response(Version(__version__, shown))

@@ -21,15 +21,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from lora_serve.core.errors import AuthenticationError, ForbiddenError, LoraServeError
-from lora_serve.core.figures import COUNTS, MetricName, marks_of
+from lora_serve.core.errors import AuthenticationError, ForbiddenError
+from lora_serve.core.figures import COUNTS, EvictionReason, MetricName, TierStats, marks_of
 from lora_serve.core.stats import STEP_TOKENS, EngineStats, ReplicaState, ReplicaStats, SpeculationStats
-from lora_serve.core.tier_stats import EvictionReason, TierStats
-from lora_serve.server.fleet import replicas_of
-from lora_serve.server.guards.access import authenticated
-from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.middleware import authenticated
+from lora_serve.server.services import SERVICES, Services, replicas_of
 from lora_serve.server.telemetry.metrics import OTHER_TENANTS, Metrics
-from lora_serve.tenancy.authentication.authenticator import Authenticator
+from lora_serve.tenancy.authenticator import Authenticator
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_ADAPTERS_LISTED = 1000  # names in a label of vllm:lora_requests_info
@@ -49,10 +47,7 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
     A dead engine takes only its own figures away.
     """
     services = request.app[SERVICES]
-    try:
-        stats = await services.client.stats()
-    except LoraServeError:
-        stats = None
+    stats = await services.engine_stats()
     catalog, is_writable = services.catalog, services.store_problem is None
     others = (
         _gauge("lora_serve_waiting_tokens", "Prompt tokens that wait.", services.client.gate.num_tokens),
@@ -75,14 +70,13 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
 
 
 def may_read_names(request: web.Request) -> bool:
-    """True if the answer may name tenants and adapters, by --metrics-names: to everybody, or to the admin key and
+    """True if the answer may name tenants and adapters, by --metrics-names: to all callers, or to the admin key and
     keys of the role metrics.
 
     A wrong key is no error, as probes send none, but too many of them are: WrongKeysError.
     """
     services = request.app[SERVICES]
-    wanted = services.config.metrics_names
-    if wanted == "open" or (wanted == "auto" and not services.authenticator.required):
+    if _names_are_open(services):
         return True
     try:
         authenticated(request, Authenticator.metrics)
@@ -91,10 +85,14 @@ def may_read_names(request: web.Request) -> bool:
     return True
 
 
+def _names_are_open(services: Services) -> bool:
+    wanted = services.config.metrics_names
+    return wanted == "open" or (wanted == "auto" and not services.authenticator.required)
+
+
 def names_note(services: Services) -> str | None:
     """A line for the log where scrapers without a key read no names: routers that know LoRA would quietly go blind."""
-    wanted = services.config.metrics_names
-    if wanted == "open" or (wanted == "auto" and not services.authenticator.required):
+    if _names_are_open(services):
         return None
     return (
         "/metrics names adapters only for a key: without one vllm:lora_requests_info shows none, and a router that "
@@ -252,17 +250,18 @@ def fleet_families(replicas: Sequence[ReplicaStats], num_lost: int) -> Iterator[
     """Replicas by state, and the figures of each. `num_lost`: since the server's start."""
     states = ((state, sum(replica.state is state for replica in replicas)) for state in ReplicaState)
     yield _by("state", GaugeMetricFamily, "lora_serve_replicas", "Engine replicas, by state.", states)
-    yield _counter("lora_serve_replicas_lost", "Engine replicas of a fleet that were lost.", num_lost)
+    name, text = "lora_serve_replicas_lost", "Engine replicas of a fleet that were lost."
+    yield _one(CounterMetricFamily, name, text, num_lost, _UNLABELLED)
     listed = replicas[:MAX_REPLICAS_LISTED]
     name, text = "lora_serve_replica_ready", "1 while the replica takes new requests."
     ready = ((replica.replica, replica.state is ReplicaState.READY) for replica in listed)
     yield _by("replica", GaugeMetricFamily, name, text, ready)
     name, text = "lora_serve_replica_requests", "Sequences that this server has under way on the replica."
     yield _by("replica", GaugeMetricFamily, name, text, ((replica.replica, replica.num_requests) for replica in listed))
-    told = [(replica.replica, replica.stats) for replica in listed if replica.stats is not None]
+    with_stats = [(replica.replica, replica.stats) for replica in listed if replica.stats is not None]
     for family, name, text, figure in _OF_REPLICAS:
         end = "; 1 is all of them." if name == "kv_cache_usage" else "."
-        values = ((replica, figure(stats)) for replica, stats in told)
+        values = ((replica, figure(stats)) for replica, stats in with_stats)
         yield _by("replica", family, f"lora_serve_replica_{name}", f"{text}, per replica{end}", values)
 
 
@@ -308,7 +307,3 @@ def _one(family: _Family, name: str, text: str, value: float, labels: Mapping[st
 
 def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] = _UNLABELLED) -> Metric:
     return _one(GaugeMetricFamily, name, text, value, labels)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return _one(CounterMetricFamily, name, text, value, _UNLABELLED)

@@ -11,7 +11,7 @@ import html
 import inspect
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -20,11 +20,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from lora_serve import __version__
-from lora_serve.server.answers.errors import Error
-from lora_serve.server.answers.json_answer import spaced
+from lora_serve.server.answers import Error, spaced
 from lora_serve.server.route import EVENTS, JSON, ROUTES, Access, OtherBody, Route, RouteTable
 
-_Mode = Literal["validation", "serialization"]
 _Kind = type[Any]
 _Schemas = Mapping[Any, Mapping[str, Any]]  # by the type that is described
 
@@ -56,13 +54,10 @@ def document_of(table: RouteTable) -> dict[str, Any]:
     """OpenAPI 3.1 of every route of the table."""
     asked = dict.fromkeys(schema for route in table.routes for schema in route.schemas)
     given = dict.fromkeys(kind for route in table.routes for one in (route.answer, route.event) for kind in _all(one))
-    models: list[tuple[type[BaseModel], _Mode]] = [(model, "validation") for model in asked]
-    models += [(kind, "serialization") for kind in given if issubclass(kind, BaseModel)]
-    refs, definitions = models_json_schema(models, ref_template=_REFS)
-    schemas: dict[Any, Mapping[str, Any]] = {model: refs[model, mode] for model, mode in models}
-    structs = [kind for kind in given if not issubclass(kind, BaseModel)]
-    described, components = msgspec.json.schema_components([*structs, Error], ref_template=_REFS.format(model="{name}"))
-    schemas |= dict(zip(structs, described, strict=False))
+    refs, definitions = models_json_schema([(model, "validation") for model in asked], ref_template=_REFS)
+    schemas: dict[Any, Mapping[str, Any]] = {model: ref for (model, _), ref in refs.items()}
+    described, components = msgspec.json.schema_components([*given, Error], ref_template=_REFS.format(model="{name}"))
+    schemas |= dict(zip(given, described, strict=False))
     paths: dict[str, dict[str, Any]] = {}
     for route in table.routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)

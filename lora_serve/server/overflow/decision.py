@@ -21,13 +21,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from lora_serve.client.base import EngineClient
 from lora_serve.core.errors import LoraServeError, NeighbourLostError, RequestTimeoutError
 from lora_serve.core.messages import Event, FinishEvent, PromptEvent, Timings
-from lora_serve.core.model_map import ModelMap
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
-from lora_serve.core.setting_groups.overflow import OverflowConfig
-from lora_serve.server.adapter_set import AdapterSet
+from lora_serve.core.setting_groups.overflow import ModelMap, OverflowConfig
 from lora_serve.server.background.tasks import running
-from lora_serve.server.context import CONTEXT, RequestContext
+from lora_serve.server.context import CONTEXT, AdapterSet, RequestContext
 from lora_serve.server.overflow.neighbour import HEADER, BreakerState, Neighbour
 from lora_serve.server.overflow.reading import (
     NeighbourError,
@@ -313,7 +311,7 @@ async def _in_time(request: InferenceRequest, until: float) -> AsyncIterator[Non
 
 
 class OverflowMetrics:
-    """Counts by neighbour. Neighbours are named by the settings only, so that nobody can grow the series."""
+    """Counts by neighbour. Neighbours are named by the settings only, so that no caller can grow the series."""
 
     def __init__(self, registry: CollectorRegistry, neighbours: Mapping[str, Callable[[], float]]) -> None:
         """`neighbours`: by name, 1 if it may be asked and 0 if not."""

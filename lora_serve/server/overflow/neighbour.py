@@ -89,7 +89,7 @@ class Breaker:
             self._num_failures, self._rest = 0, _FIRST_REST
 
     def abandoned(self) -> None:
-        """A request ended without saying anything of whoever was asked."""
+        """A request ended without saying anything of the neighbour."""
         self._has_trial = False
 
     def failed(self, *, is_certain: bool = False, rest: float = 0.0) -> None:
@@ -151,7 +151,7 @@ class Neighbour:
             yield
 
     def may_be_asked(self, num_rows: int, model: str, digests: str) -> bool:
-        """True if the neighbour has not failed lately, has room, and may know the model."""
+        """True if the neighbour has not failed lately, may take more rows, and may know the model."""
         if self.is_self or self._num_rows + num_rows > MAX_ROWS or not self.breaker.lets_pass:
             return False
         until = self._unknown.get((model, digests))

@@ -17,13 +17,20 @@ from msgspec import UNSET, Struct, UnsetType
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import Task
-from lora_serve.server.adapter_set import AdapterSet
-from lora_serve.server.answers.json_answer import json_answer, json_response
-from lora_serve.server.bodies.json_body import check_fields, read_json
-from lora_serve.server.context import CONTEXT
+from lora_serve.server.answers import json_answer, json_response
+from lora_serve.server.context import CONTEXT, AdapterSet
 from lora_serve.server.inference.prompts import thread_if_long
 from lora_serve.server.inference.resolve import ResolvedModel, resolve
-from lora_serve.server.pooling.inputs import InputRules, PoolingUsage, TextPair, Vector, check_count, pool, read_inputs
+from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.pooling.embeddings import (
+    InputRules,
+    PoolingUsage,
+    TextPair,
+    Vector,
+    check_count,
+    pool,
+    read_inputs,
+)
 from lora_serve.server.schemas.pooling import ClassifyFields, ComparingFields, RerankFields, ScoreFields
 from lora_serve.server.services import SERVICES, Services
 

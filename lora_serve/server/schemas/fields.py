@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -85,13 +85,6 @@ def as_biases(value: Any, info: ValidationInfo) -> tuple[tuple[int | str, float]
     return tuple(_as_bias(key, bias) for key, bias in value.items())
 
 
-def check_stop_ids(value: list[int], info: ValidationInfo) -> list[int]:
-    """Raises ValueError."""
-    if len(value) > (most := limits_of(info).max_stop_token_ids):
-        raise ValueError(f"at most {most} ids are allowed (--max-stop-token-ids)")
-    return value
-
-
 def check_allowed_ids(value: list[int]) -> list[int]:
     """Raises ValueError."""
     if not 1 <= len(value) <= MAX_ALLOWED_IDS:
@@ -108,18 +101,15 @@ def check_bad_words(value: list[str]) -> list[str]:
     return value
 
 
-def check_n(value: int, info: ValidationInfo) -> int:
-    """Raises ValueError."""
-    if value > (most := limits_of(info).max_n):
-        raise ValueError(f"at most {most} answers to one prompt are allowed (--max-n)")
-    return value
+def within(setting: str, what: str, size: Callable[[Any], int] = int) -> AfterValidator:
+    """The check of a field's size against a limit of the server; -1: there is none."""
 
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if size(value) > (most := getattr(limits_of(info), setting)) >= 0:
+            raise ValueError(f"at most {most} {what} are allowed (--{setting.replace('_', '-')})")
+        return value
 
-def check_logprobs(value: int, info: ValidationInfo) -> int:
-    """Raises ValueError."""
-    if value > (most := limits_of(info).max_logprobs) >= 0:
-        raise ValueError(f"at most {most} alternatives per token are allowed (--max-logprobs)")
-    return value
+    return AfterValidator(check)
 
 
 def as_bytes(value: Any) -> Any:
@@ -181,11 +171,11 @@ TemplateValues = Annotated[dict[str, Any], BeforeValidator(as_template_values)]
 Documents = Annotated[list[dict[str, Any]], BeforeValidator(lambda value: as_template_values({"": value})[""])]
 Bytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=1, le=2**50)]
 TokenId = Annotated[int, Field(ge=0)]
-StopIds = Annotated[list[TokenId], FailFast(), AfterValidator(check_stop_ids)]
+StopIds = Annotated[list[TokenId], FailFast(), within("max_stop_token_ids", "ids", len)]
 AllowedIds = Annotated[list[TokenId], FailFast(), AfterValidator(check_allowed_ids)]
 BadWords = Annotated[list[str], FailFast(), AfterValidator(check_bad_words)]
-NumChoices = Annotated[int, Field(ge=1), AfterValidator(check_n)]
-NumLogprobs = Annotated[int, Field(ge=-1), AfterValidator(check_logprobs)]  # -1: the whole vocabulary
+NumChoices = Annotated[int, Field(ge=1), within("max_n", "answers to one prompt")]
+NumLogprobs = Annotated[int, Field(ge=-1), within("max_logprobs", "alternatives per token")]  # -1: the whole vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +222,8 @@ def marked(fields: Mapping[str, Any]) -> dict[str, Refused | Ignored]:
     return {name: mark for name, field in fields.items() if (mark := standing(field)) is not None}
 
 
-TOKEN_ID_NAMES = frozenset(
-    ("prompt", "input", "tokens", "token_ids")
-)  # fields that may hold as many integers as a body can
+# Fields that may hold as many integers as a body can.
+TOKEN_ID_NAMES = frozenset(("prompt", "input", "tokens", "token_ids"))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lora_serve.server.schemas.fields import MAX_SALT_LENGTH, Ignored, ObjectsOrNull, Refused, TemplateValues
-from lora_serve.server.schemas.request import NO_MEDIA, UnservedInputFields
+from lora_serve.server.schemas.inference import NO_MEDIA, UnservedInputFields
 
 MAX_INT = 2**31 - 1
 _NO_TEXT = "the answer is numbers, which no schema or grammar holds: leave it out"

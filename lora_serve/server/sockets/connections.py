@@ -1,8 +1,8 @@
-"""The clients' connections: their number is limited, idle ones make room, answers that nobody reads are broken off.
+"""The clients' connections: their number is limited, idle ones are closed for newcomers, unread answers are broken off.
 
 aiohttp itself closes a connection that sends no whole request head for --keep-alive-timeout. It does nothing against
-thousands of connections at once, nor against an answer that nobody takes, which would keep its row and its memory.
-asyncio tells nobody of a TLS handshake that comes to nothing; only the task in which it accepts the newcomer ends.
+thousands of connections at once, nor against an answer that is not read, which would keep its row and its memory.
+asyncio does not report a TLS handshake that comes to nothing; only the task in which it accepts the newcomer ends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.setting_groups.http import ConnectionLimits
-from lora_serve.server.answers.errors import WireError
-from lora_serve.server.answers.json_answer import spaced
+from lora_serve.server.answers import WireError, spaced
 from lora_serve.server.background.tasks import running
 from lora_serve.server.sockets.http_runner import HttpConnection
 
@@ -46,13 +45,13 @@ class Connections:
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._max_open = limits.max_connections
-        self._open: dict[Connection, None] = {}  # the oldest first; also those in their TLS handshake
+        self._open: dict[ClientConnection, None] = {}  # the oldest first; also those in their TLS handshake
         self._refused: set[_Refusal] = set()  # that are not closed yet
         self._serving: set[asyncio.Protocol] = set()
-        self._stalled: dict[Connection, tuple[int, float]] = {}  # unread bytes, and since when so many
+        self._stalled: dict[ClientConnection, tuple[int, float]] = {}  # unread bytes, and since when so many
         self.num_refused = 0
-        self.num_dropped = 0  # idle ones that made room
-        self.num_broken_off = 0  # because nobody read
+        self.num_dropped = 0  # idle ones that were closed for a newcomer
+        self.num_broken_off = 0  # unread answers
 
     def __len__(self) -> int:
         return len(self._open)
@@ -86,9 +85,9 @@ class Connections:
         """The protocol of a new connection to aiohttp's `server`. Called by the task in which asyncio accepts it."""
         task = asyncio.current_task()
         assert task is not None, "asyncio accepts in a task, which ends after the TLS handshake"
-        newcomer: Connection | _Refusal
+        newcomer: ClientConnection | _Refusal
         if len(self._open) < self._max_open or self._drop_one():
-            newcomer = Connection(server, self._limits, self._ended, task)
+            newcomer = ClientConnection(server, self._limits, self._ended, task)
             self._open[newcomer] = None
         else:
             self.num_refused += 1
@@ -100,7 +99,7 @@ class Connections:
         return newcomer
 
     async def watching(self, _: web.Application) -> AsyncIterator[None]:
-        """Break off answers that nobody reads, for as long as the application runs."""
+        """Break off unread answers, for as long as the application runs."""
         async with running(self._watch, name="watching connections"):
             yield
 
@@ -135,11 +134,11 @@ class Connections:
                 return True
         return False
 
-    def _ended(self, connection: Connection) -> None:
+    def _ended(self, connection: ClientConnection) -> None:
         self._open.pop(connection, None)
 
 
-class Connection(HttpConnection):
+class ClientConnection(HttpConnection):
     """A connection that tells when it ends."""
 
     __slots__ = ("_accepting", "_on_end", "_wire")
@@ -148,7 +147,7 @@ class Connection(HttpConnection):
         self,
         server: web.Server,
         limits: ConnectionLimits,
-        on_end: Callable[[Connection], None],
+        on_end: Callable[[ClientConnection], None],
         accepting: asyncio.Task[object],
     ) -> None:
         """`accepting`: the task in which asyncio accepts it."""

@@ -21,7 +21,7 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from aiohttp.web_request import BaseRequest
 
-from lora_serve.server.answers.errors import WireError
+from lora_serve.server.answers import WireError
 from lora_serve.server.context import secure
 from lora_serve.server.sockets.listener import is_clients_fault, log_clients_fault
 
@@ -101,7 +101,7 @@ class HalfClosed:
 
 
 def _is_reset(transport: asyncio.Transport) -> bool:
-    """True if the client's machine sent a reset. Nobody reads from the socket, so only a write would notice it."""
+    """True if the client's machine sent a reset. The socket is not read, so only a write would notice it."""
     error: int = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     return error != 0
 

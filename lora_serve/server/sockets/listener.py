@@ -1,7 +1,7 @@
 """The listening socket, which takes few newcomers at a time, and no more once descriptors are short; and its
 certificate.
 
-asyncio takes as many in one go as may wait. Each is open before anybody can count it, so a burst could take all the
+asyncio takes as many in one go as may wait. Each is open before it can be counted, so a burst could take all the
 descriptors of the process; without any left asyncio would go on to ask, and to log it, a thousand times a second.
 """
 
@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.setting_groups.http import TlsConfig
-from lora_serve.tenancy.authentication.authenticator import auth_required, is_loopback
+from lora_serve.tenancy.authenticator import auth_required, is_loopback
 
 MAX_BURST = 64  # connections between two turns of the event loop; well below connections.RESERVED_DESCRIPTORS
 SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -66,7 +66,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def check_exposure(config: ServerConfig, listener: socket.socket) -> None:
-    """Raise ConfigError if others could use the models without a key and nobody said `--auth off`.
+    """Raise ConfigError if others could use the models without a key and without `--auth off`.
 
     `--auth auto` judges by the name in --host, and `localhost` may be any address that a hosts file says: what counts
     is where the socket is bound.

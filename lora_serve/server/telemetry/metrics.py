@@ -27,7 +27,7 @@ TOKEN_BUCKETS = tuple(count * 10**power for power in range(6) for count in (1, 2
 REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 STEP = 5  # seconds that are counted together
 MINUTE = 60
-WINDOW = 300  # seconds in which errors and shares are told
+WINDOW = 300  # seconds in which errors and shares are counted
 MAX_KNOWN = 40_000  # versions and tenants of which the last answer is known: some megabytes
 
 
@@ -95,7 +95,7 @@ class Metrics:
         return int(self.registry.get_sample_value("lora_serve_engine_restarts_total") or 0)
 
     def count_refusal(self, reason: str) -> None:
-        """Count a request that was told to come again later. `reason`: of its CapacityError."""
+        """Count a request that was refused for now. `reason`: of its CapacityError."""
         self._refused.labels(reason).inc()
 
     def count_start(self, tenant_label: str) -> None:
@@ -243,7 +243,7 @@ class _Counts:
 class Activity:
     """How often adapters answered within the last minutes, and when they did last: of this server, since its start.
 
-    Each count is there twice: of everybody, and of one tenant. `record` on the event loop, `answers` on any thread.
+    Each count is there twice: of all tenants, and of one. `record` on the event loop, `answers` on any thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, max_known: int = MAX_KNOWN) -> None:
@@ -273,7 +273,7 @@ class Activity:
         self._forget(now)
 
     def _forget(self, now: float) -> None:
-        """Drops the steps of whoever had no answer within the window, and the longest unused altogether."""
+        """Drops the steps of versions without an answer within the window, and the longest unused altogether."""
         while next(iter(self._in_window.values())).last_used < now - WINDOW - STEP:
             _, counts = self._in_window.popitem(last=False)
             counts.steps, counts.routed = _steps(), _steps()

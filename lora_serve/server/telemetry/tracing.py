@@ -11,17 +11,17 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.messages import Timings
-from lora_serve.server.answers.errors import CLIENT_LEFT
+from lora_serve.server.answers import CLIENT_LEFT
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.route import ROUTES
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """The end of a request as a trace tells it: never what was asked, nor what was answered."""
 
     status: int
-    model: str | None  # who answered; None: nobody
+    model: str | None  # that answered; None: none did
     fields: Mapping[str, object]  # as in the log: request_id, tenant, adapter, digest
     num_prompt_tokens: int
     num_output_tokens: int
@@ -36,7 +36,7 @@ class RequestSpan(Protocol):
     def trace_id(self) -> str:
         """32 hexadecimal digits, for the log."""
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RequestOutcome) -> None:
         """To be called once."""
 
 
@@ -74,8 +74,8 @@ def traced(traces: RequestTraces) -> Middleware:
     return middleware
 
 
-def _outcome(context: RequestContext, status: int) -> Outcome:
-    return Outcome(
+def _outcome(context: RequestContext, status: int) -> RequestOutcome:
+    return RequestOutcome(
         status,
         context.adapters.model if context.adapters else None,
         context.log_fields(),

@@ -15,7 +15,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.core.strict_json import JsonError, depth_of, parse_json
 from lora_serve.text.grammars import (
     BLANKS,
@@ -68,7 +68,6 @@ def grammar_text(constraint: Constraint, config: GrammarConfig, special_ids: Map
 
 
 def schema_grammar(schema: Mapping[str, Any], style: JsonStyle) -> str:
-    """The text of the grammar of a JSON schema."""
     return '{"grammars":[{"json_schema":%s}]}' % styled(schema, style)  # noqa: UP031 (braces)
 
 
@@ -128,7 +127,6 @@ def safe_text(text: str, param: str, config: GrammarConfig, max_rules: int | Non
 
 
 def written(value: Any) -> str:
-    """The JSON text of a value."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

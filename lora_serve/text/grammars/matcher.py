@@ -24,7 +24,7 @@ from lora_serve.core.adapter import AddedToken
 from lora_serve.core.batch import AllowedTokens
 from lora_serve.core.errors import CapacityError, InternalError, InvalidRequestError, LoraServeError, NotReadyError
 from lora_serve.core.request import TokenGrammar
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.core.stats import ConstraintStats
 from lora_serve.engine.constraints import GrammarCompiled
 from lora_serve.text.grammars.checking import parser_limits

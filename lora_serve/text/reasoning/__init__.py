@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from lora_serve.core.extensions import REASONING_ALIASES, names_in
+from lora_serve.core.setting_types import REASONING_ALIASES, names_in
 from lora_serve.text.reasoning.base import ReasoningFormat
 
 

@@ -6,8 +6,6 @@ from lora_serve.text.reasoning.base import ReasoningFormat
 
 
 class Format(ReasoningFormat):
-    """Reasoning in a channel of its own."""
-
     opening = ("<|channel>thought\n",)
     closing = ("<channel|>",)
     markers = ("<|channel>", "<channel|>")

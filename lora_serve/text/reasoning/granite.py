@@ -6,7 +6,5 @@ from lora_serve.text.reasoning.base import ReasoningFormat
 
 
 class Format(ReasoningFormat):
-    """Reasoning between two sentences, of which models write two forms."""
-
     opening = ("Here is my thought process:", "Here's my thought process:")
     closing = ("Here is my response:", "Here's my response:")

@@ -6,8 +6,6 @@ from lora_serve.text.reasoning.base import ReasoningFormat
 
 
 class Format(ReasoningFormat):
-    """Reasoning between tags in brackets."""
-
     opening = ("[THINK]",)
     closing = ("[/THINK]",)
     markers = (*opening, *closing)

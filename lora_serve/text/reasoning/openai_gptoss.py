@@ -11,8 +11,6 @@ _FINAL = "<|channel|>final<|message|>"
 
 
 class Format(ReasoningFormat):
-    """Reasoning as a message of its own, before the one with the answer."""
-
     opening = ("<|channel|>analysis<|message|>",)
     closing = (f"<|end|><|start|>assistant{_FINAL}",)
     skipping = (_FINAL,)

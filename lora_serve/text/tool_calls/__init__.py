@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from lora_serve.core.extensions import TOOL_CALL_ALIASES, names_in
+from lora_serve.core.setting_types import TOOL_CALL_ALIASES, names_in
 from lora_serve.text.tool_calls.base import ToolCallFormat
 
 

@@ -260,7 +260,6 @@ def named_object(tool: Tool, arguments: str, *, key: str = "arguments") -> str:
 
 
 def lark(start: str, rules: Sequence[str]) -> str:
-    """A whole grammar."""
     return "\n".join(("%llguidance {}", f"start: {start}", *rules)) + "\n"
 
 

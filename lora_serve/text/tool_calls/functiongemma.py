@@ -9,7 +9,5 @@ from lora_serve.text.tool_calls.gemma4 import Format as Gemma4
 
 
 class Format(Gemma4):
-    """Gemma 4's way with other markers."""
-
     begin, end, quote = "<start_function_call>", "<end_function_call>", "<escape>"
     markers = (begin, end, quote)

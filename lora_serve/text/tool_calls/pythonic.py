@@ -130,7 +130,6 @@ class _Call:
         return (yield from reader.peek()) == ")"
 
     def _pass_on(self, text: str) -> None:
-        """The next JSON text of the arguments."""
         if not self._is_started:
             self._answer.start(self._name)
             self._is_started = True

@@ -12,7 +12,7 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.tenancy.directory.directory import Directory, redis_journal
+from lora_serve.tenancy.directory import Directory, redis_journal
 from tests.broken_network import BrokenNetwork
 from tests.catalog_versions import digest, version
 from tests.redis_server import RedisServer
@@ -39,7 +39,7 @@ def near(redis_url: str, tmp_path: Path) -> Iterator[Catalog]:
 
 def test_commit_whose_answer_was_lost_is_not_made_twice(far: Catalog, near: Catalog, network: BrokenNetwork) -> None:
     for text in "abc":
-        far.add(Registration(id="acme/x"), version(text))
+        Registration(id="acme/x").commit(far.ledger, version(text))
     network.lose_answer_to(b"EXEC")
     assert far.roll_back("acme/x").default_version == 2
     assert network.num_lost == 1
@@ -49,7 +49,7 @@ def test_commit_whose_answer_was_lost_is_not_made_twice(far: Catalog, near: Cata
 
 def test_lost_answers_are_those_of_the_first_attempt(far: Catalog, network: BrokenNetwork) -> None:
     """Where a second one would find the id gone, or the tenant there already."""
-    far.add(Registration(id="acme/x"), version("a"))
+    Registration(id="acme/x").commit(far.ledger, version("a"))
     network.lose_answer_to(b"EXEC")
     assert far.remove("acme/x") == (digest("a"),)
     journal = redis_journal(f"redis://127.0.0.1:{network.port}/0", "lora_serve", "tenants", "directory")
@@ -63,14 +63,14 @@ def test_commit_whose_answer_was_lost_is_known_though_others_came_after(
     far: Catalog, near: Catalog, network: BrokenNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for text in "abc":
-        far.add(Registration(id="acme/x"), version(text))
+        Registration(id="acme/x").commit(far.ledger, version(text))
     shared = far.ledger.journal._shared  # type: ignore[attr-defined]
     attempt, attempts = shared._attempt, []
 
     def attempt_late(*arguments: object) -> object:
         attempts.append(arguments)
         if len(attempts) == 2:
-            near.add(Registration(id="acme/y"), version("d"))
+            Registration(id="acme/y").commit(near.ledger, version("d"))
         return attempt(*arguments)
 
     near.refresh()
@@ -96,7 +96,7 @@ def test_change_that_was_undone_elsewhere_a_moment_ago_is_made_again(far: Catalo
     """Where the own state, which is a moment old, says that there is nothing to do."""
     undo, change = CHANGES[name]
     for text in "ab":
-        far.add(Registration(id="acme/x"), version(text))
+        Registration(id="acme/x").commit(far.ledger, version(text))
     near.refresh()
     wanted = near.entry("acme/x")
     undo(near)
@@ -112,7 +112,7 @@ def test_change_that_was_undone_elsewhere_a_moment_ago_is_made_again(far: Catalo
 
 
 def test_nothing_to_do_is_not_said_of_a_registry_that_cannot_be_asked(far: Catalog, network: BrokenNetwork) -> None:
-    far.add(Registration(id="acme/x"), version("a"))
+    Registration(id="acme/x").commit(far.ledger, version("a"))
     network.cut()
     with pytest.raises(AdapterUnavailableError):
         far.set_pinned("acme/x", False)
@@ -133,14 +133,14 @@ def test_commit_outlives_a_connection_that_breaks_twice(
         write(*arguments)
 
     monkeypatch.setattr(shared, "_write", cut_off_twice)
-    assert far.add(Registration(id="acme/x"), version("a"))[1].version == 1
+    assert Registration(id="acme/x").commit(far.ledger, version("a"))[1].version == 1
     assert len(writes) == 3
 
 
 def test_connection_that_breaks_at_every_commit_is_no_commit_of_another(
     far: Catalog, network: BrokenNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    far.add(Registration(id="acme/x"), version("a"))
+    Registration(id="acme/x").commit(far.ledger, version("a"))
     shared = far.ledger.journal._shared  # type: ignore[attr-defined]
     write = shared._write
 
@@ -150,8 +150,8 @@ def test_connection_that_breaks_at_every_commit_is_no_commit_of_another(
 
     monkeypatch.setattr(shared, "_write", cut_off)
     with pytest.raises(AdapterUnavailableError):
-        far.add(Registration(id="acme/x"), version("b"))
+        Registration(id="acme/x").commit(far.ledger, version("b"))
     with ExitStack() as stack:
         stack.enter_context(monkeypatch.context()).setattr(shared, "_write", write)
         far.refresh()
-        assert far.add(Registration(id="acme/x"), version("b"))[1].version == 2
+        assert Registration(id="acme/x").commit(far.ledger, version("b"))[1].version == 2

@@ -28,7 +28,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def test_store_is_for_its_owner_only(catalog: Catalog, tmp_path: Path) -> None:
-    catalog.add(Registration(id="a"), version("a"))
+    Registration(id="a").commit(catalog.ledger, version("a"))
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "store").iterdir()}
     assert set(modes.values()) == {0o600}, modes
@@ -53,7 +53,7 @@ def test_listeners_come_and_go_while_a_commit_is_under_way(catalog: Catalog, mon
     monkeypatch.setattr(catalog.ledger.journal, "commit", slow)
     with ThreadPoolExecutor(2) as threads:
         try:
-            threads.submit(catalog.add, Registration(id="a"), version("a"))
+            threads.submit(Registration(id="a").commit, catalog.ledger, version("a"))
             assert begun.wait(20)
             threads.submit(catalog.ledger.listen, came).result(5)
             threads.submit(catalog.ledger.listen, left).result(5)

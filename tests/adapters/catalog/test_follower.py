@@ -68,7 +68,7 @@ def test_what_follows_a_return_is_done_again_until_it_succeeds_and_then_no_more(
         follower.start()
         assert done.wait(PATIENCE)
         catalog.ledger.listen(heard.set)
-        catalog.add(Registration(id="a"), version("a"))
+        Registration(id="a").commit(catalog.ledger, version("a"))
         assert heard.wait(PATIENCE)
     assert len(calls) == 1
     bugs = [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -18,8 +18,8 @@ from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal, open_
 from lora_serve.adapters.catalog.opening import open_catalog, redis_journal
 from lora_serve.core.errors import AuthenticationError, ConflictError, LoraServeError, NotFoundError
 from lora_serve.core.tenant import Role
-from lora_serve.tenancy.authentication.authenticator import KeyTable
-from lora_serve.tenancy.directory.directory import JOURNAL, TITLE, Directory, merge_branches
+from lora_serve.tenancy.authenticator import KeyTable
+from lora_serve.tenancy.directory import JOURNAL, TITLE, Directory, merge_branches
 from tests.catalog_versions import digest, version
 from tests.redis_server import RedisServer
 from tests.tiers import mostly_nightly
@@ -150,16 +150,16 @@ def test_what_is_registered_on_either_branch_is_there_and_the_living_ones_route_
     catalog: OpenCatalog, client: redis.Redis
 ) -> None:
     knowing, missing = catalog("a"), catalog("b")
-    knowing.add(Registration(id="both"), version("0"))
-    knowing.add(Registration(id="gone"), version("1"))
+    Registration(id="both").commit(knowing.ledger, version("0"))
+    Registration(id="gone").commit(knowing.ledger, version("1"))
     missing.refresh()
     old = Backup(client)
-    knowing.add(Registration(id="both"), version("a"))
-    knowing.add(Registration(id="ours"), version("b"))
+    Registration(id="both").commit(knowing.ledger, version("a"))
+    Registration(id="ours").commit(knowing.ledger, version("b"))
     knowing.remove("gone")
     old.restore()
-    missing.add(Registration(id="both"), version("c"))
-    missing.add(Registration(id="theirs"), version("d"))
+    Registration(id="both").commit(missing.ledger, version("c"))
+    Registration(id="theirs").commit(missing.ledger, version("d"))
     knowing.refresh()
     missing.refresh()
     assert knowing.snapshot.entries == missing.snapshot.entries
@@ -173,9 +173,9 @@ def test_route_outlives_the_loss_of_the_names_of_commits_before_redis_is_set_bac
     catalog: OpenCatalog, client: redis.Redis
 ) -> None:
     one = catalog("a")
-    one.add(Registration(id="x"), version("0"))
+    Registration(id="x").commit(one.ledger, version("0"))
     old = Backup(client)
-    one.add(Registration(id="x"), version("a"))
+    Registration(id="x").commit(one.ledger, version("a"))
     client.delete("t:registry:heads")
     for lose in (lambda: None, old.restore):
         lose()
@@ -188,9 +188,9 @@ def test_route_outlives_the_loss_of_that_hash_and_of_the_copy_in_one_blow(
     catalog: OpenCatalog, client: redis.Redis, tmp_path: Path
 ) -> None:
     with closing(catalog("a")) as one:
-        one.add(Registration(id="x"), version("0"))
+        Registration(id="x").commit(one.ledger, version("0"))
         old = Backup(client)
-        one.add(Registration(id="x"), version("a"))
+        Registration(id="x").commit(one.ledger, version("a"))
     client.delete("t:registry:heads")
     for path in (tmp_path / "a").glob("mirror.sqlite3*"):
         path.unlink()
@@ -201,7 +201,7 @@ def test_route_outlives_the_loss_of_that_hash_and_of_the_copy_in_one_blow(
 
 def test_records_that_vanish_without_a_commit_are_given_back(catalog: OpenCatalog, client: redis.Redis) -> None:
     one = catalog("a")
-    one.add(Registration(id="x"), version("a"))
+    Registration(id="x").commit(one.ledger, version("a"))
     client.delete("t:registry:records")
     again = catalog("b")
     assert not again.snapshot.entries
@@ -257,7 +257,7 @@ def test_whatever_is_lost_whenever_everything_registered_is_there(
     chance, letters = random.Random(seed), iter("0123456789abcdef" * 9)
     replicas = [catalog(name) for name in ("a", "b")]
     registered: dict[str, set[str]] = {"x0": {digest("f")}}
-    replicas[0].add(Registration(id="x0"), version("f"))  # an emptied Redis is another story
+    Registration(id="x0").commit(replicas[0].ledger, version("f"))  # an emptied Redis is another story
     old = Backup(client)
     for number in range(30):
         at, name = chance.choice(replicas), f"x{chance.randrange(4)}"
@@ -265,7 +265,7 @@ def test_whatever_is_lost_whenever_everything_registered_is_there(
         with suppress(LoraServeError):
             if act == "add":
                 made = version(next(letters))
-                at.add(Registration(id=name), made)
+                Registration(id=name).commit(at.ledger, made)
                 registered.setdefault(name, set()).add(made.digest)
             elif act == "refresh":
                 at.refresh()

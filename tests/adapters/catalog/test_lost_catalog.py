@@ -366,7 +366,7 @@ def test_record_that_is_tried_again_is_not_older_than_a_commit_that_comes_meanwh
             "staging": (lambda: catalog.set_pinned("initech/z", True), lambda: catalog.set_pinned("initech/z", False)),
             "remove_record": (
                 lambda: catalog.remove("initech/z"),
-                lambda: catalog.add(Registration(id="initech/z"), known),
+                lambda: Registration(id="initech/z").commit(catalog.ledger, known),
             ),
         }
         first, second = acts[part]

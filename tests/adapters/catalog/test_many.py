@@ -45,7 +45,7 @@ class HeldJournal(SqliteJournal):
 def _added_together(journal: HeldJournal, catalog: Catalog, count: int, quota: Quota) -> list[object]:
     def add(number: int) -> object:
         try:
-            return catalog.add(Registration(id=f"acme/a{number}", quota=quota), version(number))[1].digest
+            return Registration(id=f"acme/a{number}", quota=quota).commit(catalog.ledger, version(number))[1].digest
         except QuotaExceededError as error:
             return error
 
@@ -86,7 +86,7 @@ def test_snapshot_after_changes_is_the_snapshot_of_all(tmp_path: Path) -> None:
             if known and draw.random() < 0.4:
                 catalog.remove(name)
             else:
-                catalog.add(Registration(id=name, pin=draw.random() < 0.3), version(draw.randrange(5)))
+                Registration(id=name, pin=draw.random() < 0.3).commit(catalog.ledger, version(draw.randrange(5)))
             now = catalog.snapshot
             whole = Snapshot.of(now.position, now.entries, now.aliases)
             assert (now.names, dict(now.named), now.pinned) == (whole.names, dict(whole.named), whole.pinned), step
@@ -95,7 +95,7 @@ def test_snapshot_after_changes_is_the_snapshot_of_all(tmp_path: Path) -> None:
 
 def test_lease_leaves_entries_and_names_as_they_are(tmp_path: Path) -> None:
     with closing(open_catalog(tmp_path)) as catalog:
-        catalog.add(Registration(id="acme/a"), version(0))
+        Registration(id="acme/a").commit(catalog.ledger, version(0))
         before: tuple[dict[str, CatalogEntry], ...] = (catalog.snapshot.entries, catalog.snapshot.names)  # type: ignore[assignment]
         catalog.leases.acquire(version(1).digest)
         assert (catalog.snapshot.entries, catalog.snapshot.names) == before

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lora_serve.adapters.catalog.catalog import find, split
 from lora_serve.adapters.catalog.edits import new_entry, routed, with_version
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Position
-from lora_serve.adapters.catalog.resolution import find, split
 from lora_serve.adapters.catalog.state import Snapshot
 from tests.catalog_versions import digest, version
 

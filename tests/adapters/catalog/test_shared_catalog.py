@@ -53,9 +53,9 @@ def two(open_server: OpenServer) -> tuple[Catalog, Catalog]:
 
 def test_what_one_server_changes_the_other_knows_at_once(two: tuple[Catalog, Catalog]) -> None:
     one, other = two
-    one.add(Registration(id="acme/x"), version("a"))
+    Registration(id="acme/x").commit(one.ledger, version("a"))
     assert until(lambda: "acme/x" in other.snapshot.entries) < 2
-    other.add(Registration(id="acme/x", activate=False), version("b"))
+    Registration(id="acme/x", activate=False).commit(other.ledger, version("b"))
     other.set_route("acme/x", None, Canary(2, 50.0))
     other.set_alias("live", "acme/x@2")
     until(lambda: one.snapshot == other.snapshot)
@@ -68,7 +68,7 @@ def test_what_one_server_changes_the_other_knows_at_once(two: tuple[Catalog, Cat
 def test_changes_made_at_the_same_time_are_all_kept_and_numbered_apart(two: tuple[Catalog, Catalog]) -> None:
     def write(catalog: Catalog, letters: str) -> None:
         for letter in letters:
-            catalog.add(Registration(id="x"), version(letter))
+            Registration(id="x").commit(catalog.ledger, version(letter))
 
     threads = [threading.Thread(target=write, args=pair) for pair in zip(two, ("abcdef", "012345"), strict=True)]
     for thread in threads:
@@ -90,7 +90,7 @@ def test_act_that_changes_nothing_here_is_tried_on_what_another_server_has_just_
         closing(open_catalog(tmp_path / "b", own_redis.url)) as other,
     ):
         for letter in "ab":
-            one.add(Registration(id="x"), version(letter))
+            Registration(id="x").commit(one.ledger, version(letter))
         other.set_route("x", 1, None)  # of an id that it has not heard of
         one.set_route("x", 2, None)  # as it was there before
         assert one.entry("x").default_version == 2
@@ -102,11 +102,11 @@ def test_act_that_changes_nothing_here_is_tried_on_what_another_server_has_just_
 
 def test_server_that_was_away_catches_up(open_server: OpenServer, own_redis: RedisServer, tmp_path: Path) -> None:
     one = open_server("a")
-    one.add(Registration(id="x"), version("a"))
+    Registration(id="x").commit(one.ledger, version("a"))
     with closing(open_catalog(tmp_path / "b", own_redis.url)) as other:
         assert other.resolve("x").ref.version == 1
-    one.add(Registration(id="x"), version("b"))
-    one.add(Registration(id="y"), version("a"))
+    Registration(id="x").commit(one.ledger, version("b"))
+    Registration(id="y").commit(one.ledger, version("a"))
     one.remove("y")
     with closing(open_catalog(tmp_path / "b", own_redis.url)) as other:
         assert other.snapshot == one.snapshot
@@ -114,7 +114,7 @@ def test_server_that_was_away_catches_up(open_server: OpenServer, own_redis: Red
 
 def test_damaged_copy_is_set_aside_and_made_anew_of_what_redis_has(own_redis: RedisServer, tmp_path: Path) -> None:
     with closing(open_catalog(tmp_path / "a", own_redis.url)) as one:
-        one.add(Registration(id="x"), version("a"))
+        Registration(id="x").commit(one.ledger, version("a"))
         known = one.snapshot
     (tmp_path / "a" / MIRROR_NAME).write_bytes(b"junk" * 4096)
     with closing(open_catalog(tmp_path / "a", own_redis.url)) as again:
@@ -131,7 +131,7 @@ def test_server_that_was_away_longer_than_the_changes_are_kept_reads_everything(
         closing(open_catalog(tmp_path / "b", own_redis.url)) as other,
     ):
         for number in range(250):  # a stream is cut by whole nodes of 100 entries
-            one.add(Registration(id=f"x{number % 3}"), version("a" if number % 2 else "b"))
+            Registration(id=f"x{number % 3}").commit(one.ledger, version("a" if number % 2 else "b"))
         other.refresh()
         assert other.ledger.num_losses == 1
         assert other.snapshot == one.snapshot
@@ -141,13 +141,13 @@ def test_while_redis_is_away_what_is_known_is_served_and_changes_are_refused(
     two: tuple[Catalog, Catalog], own_redis: RedisServer
 ) -> None:
     one, other = two
-    one.add(Registration(id="x"), version("a"))
+    Registration(id="x").commit(one.ledger, version("a"))
     until(lambda: "x" in other.snapshot.entries)
     own_redis.kill()
     until(lambda: other.is_away)
     assert other.resolve("x").ref.digest == digest("a")
     for change in (
-        lambda: other.add(Registration(id="y"), version("b")),
+        lambda: Registration(id="y").commit(other.ledger, version("b")),
         lambda: other.remove("x"),
         lambda: other.set_pinned("x", True),
     ):
@@ -157,18 +157,18 @@ def test_while_redis_is_away_what_is_known_is_served_and_changes_are_refused(
     own_redis.start()
     assert until(lambda: not other.is_away and not one.is_away) < 5
     assert _kind_of_refusal(other, "y") is AdapterNotFoundError
-    one.add(Registration(id="y"), version("b"))
+    Registration(id="y").commit(one.ledger, version("b"))
     until(lambda: other.snapshot == one.snapshot)
     assert other.snapshot.digests == {digest("a"), digest("b")}
 
 
 def test_redis_that_answers_nothing_is_away_too(two: tuple[Catalog, Catalog], own_redis: RedisServer) -> None:
     one, other = two
-    one.add(Registration(id="x"), version("a"))
+    Registration(id="x").commit(one.ledger, version("a"))
     own_redis.pause()
     start = time.monotonic()
     with pytest.raises(AdapterUnavailableError):
-        one.add(Registration(id="y"), version("b"))
+        Registration(id="y").commit(one.ledger, version("b"))
     assert time.monotonic() - start < 15
     until(lambda: one.is_away and other.is_away, 10)
     assert one.resolve("x").ref.version == 1
@@ -181,7 +181,7 @@ def test_server_that_starts_while_redis_is_away_serves_what_it_knew(
     open_server: OpenServer, own_redis: RedisServer, tmp_path: Path
 ) -> None:
     one = open_server("a")
-    one.add(Registration(id="x"), version("a"))
+    Registration(id="x").commit(one.ledger, version("a"))
     with closing(open_catalog(tmp_path / "b", own_redis.url)):
         pass
     own_redis.kill()
@@ -191,14 +191,14 @@ def test_server_that_starts_while_redis_is_away_serves_what_it_knew(
     until(lambda: not other.is_away)
     one_again_known = until(lambda: not one.is_away)
     assert one_again_known < 5
-    one.add(Registration(id="y"), version("b"))
+    Registration(id="y").commit(one.ledger, version("b"))
     until(lambda: "y" in other.snapshot.entries)
 
 
 def test_emptied_redis_gets_back_what_the_servers_know(two: tuple[Catalog, Catalog], own_redis: RedisServer) -> None:
     one, other = two
     for letter in "abc":
-        one.add(Registration(id="x"), version(letter))
+        Registration(id="x").commit(one.ledger, version(letter))
     one.set_alias("live", "x@2")
     until(lambda: other.snapshot == one.snapshot)
     known = one.snapshot.entries
@@ -208,7 +208,7 @@ def test_emptied_redis_gets_back_what_the_servers_know(two: tuple[Catalog, Catal
     until(lambda: one.snapshot == other.snapshot)
     assert one.snapshot.entries == known
     assert one.snapshot.aliases == {"live": "x@2"}
-    other.add(Registration(id="y"), version("d"))
+    Registration(id="y").commit(other.ledger, version("d"))
     until(lambda: "y" in one.snapshot.entries)
 
 
@@ -218,7 +218,7 @@ def test_server_notes_that_another_one_gave_back_what_redis_had_lost(own_redis: 
         closing(open_catalog(tmp_path / "a", own_redis.url)) as one,
         closing(open_catalog(tmp_path / "b", own_redis.url)) as other,
     ):
-        one.add(Registration(id="x"), version("a"))
+        Registration(id="x").commit(one.ledger, version("a"))
         other.ledger.refresh()
         before = other.ledger.num_losses
         with own_redis.client() as client:
@@ -226,7 +226,7 @@ def test_server_notes_that_another_one_gave_back_what_redis_had_lost(own_redis: 
         one.ledger.refresh()
         other.ledger.refresh()
         assert other.ledger.num_losses == before + 1
-        one.add(Registration(id="y"), version("b"))
+        Registration(id="y").commit(one.ledger, version("b"))
         other.ledger.refresh()
         assert other.ledger.num_losses == before + 1
         assert one.snapshot == other.snapshot
@@ -234,12 +234,12 @@ def test_server_notes_that_another_one_gave_back_what_redis_had_lost(own_redis: 
 
 def test_redis_set_back_in_time_is_brought_forward_again(two: tuple[Catalog, Catalog], own_redis: RedisServer) -> None:
     one, other = two
-    one.add(Registration(id="x"), version("a"))
-    one.add(Registration(id="gone"), version("b"))
+    Registration(id="x").commit(one.ledger, version("a"))
+    Registration(id="gone").commit(one.ledger, version("b"))
     with own_redis.client() as client:
         keys = [key for key in client.keys("*") if b"registry" in key]
         before = {key: client.dump(key) for key in keys}
-        one.add(Registration(id="x"), version("c"))
+        Registration(id="x").commit(one.ledger, version("c"))
         one.remove("gone")
         until(lambda: other.snapshot == one.snapshot)
         known = one.snapshot.entries
@@ -255,9 +255,9 @@ def test_store_that_is_moved_to_another_registry_does_not_carry_adapters_over(
     own_redis: RedisServer, tmp_path: Path
 ) -> None:
     with closing(open_catalog(tmp_path / "a", own_redis.url)) as catalog:
-        catalog.add(Registration(id="x"), version("a"))
+        Registration(id="x").commit(catalog.ledger, version("a"))
     with closing(open_catalog(tmp_path / "b", own_redis.url, "elsewhere")) as catalog:
-        catalog.add(Registration(id="y"), version("b"))
+        Registration(id="y").commit(catalog.ledger, version("b"))
     with closing(open_catalog(tmp_path / "a", own_redis.url, "elsewhere")) as catalog:
         assert set(catalog.snapshot.entries) == {"y"}
 
@@ -269,7 +269,7 @@ def test_server_knows_whether_others_share_its_registry(two: tuple[Catalog, Cata
 
 def test_blob_that_another_server_still_uses_is_deleted_by_the_last_of_them(two: tuple[Catalog, Catalog]) -> None:
     one, other = two
-    one.add(Registration(id="x"), version("a"))
+    Registration(id="x").commit(one.ledger, version("a"))
     until(lambda: "x" in other.snapshot.entries)
     one.remove("x")
     until(lambda: "x" not in other.snapshot.entries)
@@ -284,7 +284,7 @@ def test_bytes_that_one_server_deletes_cannot_be_named_by_another_meanwhile(two:
     with pytest.raises(AdapterUnavailableError, match="being deleted"):
         other.leases.acquire(digest("a"))
     one.leases.deleted(digest("a"))
-    other.add(Registration(id="x"), version("a"), holder=other.leases.acquire(digest("a")))
+    Registration(id="x").commit(other.ledger, version("a"), holder=other.leases.acquire(digest("a")))
     until(lambda: "x" in one.snapshot.entries)
     assert not one.leases.release(digest("a"), "nobody")
 
@@ -293,14 +293,14 @@ def test_bytes_that_one_server_could_not_delete_may_be_named_by_another(two: tup
     one, other = two
     assert one.leases.release(digest("a"), one.leases.acquire(digest("a")))
     one.leases.deletion_failed(digest("a"))
-    other.add(Registration(id="x"), version("a"), holder=other.leases.acquire(digest("a")))
+    Registration(id="x").commit(other.ledger, version("a"), holder=other.leases.acquire(digest("a")))
     until(lambda: "x" in one.snapshot.entries)
     assert not one.leases.release(digest("a"), one.leases.drain_holder)
 
 
 def test_record_that_nobody_of_us_wrote_is_left_out(two: tuple[Catalog, Catalog], own_redis: RedisServer) -> None:
     one, other = two
-    one.add(Registration(id="x"), version("a"))
+    Registration(id="x").commit(one.ledger, version("a"))
     until(lambda: "x" in other.snapshot.entries)
     with own_redis.client() as client:
         client.hset("lora_serve:registry:records", mapping={"adapter:bad": "{", "adapter:z": "[]", "what:ever": "1"})

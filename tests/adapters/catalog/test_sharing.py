@@ -21,7 +21,7 @@ def version(letter: str) -> VersionEntry:
 
 def test_sharing_outlives_a_restart_and_goes_with_the_adapter(tmp_path: Path) -> None:
     catalog = open_catalog(tmp_path / "one")
-    catalog.add(Registration(id="acme/a"), version("a"))
+    Registration(id="acme/a").commit(catalog.ledger, version("a"))
     catalog.set_sharing("acme/a", ["globex", "initech", "acme"])
     catalog.close()
     again, other = open_catalog(tmp_path / "one"), open_catalog(tmp_path / "other")
@@ -42,7 +42,7 @@ def test_sharing_outlives_a_restart_and_goes_with_the_adapter(tmp_path: Path) ->
 
 def test_adapter_is_shared_with_names_of_tenants_or_with_all(tmp_path: Path) -> None:
     with closing(open_catalog(tmp_path)) as catalog:
-        catalog.add(Registration(id="acme/a"), version("a"))
+        Registration(id="acme/a").commit(catalog.ledger, version("a"))
         assert catalog.set_sharing("acme/a", ["*"]).shared_with == ("*",)
         for name in ("", "!", "**", "../acme", "acme corp"):
             with pytest.raises(InvalidRequestError):
@@ -52,7 +52,7 @@ def test_adapter_is_shared_with_names_of_tenants_or_with_all(tmp_path: Path) -> 
 
 def test_record_without_sharing_is_what_older_servers_write_and_read(tmp_path: Path) -> None:
     catalog = open_catalog(tmp_path)
-    catalog.add(Registration(id="acme/a"), version("a"))
+    Registration(id="acme/a").commit(catalog.ledger, version("a"))
     entry = catalog.entry("acme/a")
     assert "shared_with" not in json.loads(document_of(entry))
     assert entry_of(document_of(entry)) == entry
@@ -64,7 +64,7 @@ def test_record_without_sharing_is_what_older_servers_write_and_read(tmp_path: P
 def test_tenant_leaves_in_one_commit_and_common_content_stays(tmp_path: Path) -> None:
     catalog = open_catalog(tmp_path)
     for name, letter in (("acme/a", "a"), ("globex/a", "a"), ("globex/b", "b")):
-        catalog.add(Registration(id=name), version(letter))
+        Registration(id=name).commit(catalog.ledger, version(letter))
     catalog.set_alias("live", "globex/b")
     catalog.set_sharing("acme/a", ["globex"])
     before = catalog.snapshot.position.generation

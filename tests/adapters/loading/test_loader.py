@@ -18,7 +18,7 @@ from lora_serve.core.errors import (
     LoadHangsError,
     LoraServeError,
 )
-from lora_serve.core.tier_stats import LoadTimes
+from lora_serve.core.figures import LoadTimes
 
 TIMES = LoadTimes("disk", 0.1, 0.2, 0.3, 0.4)
 

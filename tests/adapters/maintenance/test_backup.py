@@ -25,10 +25,10 @@ from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.setting_groups.operation import AccountingConfig
 from lora_serve.core.tenant import Role
 from lora_serve.tenancy.accounting import open_accounting
-from lora_serve.tenancy.audit.journal import Act
-from lora_serve.tenancy.authentication.admin_key import load_admin_key
-from lora_serve.tenancy.directory.directory import open_directory
-from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
+from lora_serve.tenancy.admin_key import load_admin_key
+from lora_serve.tenancy.audit_journal import Act
+from lora_serve.tenancy.directory import open_directory
+from lora_serve.tenancy.usage import UsageFigures, UsageKey
 from tests import registries
 
 

@@ -14,8 +14,7 @@ from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.stores import database
 from lora_serve.adapters.stores.database import Database, Schema, made_by
-from lora_serve.adapters.stores.files import lock_store
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor, lock_store
 from lora_serve.core.errors import ConfigError, StoreUnwritableError
 from tests.faults.small_disks import SmallDisk
 
@@ -70,10 +69,10 @@ def test_what_was_acknowledged_is_read_and_more_is_taken_once_there_is_room(
         with pytest.raises(StoreUnwritableError, match="cannot be written"):
             add(found, 4)
         if disk.is_mounted:
-            assert not monitor.look()
+            assert not monitor.test()
         for name, content in before.items():
             assert (disk.place / name).read_bytes()[:8192] == content[:8192], "nothing of it was changed"
-    assert monitor.look()
+    assert monitor.test()
     add(found, 4)
     found.close()
     with closing(opened(path)) as again:
@@ -87,7 +86,7 @@ def test_without_a_file_it_is_empty_until_one_can_be_made(disk: SmallDisk) -> No
         assert numbers(found) == []
         with pytest.raises(StoreUnwritableError):
             add(found, 1)
-    assert monitor.look()
+    assert monitor.test()
     add(found, 1)
     assert numbers(found) == [1]
     found.close()
@@ -99,7 +98,7 @@ def test_tables_of_an_older_version_are_brought_up_in_memory_until_the_file_can_
     with disk.read_only():
         found = Database(path, newer, "list of numbers", monitor)
         assert found.select("SELECT DISTINCT y FROM numbers") == [(7,)]
-    assert monitor.look()
+    assert monitor.test()
     assert found.select("SELECT DISTINCT y FROM numbers") == [(7,)]
     found.close()
 
@@ -117,9 +116,9 @@ def test_every_reason_for_which_a_file_cannot_be_opened_for_writing_lets_it_be_r
         patch.setattr(database, "_make_file", refuse)
         found = opened(path, monitor)
         assert numbers(found) == [1, 2, 3]
-        assert not monitor.look()
+        assert not monitor.test()
         assert "list of numbers" in str(monitor.problem)
-    assert monitor.look()
+    assert monitor.test()
     assert monitor.problem is None
     add(found, 4)
     found.close()

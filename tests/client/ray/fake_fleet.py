@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,9 @@ import msgspec
 
 from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
+from lora_serve.core.messages import FromEngine
 from lora_serve.core.setting_groups.engine import QueueLimits
-from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
+from lora_serve.engine_host.fleet.blobs import ReplicaBlobs
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 from tests.engine_host.fake_engine import FakeServed
 
@@ -25,13 +26,13 @@ class GoneError(Exception):
     """The replica is not there."""
 
 
-class Way:
-    """See `gateways.Way`."""
+class Sink:
+    """See `gateways.FrameSink`."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[bytes] = asyncio.Queue()
         self.is_closed = asyncio.Event()
-        self.has_room = True
+        self.can_write = True
 
     def send(self, body: bytes) -> None:
         self.frames.put_nowait(body)
@@ -47,7 +48,12 @@ class FakeReplica:
         self.served = FakeServed()
         self.engine = ReplicaEngine(self.served, name, "settings", b"key", blobs=blobs, report_seconds=0.05)
         plain = self.engine.greeting
-        self.engine.greeting = lambda: msgspec.structs.replace(plain(), **greeting)  # type: ignore[method-assign]
+
+        def changed() -> Sequence[FromEngine]:
+            first, *rest = plain()
+            return [msgspec.structs.replace(first, **greeting), *rest]
+
+        self.engine.greeting = changed  # type: ignore[method-assign]
         self.dead = asyncio.Event()
         self.runs = asyncio.Event()  # unless it is stopped, or cut off
         self.runs.set()
@@ -93,15 +99,15 @@ class FakeFleet:
         listed(self.listed)
 
     async def events(self, replica: str, gateway: str) -> AsyncIterator[bytes]:
-        found, way = self._found(replica), Way()
+        found, sink = self._found(replica), Sink()
         found.num_visits += 1
         await found.is_reachable.wait()
         found.gateways.append(gateway)
-        found.engine.attach(gateway, way)
+        found.engine.gateways.attach(gateway, sink, found.engine.greeting())
         try:
-            while not way.is_closed.is_set():
-                item = asyncio.ensure_future(way.frames.get())
-                ends = [asyncio.ensure_future(event.wait()) for event in (found.dead, way.is_closed)]
+            while not sink.is_closed.is_set():
+                item = asyncio.ensure_future(sink.frames.get())
+                ends = [asyncio.ensure_future(event.wait()) for event in (found.dead, sink.is_closed)]
                 try:
                     await asyncio.wait({item, *ends}, return_when=asyncio.FIRST_COMPLETED)
                     self._found(replica)
@@ -115,7 +121,7 @@ class FakeFleet:
                 if frame is not None:
                     yield frame
         finally:
-            found.engine.detach(gateway)
+            found.engine.gateways.detach(gateway)
             found.gateways.remove(gateway)
 
     async def take(self, replica: str, gateway: str, frame: bytes) -> None:
@@ -124,7 +130,7 @@ class FakeFleet:
         assert gateway in found.gateways, "nobody is there yet"
         await found.runs.wait()
         found.num_frames += 1
-        found.engine.take(gateway, frame)
+        found.engine.gateways.take(gateway, frame)
 
     async def close(self) -> None:
         self._tell = lambda names: None

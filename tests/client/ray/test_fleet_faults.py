@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lora_serve.adapters.loading.loader import LoadFinished
-from lora_serve.client.ray import attached, figures, link
+from lora_serve.client.ray import attached, link
 from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
 from lora_serve.client.wire import body_of
 from lora_serve.core.adapter import AdapterRef
@@ -48,7 +48,7 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.stats import ReplicaState
 from lora_serve.core.tenant import TenantBudget
-from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, Way, fleet_client
+from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, Sink, fleet_client
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
 from tests.engine_host.engine_clients import request
@@ -104,7 +104,7 @@ async def running_on(client: RayEngineClient, fleet: FakeFleet) -> FakeReplica:
     found: list[FakeReplica] = []
 
     def look() -> bool:
-        found[:] = [replica for replica in fleet.replicas.values() if replica.engine.num_requests]
+        found[:] = [replica for replica in fleet.replicas.values() if replica.engine.gateways.num_requests]
         return bool(found)
 
     await until(look)
@@ -158,7 +158,7 @@ async def test_who_had_a_token_is_told_and_not_asked_again_if_that_is_where_read
         async with lost_after_a_token(fleet, client) as (_, victim):
             await asyncio.sleep(0.1)
         others = [replica for replica in fleet.replicas.values() if replica is not victim]
-        assert all(replica.engine.num_requests == 0 for replica in others)
+        assert all(replica.engine.gateways.num_requests == 0 for replica in others)
         assert len(await tokens_of(client, request("s"))) == 4
     assert client.gate.num_requests == 0
 
@@ -199,7 +199,7 @@ async def test_replica_that_says_nothing_counts_as_lost_and_is_attached_again_wh
         victim.runs.set()
         await until(lambda: len(client.replicas) == 2)
         assert len(victim.gateways) == 1
-        await until(lambda: victim.engine.num_requests == 0)  # what it was asked before is aborted
+        await until(lambda: victim.engine.gateways.num_requests == 0)  # what it was asked before is aborted
 
 
 async def test_quiet_replica_gets_no_new_requests_while_another_one_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ async def test_request_that_ends_every_replica_is_not_asked_for_ever() -> None:
             name = next(name for name, replica in fleet.replicas.items() if replica is victim)
             fleet.kill(name)
             fleet.unlist(name)
-            await until(lambda victim=victim: not victim.engine.num_requests)  # type: ignore[misc]
+            await until(lambda victim=victim: not victim.engine.gateways.num_requests)  # type: ignore[misc]
         with pytest.raises(EngineLostError):
             await task
 
@@ -242,7 +242,7 @@ async def test_request_whose_answer_cannot_be_told_ends() -> None:
         with pytest.raises(EngineLostError):
             await tokens_of(client, request("r", prompt=[UNSPEAKABLE]))
         assert await tokens_of(client, request("s", prompt=[5])) == expected([5], 4)
-        assert fleet.replicas["a"].engine.num_requests == 0
+        assert fleet.replicas["a"].engine.gateways.num_requests == 0
 
 
 async def test_request_waits_while_there_is_no_replica() -> None:
@@ -267,7 +267,7 @@ async def test_wait_for_a_replica_has_an_end() -> None:
 
 async def test_tries_of_a_request_that_every_replica_refuses_have_an_end() -> None:
     async with started("a", wait=0.3) as (fleet, client):
-        gateways = fleet.replicas["a"].engine._gateways
+        gateways = fleet.replicas["a"].engine.gateways
         plain, num_tries = gateways._take, 0
 
         def refuse(message: ToEngine) -> None:
@@ -293,7 +293,7 @@ async def test_replica_that_is_taken_away_finishes_its_requests_and_gets_no_new_
         name = next(name for name, replica in fleet.replicas.items() if replica is victim)
         fleet.unlist(name)
         await asyncio.gather(*(tokens_of(client, request(f"s{index}")) for index in range(8)))
-        assert victim.engine.num_requests == 1
+        assert victim.engine.gateways.num_requests == 1
         assert victim.gateways  # the stream is there as long as it has a request
         assert await running == expected([SLOW], 60)
         await until(lambda: not victim.gateways)  # and no longer, as Ray Serve waits for its end
@@ -352,7 +352,7 @@ async def test_replica_that_died_counts_as_lost_even_if_ray_serve_tells_it_first
 
 async def test_look_at_a_fleet_leaves_alone_a_replica_that_is_not_reached_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "TICK", 60)
-    monkeypatch.setattr(figures, "LOOK_SECONDS", 60)
+    monkeypatch.setattr(attached, "STATS_SECONDS", 60)
     async with started("a") as (fleet, client):
         late = fleet.add("b", listed=False)
         late.is_reachable.clear()
@@ -400,7 +400,7 @@ async def test_gateway_that_leaves_takes_its_requests_along() -> None:
         await client.stop()
         with pytest.raises(NotReadyError, match="shutting down"):
             await task
-        await until(lambda: replica.engine.num_requests == 0)
+        await until(lambda: replica.engine.gateways.num_requests == 0)
         assert len(await tokens_of(other, request("t"))) == 4
         await other.stop()
 
@@ -547,7 +547,7 @@ async def test_choices_of_one_answer_run_on_one_replica() -> None:
         asked = [request(f"r{index}", max_tokens=30, prompt=[SLOW, index], answer_id="x") for index in range(6)]
         tasks = [asyncio.create_task(tokens_of(client, one)) for one in asked]
         replica = await running_on(client, fleet)
-        await until(lambda: replica.engine.num_requests == 6)
+        await until(lambda: replica.engine.gateways.num_requests == 6)
         await asyncio.gather(*tasks)
 
 
@@ -604,7 +604,7 @@ class ScriptedFleet(FakeFleet):
 async def test_prompt_without_a_token_is_no_answer_yet() -> None:
     fleet = ScriptedFleet()
     fleet.add("half")
-    fleet.replicas["half"].engine.take = lambda gateway, frame: None  # type: ignore[method-assign]
+    fleet.replicas["half"].engine.gateways.take = lambda gateway, frame: None  # type: ignore[method-assign]
     client = RayEngineClient(fleet, QueueLimits(max_queue=16), 10.0)
     try:
         async with asyncio.timeout(PATIENCE):
@@ -654,11 +654,11 @@ async def test_gateway_that_says_nothing_is_left_and_its_requests_are_aborted() 
     """A network that is cut ends no stream."""
     async with started("a") as (fleet, client):
         replica, links = fleet.replicas["a"], client.links
-        way = Way()
-        replica.engine.attach("cut off", way)
-        replica.engine.take("cut off", body_of([Submit(request("r", max_tokens=190, prompt=[SLOW]))]))
-        assert replica.engine.num_requests == 1
-        await way.is_closed.wait()
-        await until(lambda: replica.engine.num_requests == 0)
+        sink = Sink()
+        replica.engine.gateways.attach("cut off", sink, replica.engine.greeting())
+        replica.engine.gateways.take("cut off", body_of([Submit(request("r", max_tokens=190, prompt=[SLOW]))]))
+        assert replica.engine.gateways.num_requests == 1
+        await sink.is_closed.wait()
+        await until(lambda: replica.engine.gateways.num_requests == 0)
         await asyncio.sleep(0.2)
         assert client.links == links  # the client has nothing to ask, and says so

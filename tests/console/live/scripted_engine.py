@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lora_serve.console.live.channel import Viewer
+from lora_serve.console.live.frames import Viewer
 from lora_serve.console.live.hub import Hub, Watched
 from lora_serve.core.live import (
     EngineView,

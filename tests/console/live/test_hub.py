@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from lora_serve.console.live import hub as hub_module
-from lora_serve.console.live.channel import MAX_STEPS, Viewer
+from lora_serve.console.live.frames import MAX_STEPS, Viewer
 from lora_serve.console.live.hub import MAX_OF_TENANT, MAX_OF_TENANTS, MAX_VIEWERS
 from lora_serve.core.errors import CapacityError, EngineLostError, NotReadyError
 from lora_serve.core.live import LiveCount, LiveSlot

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lora_serve.console.live.frames import Percentiles, TokenRate
-from lora_serve.console.live.scene import LastSecond, RecentTimes
+from lora_serve.console.live.scene import FadingTimes, LastSecond, Percentiles, TokenRate
 
 
 @pytest.mark.parametrize("scale", [0.05, 3.0, 40.0, 20_000.0])
 def test_quantiles_are_right_to_a_few_percent(scale: float) -> None:
-    times = RecentTimes(kept=0.9)
+    times = FadingTimes(kept=0.9)
     sample = np.random.default_rng(7).lognormal(np.log(scale), 0.8, 3000)
     for one in sample:
         times.add(float(one))
@@ -21,11 +20,11 @@ def test_quantiles_are_right_to_a_few_percent(scale: float) -> None:
 
 
 def test_without_times_there_are_no_quantiles() -> None:
-    assert RecentTimes(kept=0.9).percentiles() == Percentiles(None, None)
+    assert FadingTimes(kept=0.9).percentiles() == Percentiles(None, None)
 
 
 def test_zero_and_the_longest_times_are_counted() -> None:
-    times = RecentTimes(kept=0.9)
+    times = FadingTimes(kept=0.9)
     times.add(0.0)
     times.add(1e12, count=3)
     found = times.percentiles()
@@ -34,7 +33,7 @@ def test_zero_and_the_longest_times_are_counted() -> None:
 
 
 def test_old_times_weigh_less_and_are_forgotten_at_last() -> None:
-    times = RecentTimes(kept=0.9)
+    times = FadingTimes(kept=0.9)
     times.fade(1000.0)
     times.add(10.0, count=100)
     times.fade(1010.5)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.figures import EvictionReason
 from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse, OnCold
-from lora_serve.core.tier_stats import EvictionReason
 from tests.engine.world import World, adapter
 
 NEW, OLD = adapter("new"), adapter("old")

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.batch import Batch, NextToken, RowOutput
+from lora_serve.core.batch import Batch, MemoryPlan, NextToken, RowOutput
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import ErrorEvent, FinishEvent
 from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import AdapterUse, FinishReason

@@ -5,9 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.batch import Batch, Row, RowOutput, SampleInput
+from lora_serve.core.batch import (
+    ActivationModel,
+    Batch,
+    MemoryLoad,
+    MemoryPlan,
+    Row,
+    RowOutput,
+    SampleInput,
+    memory_load,
+)
 from lora_serve.core.errors import DeviceMemoryError, NumericalError
-from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan, memory_load
 from lora_serve.core.messages import FinishEvent, TokenLogprobs
 from lora_serve.core.request import PoolingParams, SamplingParams
 from lora_serve.engine.execution import run_in_parts

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from ray.serve.config import AutoscalingConfig
 
-from lora_serve.core.replica_report import ReplicaReport
+from lora_serve.core.stats import ReplicaReport
 from lora_serve.engine_host.fleet.app import DOWNSCALE_SECONDS
-from lora_serve.engine_host.fleet.autoscaling import LOAD, TOKENS_PER_REPLICA, load, replicas_wanted
+from lora_serve.engine_host.fleet.ray_hooks import LOAD, TOKENS_PER_REPLICA, load, replicas_wanted
 from lora_serve.engine_host.fleet.replica_engine import ReplicaEngine
 
 

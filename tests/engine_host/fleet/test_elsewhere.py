@@ -28,17 +28,16 @@ from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.client.ray.link import ReplicaLink
 from lora_serve.client.verifier import RemoteValidator
 from lora_serve.client.wire import body_of, to_engine
-from lora_serve.core.blob_messages import PIECE_BYTES, CloseBlob, OpenBlob, Piece, ReadPiece, WritePiece
+from lora_serve.core.blob_messages import PIECE_BYTES, CloseBlob, FilePiece, OpenBlob, ReadPiece, WritePiece
 from lora_serve.core.errors import AdapterUnavailableError, StoreUnwritableError
 from lora_serve.core.messages import AdapterSize, FromEngine, Reply, ToEngine
-from lora_serve.engine_host.fleet import blobs, replica_blobs
-from lora_serve.engine_host.fleet.blobs import ContentServer, FleetBlobs
-from lora_serve.engine_host.fleet.replica_blobs import ReplicaBlobs
+from lora_serve.engine_host.fleet import blobs
+from lora_serve.engine_host.fleet.blobs import ContentServer, FleetBlobs, ReplicaBlobs
 from tests.client.ray.fake_fleet import LIMITS, FakeFleet, FakeReplica
 from tests.engine_host.fake_engine import FakeValidator, fake_spec
 
 WEIGHTS = np.random.default_rng(0).bytes(7 * PIECE_BYTES // 2)
-Damage = Callable[[Piece], Piece]
+Damage = Callable[[FilePiece], FilePiece]
 
 
 def saved(folder: Path, weights: bytes = WEIGHTS) -> Path:
@@ -62,7 +61,7 @@ class Wire(FakeFleet):
         await super().take(replica, gateway, body_of([self._passed(message) for message in to_engine(frame)]))
 
     def _passed(self, message: ToEngine) -> ToEngine:
-        if not isinstance(message, Reply) or not isinstance(message.value, Piece):
+        if not isinstance(message, Reply) or not isinstance(message.value, FilePiece):
             return message
         self.num_pieces += 1
         self.before_piece(self.num_pieces)
@@ -103,7 +102,7 @@ class World:
             asked.append(message)
             blobs.run(link, message)
 
-        client = RayEngineClient(self.fleet, LIMITS, 5.0, LinkUsers(run, blobs.left))
+        client = RayEngineClient(self.fleet, LIMITS, 5.0, LinkUsers(run, blobs.close_link))
         gateway = Gateway(store, client, blobs, asked)
         self.gateways.append(gateway)
         await client.start()
@@ -246,7 +245,7 @@ async def test_server_that_leaves_in_the_middle_is_replaced_by_another(
 async def test_server_that_does_not_answer_is_given_up(
     tmp_path: Path, digest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_blobs, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(blobs, "ANSWER_SECONDS", 0.2)
     async with elsewhere(tmp_path, "one", "other") as world:
         for gateway in world.gateways:
             gateway.store.put(digest, tmp_path / "adapter")
@@ -289,7 +288,7 @@ class Held:
 async def test_folder_that_a_server_opens_too_late_is_let_go(
     tmp_path: Path, digest: str, monkeypatch: pytest.MonkeyPatch, place: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(replica_blobs, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(blobs, "ANSWER_SECONDS", 0.2)
     async with place(tmp_path, "one") as world:
         (gateway,) = world.gateways
         gateway.store.put(digest, tmp_path / "adapter")
@@ -323,8 +322,8 @@ async def test_folder_whose_files_cannot_be_listed_is_let_go_with_the_error(
 
 @pytest.mark.parametrize("is_short", [False, True])
 async def test_damaged_piece_is_fetched_again_and_never_kept(tmp_path: Path, digest: str, *, is_short: bool) -> None:
-    def damaged(piece: Piece) -> Piece:
-        return Piece(piece.content[:-1] + (b"" if is_short else bytes([piece.content[-1] ^ 1])))
+    def damaged(piece: FilePiece) -> FilePiece:
+        return FilePiece(piece.content[:-1] + (b"" if is_short else bytes([piece.content[-1] ^ 1])))
 
     async with elsewhere(tmp_path, "one") as world:
         world.gateways[0].store.put(digest, tmp_path / "adapter")
@@ -349,7 +348,7 @@ async def test_full_disk_of_the_replica_is_told_in_words_and_heals(
     async with elsewhere(tmp_path, "one") as world:
         world.gateways[0].store.put(digest, tmp_path / "adapter")
         with monkeypatch.context() as patch:
-            patch.setattr(replica_blobs, "scratch_folder", full)
+            patch.setattr(blobs, "scratch_folder", full)
             with pytest.raises(StoreUnwritableError, match="engine cannot keep"):
                 await asyncio.to_thread(world.read, digest)
         assert (await asyncio.to_thread(world.read, digest))[0] == WEIGHTS
@@ -441,7 +440,7 @@ async def test_conversion_that_is_damaged_on_its_way_back_is_refused(
 
 async def test_replica_reads_and_writes_nothing_that_it_was_not_asked_about(tmp_path: Path, digest: str) -> None:
     async with elsewhere(tmp_path, "one") as world:
-        store, (gateway,) = world.gateways[0].store, world.replica.engine._gateways.attached
+        store, (gateway,) = world.gateways[0].store, world.replica.engine.gateways.attached
         store.put(digest, tmp_path / "adapter")
         (tmp_path / "secret").write_text("secret")
         for call in (

@@ -5,40 +5,41 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 import trustme
 
-from lora_serve.client.ray import stream as ends
-from lora_serve.client.ray.stream import FrameStream, Place
-from lora_serve.client.wire import head_of
+from lora_serve.client import wire as ends
+from lora_serve.client.wire import FrameStream, ReplicaAddress, head_of
+from lora_serve.core.messages import FromEngine
 from lora_serve.engine_host.fleet import gateways
-from lora_serve.engine_host.fleet.gateways import Entrance, Way
+from lora_serve.engine_host.fleet.gateways import Entrance, FrameSink, Gateways
 
 HOST = "127.0.0.1"
 PATIENCE = 5.0
 NAME = head_of(b"g") + b"g"
 
 
-class Replica:
-    """See `Host`. Notes what its gateway says, and speaks to it by `way`."""
+class Replica(Gateways):
+    """Notes what its gateway says, and speaks to it by `sink`."""
 
-    way: Way
+    sink: FrameSink
 
     def __init__(self) -> None:
-        self.entrance = Entrance(HOST, self)
+        super().__init__(print, print)
+        self.entrance = Entrance(HOST, self, list)
         self.names: list[str] = []
-        self.attached = asyncio.Event()
+        self.arrived = asyncio.Event()
         self.detached = asyncio.Event()
         self.flushed = asyncio.Event()
         self.taken: asyncio.Queue[bytes] = asyncio.Queue()
 
-    def attach(self, gateway: str, way: Way) -> None:
-        self.way = way
+    def attach(self, gateway: str, sink: FrameSink, greeting: Sequence[FromEngine]) -> None:
+        self.sink = sink
         self.names.append(gateway)
-        self.attached.set()
+        self.arrived.set()
 
     def take(self, gateway: str, frame: bytes) -> None:
         self.taken.put_nowait(frame)
@@ -51,7 +52,7 @@ class Replica:
 
     async def entered(self, gateway: str = "g") -> FrameStream:
         stream = await FrameStream.open(self.entrance.place, gateway)
-        await self.attached.wait()
+        await self.arrived.wait()
         return stream
 
 
@@ -68,7 +69,7 @@ async def test_frames_cross_both_ways_in_order(replica: Replica) -> None:
     stream = await replica.entered()
     frames = stream.frames()
     for body in (b"a", b"", b"c" * 300_000):
-        replica.way.send(body)
+        replica.sink.send(body)
         stream.send(body.upper())
     assert [await anext(frames) for _ in range(3)] == [b"a", b"", b"c" * 300_000]
     assert [await replica.taken.get() for _ in range(3)] == [b"A", b"", b"C" * 300_000]
@@ -101,10 +102,10 @@ async def test_entrance_is_empty_once_the_last_has_left(replica: Replica) -> Non
 
 async def test_end_of_the_replicas_connection_ends_the_gateways_frames(replica: Replica) -> None:
     stream = await replica.entered()
-    replica.way.send(b"a")
+    replica.sink.send(b"a")
     frames = stream.frames()
     assert await anext(frames) == b"a"
-    replica.way.close()
+    replica.sink.close()
     assert [frame async for frame in frames] == []
     await replica.detached.wait()
 
@@ -135,7 +136,7 @@ async def test_strangers_are_thrown_out(replica: Replica, monkeypatch: pytest.Mo
     assert await thrown_out(place, place.ticket + NAME[:-1])
     assert await thrown_out(place, place.ticket + head_of(b"\xff") + b"\xff")
     assert await thrown_out(place, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + bytes(99))
-    assert not replica.attached.is_set()
+    assert not replica.arrived.is_set()
     stream = await replica.entered()
     await asyncio.sleep(0.3)
     stream.send(b"a")  # who is no stranger stays
@@ -143,7 +144,7 @@ async def test_strangers_are_thrown_out(replica: Replica, monkeypatch: pytest.Mo
     stream.close()
 
 
-async def thrown_out(place: Place, words: bytes) -> bool:
+async def thrown_out(place: ReplicaAddress, words: bytes) -> bool:
     """Whether whoever says this is told nothing, and hung up on."""
     reader, writer = await asyncio.open_connection(place.host, place.port)
     writer.write(words)
@@ -159,10 +160,10 @@ async def test_there_is_no_room_for_a_gateway_that_does_not_read_until_it_does(r
     place = replica.entrance.place
     with socket.create_connection((place.host, place.port)) as gateway:
         gateway.sendall(place.ticket + NAME)
-        await replica.attached.wait()
+        await replica.arrived.wait()
         num_sent = 0
-        while replica.way.has_room:
-            replica.way.send(bytes(2**20))
+        while replica.sink.can_write:
+            replica.sink.send(bytes(2**20))
             num_sent += 1
             await asyncio.sleep(0)
         assert num_sent < 100
@@ -171,7 +172,7 @@ async def test_there_is_no_room_for_a_gateway_that_does_not_read_until_it_does(r
         while left:
             left -= len(await asyncio.to_thread(gateway.recv, 2**20))
         await replica.flushed.wait()
-        assert replica.way.has_room
+        assert replica.sink.can_write
 
 
 @pytest.fixture
@@ -203,9 +204,9 @@ async def test_with_rays_tls_both_ends_show_certificates(
         certificates.configure_trust(stranger)
         trustme.CA().issue_cert(HOST).configure_cert(stranger)
         assert await refused(place, stranger)
-        assert not replica.attached.is_set()
+        assert not replica.arrived.is_set()
         stream = await replica.entered()
-        replica.way.send(b"a")
+        replica.sink.send(b"a")
         assert await anext(stream.frames()) == b"a"
         stream.send(b"b")
         assert await replica.taken.get() == b"b"
@@ -216,7 +217,7 @@ async def test_with_rays_tls_both_ends_show_certificates(
     replica.entrance.close()
 
 
-async def refused(place: Place, context: ssl.SSLContext) -> bool:
+async def refused(place: ReplicaAddress, context: ssl.SSLContext) -> bool:
     """Whether who shows this certificate, or none, gets no further."""
     reader, writer = await asyncio.open_connection(place.host, place.port, ssl=context)
     try:

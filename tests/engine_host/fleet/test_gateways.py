@@ -24,7 +24,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.request import FinishReason
 from lora_serve.engine_host.fleet.gateways import OWN, Gateways
-from tests.client.ray.fake_fleet import Way
+from tests.client.ray.fake_fleet import Sink
 from tests.engine_host.engine_clients import request
 from tests.engine_host.fake_engine import fake_spec
 
@@ -38,11 +38,11 @@ class Replica:
         self.own: list[FromEngine] = []
         self.gateways = Gateways(self.taken.append, self.answered.append, self.own.append)
 
-    async def attach(self, name: str) -> Way:
-        way = Way()
-        self.gateways.attach(name, way, [Ready(fake_spec())])
-        assert from_engine(await way.frames.get()) == [Ready(fake_spec())]
-        return way
+    async def attach(self, name: str) -> Sink:
+        sink = Sink()
+        self.gateways.attach(name, sink, [Ready(fake_spec())])
+        assert from_engine(await sink.frames.get()) == [Ready(fake_spec())]
+        return sink
 
 
 async def test_each_gateway_gets_its_own_events_and_all_of_a_step_in_one_frame() -> None:
@@ -60,19 +60,19 @@ async def test_each_gateway_gets_its_own_events_and_all_of_a_step_in_one_frame()
 
 async def test_steps_that_wait_are_one_frame() -> None:
     replica = Replica()
-    way = await replica.attach("g")
+    sink = await replica.attach("g")
     replica.gateways.take("g", body_of([Submit(request("a"))]))
     for token in (5, 6):  # while the event loop is busy
         replica.gateways.send([TokenEvent("a", token, None)])
-    assert from_engine(await way.frames.get()) == [TokenEvent("a", 5, None), TokenEvent("a", 6, None)]
-    way.has_room = False  # the gateway does not read
+    assert from_engine(await sink.frames.get()) == [TokenEvent("a", 5, None), TokenEvent("a", 6, None)]
+    sink.can_write = False  # the gateway does not read
     for token in (7, 8):
         replica.gateways.send([TokenEvent("a", token, None)])
         await _turn()
-    assert way.frames.empty()
-    way.has_room = True
+    assert sink.frames.empty()
+    sink.can_write = True
     replica.gateways.flush("g")
-    assert from_engine(await way.frames.get()) == [TokenEvent("a", 7, None), TokenEvent("a", 8, None)]
+    assert from_engine(await sink.frames.get()) == [TokenEvent("a", 7, None), TokenEvent("a", 8, None)]
     replica.gateways.flush("unknown")
 
 
@@ -165,10 +165,10 @@ async def test_engines_call_is_known_by_the_gateway_that_made_it() -> None:
     await replica.attach("g")
     replica.gateways.take("g", body_of([Ping(7)]))
     (asked,) = (message for message in replica.taken if isinstance(message, Ping))
-    assert replica.gateways.caller(asked.call_id) == ("g", 7)
+    assert replica.gateways.caller_of(asked.call_id) == ("g", 7)
     replica.gateways.detach("g")
     with pytest.raises(AdapterUnavailableError, match="left"):
-        replica.gateways.caller(asked.call_id)
+        replica.gateways.caller_of(asked.call_id)
 
 
 async def _turn() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.fleet.model_files import check_model_files
 from lora_serve.engine_host.hosts import ray as ray_host
+from lora_serve.engine_host.hosts.ray import check_model_files
 from lora_serve.text.tokenizer import TextModel
 
 DEMO = Path(__file__).parents[3] / "lora_serve/demo_data/model"

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from lora_serve.engine_host.fleet.load import own_folder
+from lora_serve.engine_host.fleet.replica_engine import own_folder
 
 
 def age(folder: Path) -> None:

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from lora_serve.engine_host.fleet.replica import EngineReplica
-from tests.client.ray.fake_fleet import FakeReplica, Way
+from lora_serve.engine_host.fleet.app import EngineReplica
+from tests.client.ray.fake_fleet import FakeReplica, Sink
 
 
 async def test_replica_whose_reports_have_ended_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, way = FakeReplica("r"), Way()
+    fake, sink = FakeReplica("r"), Sink()
     replica: Any = SimpleNamespace(_engine=fake.engine, _step_timeout=0.0)
-    fake.engine.attach("g", way)
+    fake.engine.gateways.attach("g", sink, fake.engine.greeting())
     await EngineReplica.check_health(replica)
 
     def broken(body: bytes) -> None:
         raise RuntimeError("of the connection")
 
-    monkeypatch.setattr(way, "send", broken)
+    monkeypatch.setattr(sink, "send", broken)
     async with asyncio.timeout(10):
         await asyncio.wait({fake.engine._reporting})
     with pytest.raises(RuntimeError, match="reports"):

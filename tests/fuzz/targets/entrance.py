@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lora_serve.client.wire import body_of, frame_of, head_of
-from lora_serve.engine_host.fleet.gateways import Entrance, Gateways, Way, _Arrival
+from lora_serve.engine_host.fleet.gateways import Entrance, Gateways, _Arrival
 from tests.client.test_wire import TO_ENGINE
 from tests.fuzz.mutating import Bytes
 
@@ -37,18 +37,6 @@ class Host:
         self.told: list[object] = []
         self.gateways = Gateways(self.told.append, self.told.append)
 
-    def attach(self, gateway: str, way: Way) -> None:
-        self.gateways.attach(gateway, way, [])
-
-    def take(self, gateway: str, frame: bytes) -> None:
-        self.gateways.take(gateway, frame)
-
-    def flush(self, gateway: str) -> None:
-        self.gateways.flush(gateway)
-
-    def detach(self, gateway: str) -> None:
-        self.gateways.detach(gateway)
-
 
 class Socket(asyncio.Transport):
     """Notes only that it was closed."""
@@ -68,7 +56,7 @@ class Socket(asyncio.Transport):
 def _heard(pieces: list[bytes]) -> tuple[list[str], bool, Exception | None]:
     """What the engine was told, whether the connection was ended, and by which error. The ticket is put right."""
     host = Host()
-    entrance = Entrance("127.0.0.1", host)
+    entrance = Entrance("127.0.0.1", host.gateways, list)
     entrance._ticket = TICKET
     arrival, end = _Arrival(TICKET, entrance._admit, entrance._leave), Socket()
     arrival.connection_made(end)

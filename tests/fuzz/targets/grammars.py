@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.setting_groups.grammars import GrammarConfig
-from lora_serve.server.bodies.json_parsing import parse_json
+from lora_serve.core.setting_groups.http import GrammarConfig
+from lora_serve.server.json_body import parse_json
 from lora_serve.text.grammars import Constraint, ConstraintKind
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
 from tests.fuzz.mutating import within, written

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.bodies.json_parsing import known_fields, parse_json
+from lora_serve.server.json_body import parse_json
+from lora_serve.server.json_parsing import known_fields
 from tests.fuzz.mutating import within, written
 
 ERRORS = (InvalidRequestError,)

@@ -19,9 +19,9 @@ from lora_serve.core.errors import (
     SlowRequestError,
     UnsupportedMediaError,
 )
+from lora_serve.server.admin.protocol import UploadFields
 from lora_serve.server.admin.upload import FILE_NAMES, Upload, _receive, _typed, _unpack
-from lora_serve.server.bodies.json_body import check_fields
-from lora_serve.server.schemas.queries import UploadFields
+from lora_serve.server.json_body import check_fields
 from tests.fuzz.files import empty_folder
 from tests.fuzz.mutating import Bytes
 from tests.fuzz.unpacked import FILES, SIDES

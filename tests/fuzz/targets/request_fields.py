@@ -8,29 +8,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.anthropic import request as anthropic
-from lora_serve.server.bodies.json_body import check_fields
-from lora_serve.server.bodies.json_parsing import parse_json
+from lora_serve.server.admin import protocol as admin
+from lora_serve.server.anthropic import serving as anthropic
+from lora_serve.server.anthropic.protocol import CountTokensFields, MessageFields
 from lora_serve.server.inference.reading import amount_of
-from lora_serve.server.openai.responses import request as responses
-from lora_serve.server.openai.tokens import completion_fields
-from lora_serve.server.schemas import admin, pooling, tokenize
+from lora_serve.server.json_body import check_fields, parse_json
+from lora_serve.server.openai import tokens
+from lora_serve.server.openai.responses import serving as responses
+from lora_serve.server.openai.responses.protocol import ResponseFields
+from lora_serve.server.openai.tokens import GenerateFields, completion_fields
+from lora_serve.server.schemas import pooling
+from lora_serve.server.schemas.constraints import constraint_of, tool_use
 from lora_serve.server.schemas.fields import Fields
-from lora_serve.server.schemas.generation import ChatFields, CompletionFields
-from lora_serve.server.schemas.messages import CountTokensFields, MessageFields
-from lora_serve.server.schemas.responses import ResponseFields
-from lora_serve.server.schemas.structured import constraint_of
-from lora_serve.server.schemas.tokenize import GenerateFields
-from lora_serve.server.schemas.tools import tool_use
+from lora_serve.server.schemas.inference import ChatFields, CompletionFields
 from lora_serve.text.chat import parse_messages
 from tests.fuzz.mutating import within, written
 
 ERRORS = (InvalidRequestError,)
 OTHERS = tuple(
     kind
-    for module in (admin, pooling, tokenize)
+    for module in (admin, pooling, tokens)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Fields) and kind.__module__ == module.__name__
+    if not issubclass(kind, admin.Query)
 )
 TOOL = {
     "type": "function",

@@ -40,7 +40,7 @@ def plain(folder: Path) -> Any:
 
 
 def saved(**parts: Any) -> SavedAdapter:
-    return SavedAdapter("sha256:x", "x", **{"linears": {}, **parts})
+    return SavedAdapter("sha256:x", **{"linears": {}, **parts})
 
 
 def test_plain_lora_is_handed_on_bit_by_bit_in_one_piece_of_memory(engine: LocalEngine) -> None:

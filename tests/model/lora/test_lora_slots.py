@@ -42,7 +42,7 @@ class FakeStream:
 
 def with_columns(adapter: HostAdapter) -> HostAdapter:
     columns = SlotColumns.of([adapter.deltas.get(path) for path in LINEARS])
-    return HostAdapter(adapter.digest, adapter.name, adapter.rank, adapter.deltas, columns=columns)
+    return HostAdapter(adapter.digest, adapter.rank, adapter.deltas, columns=columns)
 
 
 def product(slots: LoraSlots, kernel: str, rows: list[int], x: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_slot_of_columns_refers_to_the_host_tensors_and_forgets_them_when_it_is_
 def test_adapter_with_columns_of_210_modules_is_in_its_slot_well_within_a_millisecond() -> None:
     linears = {f"layer{i}": SHAPE for i in range(210)}
     deltas = {path: LinearDelta(torch.randn(4, 24), torch.randn(4, 40), 1.0) for path in linears}
-    adapter = HostAdapter("d", "d", 4, deltas, columns=SlotColumns.of(list(deltas.values())))
+    adapter = HostAdapter("d", 4, deltas, columns=SlotColumns.of(list(deltas.values())))
     slots = LoraSlots(linears, 8, CPU)
 
     def seconds(generation: int) -> float:
@@ -219,7 +219,7 @@ def test_largest_rank_is_kept_as_a_power_of_two_and_changes_of_modules_are_known
     slots.load(SlotRef(0, 2, "d"), random_adapter("d", 33, SHAPE))
     slots.clear(0)
     assert slots.max_rank == 64
-    changed = HostAdapter("c", "c", 0, {}, vocab_size=7)
+    changed = HostAdapter("c", 0, {}, vocab_size=7)
     slots.load(SlotRef(0, 3, "c"), changed)
     assert slots.has_changes(0)
     slots.clear(0)

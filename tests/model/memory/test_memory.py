@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.core.batch import Batch, BlockCopy, BlockMoves, Row, SampleInput, StepLoad
+from lora_serve.core.batch import ActivationModel, Batch, BlockCopy, BlockMoves, Row, SampleInput, StepLoad, memory_load
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError, DeviceMemoryError
-from lora_serve.core.memory import ActivationModel, memory_load
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings

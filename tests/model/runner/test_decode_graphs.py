@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
-from lora_serve.core.memory import ActivationModel
+from lora_serve.core.batch import ActivationModel, Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.attention import varlen
 from lora_serve.model.memory_setup import ActivationProbe

@@ -11,12 +11,12 @@ import pytest
 
 from lora_serve.core.tenant import NO_LIMITS, Quota, Role
 from lora_serve.server.services import Services
-from lora_serve.tenancy.audit.journal import AuditJournal
-from lora_serve.tenancy.audit.log import AuditLog
-from lora_serve.tenancy.quotas.quotas import Quotas
-from lora_serve.tenancy.usage.journal import UsageJournal
-from lora_serve.tenancy.usage.metering import Meter
-from tests.tenancy.quotas.limited import Clock, limiter
+from lora_serve.tenancy.audit_journal import AuditJournal
+from lora_serve.tenancy.audit_log import AuditLog
+from lora_serve.tenancy.metering import Meter
+from lora_serve.tenancy.quotas import Quotas
+from lora_serve.tenancy.usage import UsageJournal
+from tests.tenancy.limited import Clock, limiter
 
 NewKey = Callable[..., str]
 

@@ -14,7 +14,7 @@ from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.accounting.test_audit_api import audit
 from tests.server.accounting.test_usage_api import usage
 from tests.server.conftest import House
-from tests.tenancy.quotas.limited import Clock
+from tests.tenancy.limited import Clock
 
 
 async def delete(admin: aiohttp.ClientSession, tenant: str) -> None:

@@ -14,7 +14,7 @@ from lora_serve.server.context import duration
 from tests.mock_engine import MockReply
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.conftest import BASE, House
-from tests.tenancy.quotas.limited import Clock
+from tests.tenancy.limited import Clock
 
 TOKENS = Quota(tokens_per_minute=100)
 

@@ -13,7 +13,7 @@ from lora_serve.core.tenant import Quota, Role
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.admin.test_upload import leftovers, tar_of
 from tests.server.conftest import House
-from tests.tenancy.quotas.limited import Clock
+from tests.tenancy.limited import Clock
 
 TWO = Quota(registrations_per_minute=2)
 Put = Callable[..., Any]

@@ -16,11 +16,11 @@ from lora_serve.core.errors import InternalError
 from lora_serve.core.stats import EMPTY, ReplicaState, ReplicaStats, SlotInfo, merged
 from lora_serve.core.tenant import Role
 from lora_serve.server.upkeep import record_residency
-from lora_serve.tenancy.usage.metering import summed
+from lora_serve.tenancy.metering import summed
 from tests.mock_engine import TIMINGS, MockReply
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.conftest import BASE, House
-from tests.tenancy.quotas.limited import Clock
+from tests.tenancy.limited import Clock
 
 
 async def usage(http: aiohttp.ClientSession, **query: str) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ async def test_figures_of_many_are_added_up_beside_the_event_loop(
         assert go_on.wait(60), "nobody else was served meanwhile"
         return summed(*given)
 
-    monkeypatch.setattr("lora_serve.server.admin.usage.summed", slowly)
+    monkeypatch.setattr("lora_serve.server.admin.records.summed", slowly)
     adding = asyncio.create_task(usage(admin, by=""))
     await begun.wait()
     assert (await complete(http, new_key("acme"))).status == 200

@@ -11,11 +11,11 @@ import pytest
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.figures import LoadTimes
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.stats import AdapterCounters
-from lora_serve.core.tier_stats import LoadTimes
 from lora_serve.server.admin.card import adapter_card, figures_of
-from lora_serve.server.answers.json_answer import written
+from lora_serve.server.answers import written
 from tests.mock_engine import MockEngineClient
 
 NOTHING = SmokeTestResult(logit_change=1e-9, noise=1e-9, logit_scale=4.0)

@@ -16,8 +16,8 @@ from lora_serve.core.errors import ConflictError
 from lora_serve.core.messages import Resize, Tune
 from lora_serve.core.setting_types import YEAR
 from lora_serve.core.settings import Settings
+from lora_serve.server.admin.protocol import LimitFields
 from lora_serve.server.app import build_app
-from lora_serve.server.schemas.admin import LimitFields
 from tests.server.conftest import ADMIN
 
 

@@ -9,9 +9,8 @@ import aiohttp
 import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.server.admin.engine import redis_card
+from lora_serve.server.admin.engine import JournalCard, RedisCard, redis_card
 from lora_serve.server.lifecycle import MAX_RESTARTS, EngineHistory
-from lora_serve.server.schemas.answers.admin import JournalCard, RedisCard
 from tests.server.conftest import ADMIN
 
 PATH = "/admin/engine/health"

@@ -84,7 +84,9 @@ async def test_search_finds_by_words_of_id_tenant_and_alias_and_by_the_beginning
 async def test_order_is_by_the_figure_that_is_asked_for_then_by_name(admin: aiohttp.ClientSession, house: Any) -> None:
     catalog = house.services.catalog
     for name, letter, rank, size in (("a", "a", 4, 300), ("b", "b", 16, 100), ("c", "c", 4, 200)):
-        catalog.add(Registration(id=name), replace(version(letter), rank=rank, num_bytes=size, created=float(size)))
+        Registration(id=name).commit(
+            catalog.ledger, replace(version(letter), rank=rank, num_bytes=size, created=float(size))
+        )
     assert await ids(admin) == ["a", "b", "c"]
     assert await ids(admin, order="desc") == ["c", "b", "a"]
     assert await ids(admin, sort="bytes") == ["a", "c", "b"]

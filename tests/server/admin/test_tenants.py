@@ -13,9 +13,9 @@ import pytest
 
 from lora_serve.core.tenant import TENANT_LIMITS
 from lora_serve.server import upkeep
+from lora_serve.server.admin.protocol import KeyQuotaFields, QuotaFields
 from lora_serve.server.route import Access
 from lora_serve.server.routes import TABLE
-from lora_serve.server.schemas.admin import KeyQuotaFields, QuotaFields
 from lora_serve.server.schemas.fields import marked
 from tests.server.admin.test_upload import form_of
 from tests.server.conftest import House

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from lora_serve.core import errors
-from lora_serve.server.answers.errors import wire_error
+from lora_serve.server.answers import wire_error
 from lora_serve.server.middleware import answer
 from lora_serve.server.route import ROUTES
 from lora_serve.server.routes import TABLE

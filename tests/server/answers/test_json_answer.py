@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lora_serve.server.answers.json_answer import as_given, compact, spaced, written
+from lora_serve.server.answers import as_given, compact, spaced, written
 
 LARGE: list[Any] = [
     list(range(10_000)),

@@ -12,7 +12,7 @@ import pytest
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import TokenGrammar
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.server.background import caller_texts
 from lora_serve.server.background.caller_texts import GrammarChecks, KnownGrammars
 from lora_serve.text.grammars import Constraint, ConstraintKind

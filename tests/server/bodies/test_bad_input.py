@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI, BadRequestError
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.bodies.json_body import check_fields
-from lora_serve.server.bodies.json_parsing import parse_json
-from lora_serve.server.schemas.generation import ChatFields, CompletionFields
+from lora_serve.server.json_body import check_fields, parse_json
+from lora_serve.server.schemas.inference import ChatFields, CompletionFields
 
 JSON = {"Content-Type": "application/json"}
 HI = [{"role": "user", "content": "Hi"}]

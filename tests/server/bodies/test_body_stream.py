@@ -14,7 +14,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import make_mocked_request
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.bodies.json_body import BodyStream
+from lora_serve.server.json_body import BodyStream
 
 MEBIBYTES = 8
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lora_serve.core.errors import CapacityError, InvalidRequestError
-from lora_serve.server.bodies.json_parsing import MAX_VALUES, fields_of, known_fields
+from lora_serve.server.json_parsing import MAX_VALUES, fields_of, known_fields
 from lora_serve.server.large_bodies import LargeBodies
 from lora_serve.server.schemas.fields import TOKEN_ID_NAMES, known_names
 

@@ -14,8 +14,8 @@ from lora_serve.core.config import ServerConfig
 from lora_serve.core.setting_groups.http import AccessLimits
 from lora_serve.core.settings import load_settings
 from lora_serve.core.tenant import Role
-from lora_serve.tenancy.audit.journal import AuditJournal
-from lora_serve.tenancy.audit.log import MAX_REFUSED, AuditLog
+from lora_serve.tenancy.audit_journal import AuditJournal
+from lora_serve.tenancy.audit_log import MAX_REFUSED, AuditLog
 from tests.server.conftest import ADMIN
 from tests.server.tenants import tenancy_of
 

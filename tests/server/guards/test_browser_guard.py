@@ -13,8 +13,8 @@ import pytest
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.setting_groups.http import BrowserSettings
+from lora_serve.core.setting_texts import WebHost, parse_host, parse_name, parse_origin
 from lora_serve.core.settings import load_settings
-from lora_serve.core.web_origin import Host, parse_host, parse_name, parse_origin
 from lora_serve.server.routes import TABLE
 from tests.server.sockets.test_framing import raw
 
@@ -295,10 +295,10 @@ class TestNamed:
 @pytest.mark.parametrize(
     ("text", "host_and_port"),
     [
-        ("A.b_c-d.", Host("a.b_c-d")),
-        ("a:0", Host("a")),
-        ("a:", Host("a")),
-        ("[0:0::1]:5", Host("::1", 5)),
+        ("A.b_c-d.", WebHost("a.b_c-d")),
+        ("a:0", WebHost("a")),
+        ("a:", WebHost("a")),
+        ("[0:0::1]:5", WebHost("::1", 5)),
         ("::1", None),
         ("[1.2.3.4]", None),
         ("a b", None),
@@ -307,7 +307,7 @@ class TestNamed:
         ("\u0661:80", None),
     ],
 )
-def test_hosts_are_read_strictly(text: str, host_and_port: Host | None) -> None:
+def test_hosts_are_read_strictly(text: str, host_and_port: WebHost | None) -> None:
     assert parse_host(text) == host_and_port
 
 

@@ -15,7 +15,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import AdapterUse
 from lora_serve.core.tenant import Caller
 from lora_serve.server.inference.resolve import AdapterResolver
-from lora_serve.server.schemas.generation import SamplingFields
+from lora_serve.server.schemas.inference import SamplingFields
 
 BASE = "tiny-base"
 INVOCATION = [7, 8]

@@ -9,7 +9,7 @@ import pytest
 
 from lora_serve.core.request import SamplingParams
 from lora_serve.server.inference.defaults import NO_DEFAULTS, SAMPLING_NAMES, known_defaults, read_defaults
-from lora_serve.server.schemas.generation import ChatFields, CompletionFields
+from lora_serve.server.schemas.inference import ChatFields, CompletionFields
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "row", "schema": {"type": "object"}}}
 SAMPLING = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "max_tokens": 5, "presence_penalty": 1.0,

@@ -13,7 +13,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.inference import prompts
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt, completion_prompts
-from lora_serve.server.schemas.generation import ChatFields, CompletionFields
+from lora_serve.server.schemas.inference import ChatFields, CompletionFields
 from lora_serve.text.tokenizer import TextModel
 
 

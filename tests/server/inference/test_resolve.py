@@ -12,9 +12,9 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.core.request import AdapterUse
 from lora_serve.core.tenant import Caller
-from lora_serve.server.adapter_set import AdapterMember, AdapterSet
+from lora_serve.server.context import AdapterMember, AdapterSet
 from lora_serve.server.inference.resolve import AdapterResolver
-from lora_serve.server.schemas.generation import SamplingFields
+from lora_serve.server.schemas.inference import SamplingFields
 
 BASE = "tiny-base"
 

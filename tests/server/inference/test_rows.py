@@ -14,8 +14,7 @@ from lora_serve.core.errors import EngineLostError
 from lora_serve.core.messages import Event, FinishEvent, LostEvent, PromptEvent, Timings, TokenEvent
 from lora_serve.core.request import FinishReason, InferenceRequest, OnCold
 from lora_serve.core.tenant import Caller
-from lora_serve.server.adapter_set import AdapterSet
-from lora_serve.server.context import RequestContext
+from lora_serve.server.context import AdapterSet, RequestContext
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.inference.rows import QUEUE_SIZE, Rows
 from lora_serve.server.services import Services

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from lora_serve.core.messages import PromptEvent, Timings
 from lora_serve.core.request import InferenceRequest
-from lora_serve.tenancy.usage.figures import AnswerUse
+from lora_serve.tenancy.usage import AnswerUse
 from tests.mock_engine import MockReply
 
 BASE = "tiny-base"

@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.anthropic import request as anthropic
-from lora_serve.server.bodies.json_body import check_fields
-from lora_serve.server.openai.responses import request as responses
-from lora_serve.server.openai.tokens import completion_fields
-from lora_serve.server.schemas.generation import ChatFields, CompletionFields
-from lora_serve.server.schemas.messages import MessageFields
-from lora_serve.server.schemas.responses import ResponseFields
-from lora_serve.server.schemas.tokenize import GenerateFields
+from lora_serve.server.anthropic import serving as anthropic
+from lora_serve.server.anthropic.protocol import MessageFields
+from lora_serve.server.json_body import check_fields
+from lora_serve.server.openai.responses import serving as responses
+from lora_serve.server.openai.responses.protocol import ResponseFields
+from lora_serve.server.openai.tokens import GenerateFields, completion_fields
+from lora_serve.server.schemas.inference import ChatFields, CompletionFields
 from lora_serve.text.chat import parse_messages
 
 WORDS = st.sampled_from((

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lora_serve.server.anthropic import request
-from lora_serve.server.openai.responses.request import messages_of
+from lora_serve.server.anthropic import serving
+from lora_serve.server.openai.responses.serving import messages_of
 
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
@@ -57,7 +57,7 @@ def test_blocks_of_a_turn_are_one_message_and_results_come_apart() -> None:
         {"type": "text", "text": "And"},
         {"type": "text", "text": "now?"},
     ]
-    assert request.messages_of(
+    assert serving.messages_of(
         [{"role": "assistant", "content": turn}, {"role": "user", "content": results}], None
     ) == [
         {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [in_chat(1)]},

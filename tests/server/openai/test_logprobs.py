@@ -11,7 +11,7 @@ import pytest
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.messages import TokenLogprobs
 from lora_serve.server.inference import requests
-from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, completion_logprobs, prompt_logprobs
+from lora_serve.server.schemas.generated import TokenSpeller, chat_logprobs, completion_logprobs, prompt_logprobs
 from lora_serve.text.tokenizer import TextModel
 
 UNLIKELY = TokenLogprobs(7, -3.0, 4, ((10, -0.1), (11, -0.2), (12, -0.3)))

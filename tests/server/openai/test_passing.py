@@ -12,13 +12,13 @@ import aiohttp
 import pytest
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.anthropic import request as messages
-from lora_serve.server.bodies.json_body import check_fields
-from lora_serve.server.openai.responses import request as responses
+from lora_serve.server.anthropic import serving as messages
+from lora_serve.server.anthropic.protocol import MessageFields
+from lora_serve.server.json_body import check_fields
+from lora_serve.server.openai.responses import serving as responses
+from lora_serve.server.openai.responses.protocol import ResponseFields
 from lora_serve.server.schemas.fields import Ignored, Refused, marked
-from lora_serve.server.schemas.generation import ChatFields
-from lora_serve.server.schemas.messages import MessageFields
-from lora_serve.server.schemas.responses import ResponseFields
+from lora_serve.server.schemas.inference import ChatFields
 
 SAID = [{"role": "user", "content": "x"}]
 REGEX = {"regex": "a+"}

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from lora_serve.core.messages import PromptEvent, Timings
-from lora_serve.server.answers.json_answer import PIECE
+from lora_serve.server.answers import PIECE
 from lora_serve.server.openai.answering import TURN, _stream, _Turns, _write
 from lora_serve.text.output import Piece
 

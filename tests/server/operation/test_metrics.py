@@ -12,9 +12,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.core.errors import NotReadyError, NumericalError
+from lora_serve.core.figures import EvictionReason, TierStats
 from lora_serve.core.messages import Timings
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, EngineStats, SpeculationStats
-from lora_serve.core.tier_stats import EvictionReason, TierStats
 from lora_serve.server.operation.metrics import engine_families, tier_families
 from lora_serve.server.telemetry.metrics import Metrics
 from tests.mock_engine import MockReply

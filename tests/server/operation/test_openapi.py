@@ -17,7 +17,7 @@ from lora_serve.server.operation.openapi import document_of, page_of
 from lora_serve.server.route import JSON, OtherBody, RouteTable
 from lora_serve.server.routes import TABLE
 from lora_serve.server.schemas.fields import Fields
-from lora_serve.server.schemas.generation import CompletionFields
+from lora_serve.server.schemas.inference import CompletionFields
 from tests.server.answer_schemas import EVENTS, faults_of
 
 

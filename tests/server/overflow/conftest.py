@@ -20,7 +20,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.server.overflow.decision import Overflow
 from lora_serve.server.services import Services
-from lora_serve.tenancy.directory.directory import open_directory
+from lora_serve.tenancy.directory import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier
 from tests.mock_engine import MockReply

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.inference.prompts import parse_prompts
+from lora_serve.server.json_body import check_fields
 from lora_serve.server.pooling.scores import documents_of, texts_of
 from lora_serve.server.schemas.pooling import ClassifyFields, EmbeddingFields, RerankFields, ScoreFields
 

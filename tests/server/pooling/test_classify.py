@@ -29,8 +29,8 @@ def pooling() -> PoolingSpec:
 def register_head(house: Any, name: str, letter: str, num_labels: int, metadata: dict[str, Any] | None) -> None:
     """An adapter version with a head of its own."""
     summary = {"traits": {"is_additive": False, "num_labels": num_labels}}
-    house.services.catalog.add(
-        Registration(id=name, metadata=metadata), VersionEntry(0, digest(letter), 8, 10, summary, "x", 1.0)
+    Registration(id=name, metadata=metadata).commit(
+        house.services.catalog.ledger, VersionEntry(0, digest(letter), 8, 10, summary, "x", 1.0)
     )
 
 

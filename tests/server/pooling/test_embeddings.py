@@ -17,7 +17,7 @@ from lora_serve.core.errors import AdapterUnavailableError, InternalError
 from lora_serve.core.request import InferenceRequest, OnCold
 from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.server.pooling.inputs import MAX_IN_FLIGHT
+from lora_serve.server.pooling.embeddings import MAX_IN_FLIGHT
 from lora_serve.text.tokenizer import TextModel
 from tests.mock_engine import MockReply, derived_token_id
 from tests.server.conftest import BASE
@@ -365,7 +365,7 @@ async def test_tokens_and_times_are_counted(http: aiohttp.ClientSession, encoded
 async def test_default_prompt_stands_before_texts_and_not_before_token_ids(
     http: aiohttp.ClientSession, house: Any, encoded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lora_serve.text.preparation import TextPreparation
+    from lora_serve.text.tokenizer import TextPreparation
 
     monkeypatch.setattr(house.services.text, "preparation", TextPreparation("query "))
     for given in ("fox", [5, 6]):

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from lora_serve.app.launch import opened_traces
 from lora_serve.app.otel import OtelTraces, exporter_for
-from lora_serve.app.tracing import opened_traces
 from lora_serve.core.errors import ConfigError, NumericalError
 from lora_serve.server.services import Services
 from tests.http_thread import serving
@@ -207,6 +207,6 @@ def test_without_the_extra_the_flag_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def outcome_of(status: int) -> Any:
-    from lora_serve.server.telemetry.tracing import Outcome
+    from lora_serve.server.telemetry.tracing import RequestOutcome
 
-    return Outcome(status, None, {"tenant": "-"}, 0, 0, None, None)
+    return RequestOutcome(status, None, {"tenant": "-"}, 0, 0, None, None)

@@ -36,7 +36,7 @@ async def test_recorded_request_is_answered(
     body = {**recorded["body"], "model": "tiny-base"}
     if "max_tokens" in body:
         body["max_tokens"] = min(body["max_tokens"], 100)  # this model's context is smaller than what they ask for
-    with caplog.at_level(logging.INFO, "lora_serve.server.schemas.tools"):
+    with caplog.at_level(logging.INFO, "lora_serve.server.schemas.constraints"):
         status, text = await post(http, recorded["path"], body, **headers)
     assert status == 200, text
     served = {"function", "custom"} if "messages" in body else {"function"}

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.tools import tool_use
+from lora_serve.server.schemas.constraints import tool_use
 from lora_serve.text.chat import parse_messages
 from lora_serve.text.tokenizer import TextModel
 from tests.server.conftest import BASE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.text.grammars import Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_text
 from tests.attempts import in_some_attempt

@@ -6,7 +6,7 @@ import random
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from lora_serve.core.setting_groups.grammars import GrammarConfig
+from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.text.grammars.checking import parser_limits
 
 END = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lora_serve.core.extensions import names_in
+from lora_serve.core.setting_types import names_in
 from lora_serve.text import reasoning, tool_calls
 from tests.text.chat_families import FAMILIES
 from tests.text.tool_calls.templates import REASONING, TOOL_CALLS

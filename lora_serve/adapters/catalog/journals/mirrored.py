@@ -16,12 +16,15 @@ from pathlib import Path
 
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.adapters.catalog.journals.sqlite import MAX_CHANGES, SqliteJournal
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 from lora_serve.core.errors import AdapterUnavailableError, DamagedFileError
 
 MAX_HEADS = 20_000  # names of commits that are kept; a replica that was away for longer counts as behind
 _GONE = "gone:"  # prefix of the hash that stands for the key of a deleted record; no key begins so
 _log = logging.getLogger(__name__)
+Records = dict[str, str]
+# From the records so far, and those that may have changed on both sides as (ours, theirs), to the merged records.
+Merge = Callable[[Records, Mapping[str, tuple[str | None, str | None]]], Records]
 
 
 class Mirror(SqliteJournal):
@@ -115,11 +118,6 @@ def _set_aside(path: Path) -> None:
     for more in ("-wal", "-shm"):
         with suppress(FileNotFoundError):
             path.with_name(path.name + more).replace(path.with_name(f"{path.name}.damaged{more}"))
-
-
-Records = dict[str, str]
-# From the records so far, and those that may have changed on both sides as (ours, theirs), to the merged records.
-Merge = Callable[[Records, Mapping[str, tuple[str | None, str | None]]], Records]
 
 
 class MirroredJournal:

@@ -14,7 +14,7 @@ from typing import Any
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.stores.database import Database, Schema
-from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.adapters.stores.files import StoreMonitor
 
 SCHEMA_VERSION = 3
 MAX_CHANGES = 10_000  # generations that are kept for followers

@@ -11,7 +11,7 @@ Numpy alone, so that checking an adapter loads no torch (saved.py has what needs
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -57,3 +57,21 @@ METHODS: Mapping[str, LowRankMethod] = MappingProxyType(
     {adalora.PEFT_TYPE: adalora, loha.PEFT_TYPE: loha, lokr.PEFT_TYPE: lokr, vera.PEFT_TYPE: vera}
 )
 GAIN_METHODS: Mapping[str, GainMethod] = MappingProxyType({ia3.PEFT_TYPE: ia3})
+
+
+def sort_tensors(
+    method: Method, tensors: Iterable[str], targets: Mapping[str, LinearShape]
+) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """module ("": the whole model) -> role -> tensor, and the reasons why tensors are refused."""
+    names: dict[str, dict[str, str]] = {}
+    reasons = []
+    for name in tensors:
+        match = method.ROLES.match(name)
+        module = "" if match is None else match["module"] or ""
+        if match is None or (module and module not in targets):
+            reasons.append(f"tensor {name[:200]!r} belongs to no layer that the config targets")
+        elif match["role"] in names.setdefault(module, {}):
+            reasons.append(f"tensor {name[:200]!r} is there twice under two names")
+        else:
+            names[module][match["role"]] = name
+    return names, reasons

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lora_serve.adapters.checkpoint.methods.factors import Arrays, Factors, Shapes, misfits, rounded, tensor_names, wide
-from lora_serve.adapters.checkpoint.peft_fields import Settings, show, words
+from lora_serve.adapters.checkpoint.peft_fields import MethodFields, show, words
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import LinearShape
 
@@ -44,7 +44,7 @@ class AdaLoraConfig:
 
 
 def parse(table: Mapping[str, Any]) -> AdaLoraConfig:
-    settings = Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
+    settings = MethodFields(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
     if table.get("r") is not None:
         settings.integer("r")  # LoRA's, which AdaLoRA does not read
     init_r, alpha = settings.rank("init_r"), settings.number("lora_alpha")
@@ -72,7 +72,7 @@ def factors(plan: AdaLoraConfig, module: str, tensors: Arrays, in_features: int,
     return rounded(parts["lora_A"] * parts["lora_E"], parts["lora_B"].T, plan.scale(module), module)
 
 
-def _ranks(settings: Settings, init_r: int) -> dict[str, int]:
+def _ranks(settings: MethodFields, init_r: int) -> dict[str, int]:
     """rank_pattern: "<module>.lora_E" -> for each of the init_r directions, whether it was kept."""
     ranks = {}
     for key, mask in settings.mapping("rank_pattern"):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lora_serve.adapters.checkpoint.methods.factors import Arrays, Shapes, misfits, tensor_names
 from lora_serve.adapters.checkpoint.module_patterns import Pattern, match_names
-from lora_serve.adapters.checkpoint.peft_fields import Settings, words
+from lora_serve.adapters.checkpoint.peft_fields import MethodFields, words
 from lora_serve.core.model_spec import LinearShape
 
 PEFT_TYPE = "IA3"
@@ -34,7 +34,7 @@ class Gains:
 
 def parse(table: Mapping[str, Any]) -> tuple[str, ...] | str:
     """The feed-forward modules: endings of their paths, or a regex."""
-    settings = Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
+    settings = MethodFields(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
     endings = settings.names_or_regex("feedforward_modules")
     settings.finish()
     return endings

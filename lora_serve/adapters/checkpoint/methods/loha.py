@@ -25,7 +25,7 @@ from lora_serve.adapters.checkpoint.methods.factors import (
     wide,
 )
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
-from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, RankTable, Settings, plan, read, words
+from lora_serve.adapters.checkpoint.peft_fields import PATTERN_KEYS, MethodFields, RankTable, plan, read, words
 
 __all__ = ["HARMLESS", "PEFT_TYPE", "ROLES", "UNDERSTOOD", "bind", "factors", "parse", "plan"]
 
@@ -36,7 +36,7 @@ ROLES = tensor_names("hada_w[12]_[ab]|hada_t[12]")  # t: convolutions
 
 
 def parse(table: Mapping[str, Any]) -> RankRules:
-    return read(Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD))
+    return read(MethodFields(table, PEFT_TYPE, HARMLESS | UNDERSTOOD))
 
 
 def bind(plan: RankTable, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.adapters.checkpoint.methods.factors import Arrays, Factors, Shapes, misfits, rounded, wide
-from lora_serve.adapters.checkpoint.peft_fields import Settings, words
+from lora_serve.adapters.checkpoint.peft_fields import MethodFields, words
 from lora_serve.core.model_spec import LinearShape
 
 PEFT_TYPE = "VERA"
@@ -43,7 +43,7 @@ class VeraPlan:
 
 
 def parse(table: Mapping[str, Any]) -> VeraConfig:
-    settings = Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
+    settings = MethodFields(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
     config = VeraConfig(
         r=settings.rank("r"),
         projection_prng_key=settings.integer("projection_prng_key"),

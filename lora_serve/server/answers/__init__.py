@@ -1,1 +1,0 @@
-"""Answers: errors in OpenAI's form, large JSON, headers of every answer."""

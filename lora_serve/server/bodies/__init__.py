@@ -1,1 +1,0 @@
-"""Request bodies: read to their ends, decoded, parsed and checked."""

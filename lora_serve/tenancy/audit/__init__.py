@@ -1,1 +1,0 @@
-"""The audit log: one durable line per admin act, shown by every replica."""

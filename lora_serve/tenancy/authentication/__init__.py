@@ -1,1 +1,0 @@
-"""Authentication: API key -> Caller."""

@@ -1,1 +1,0 @@
-"""The directory of tenants and API keys."""

@@ -1,1 +1,0 @@
-"""Limits per minute and limits of concurrency, of tenants and of keys."""

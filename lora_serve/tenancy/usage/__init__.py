@@ -1,1 +1,0 @@
-"""Usage per tenant, adapter and key: counted, kept, shared among replicas."""
