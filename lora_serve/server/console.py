@@ -81,7 +81,7 @@ async def get_index(request: web.Request) -> web.StreamResponse:
 
 
 async def get_about(request: web.Request) -> web.StreamResponse:
-    """The facts that the console's page needs before a key is given."""
+    """The facts that the console's page needs before anybody has signed in."""
     services = request.app[SERVICES]
     if not is_on(services.config):
         return _off()
