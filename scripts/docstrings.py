@@ -34,11 +34,11 @@ DIALECT: dict[str, tuple[str, int, int | None]] = {
     "habits": ("n-gram cache", 0, 0),
     "look": ("view, snapshot, read", 7, None),
     "news": ("changes, updates", 0, 0),
-    "nobody": ("no client, no request, none", 0, 15),
-    "room": ("capacity, free bytes", 9, None),
+    "nobody": ("no client, no request, none", 0, 10),
+    "room": ("capacity, free bytes", 6, None),
     "told": ("reported, sent", 1, None),
     "way": ("path, route, upstream", 2, None),
-    "whoever": ("the client that, the caller that", 0, 8),
+    "whoever": ("the client that, the caller that", 0, 0),
 }
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _TITLE = re.compile(r"^#+ (.+)$", re.M)

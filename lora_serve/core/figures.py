@@ -70,7 +70,7 @@ def added(one: Any, other: Any) -> Any:
         return other if one is None else one
     if isinstance(one, Mapping):
         return {**one, **{key: added(one[key], value) if key in one else value for key, value in other.items()}}
-    if not is_dataclass(one):
+    if not is_dataclass(type(one)):
         return one + other
     kind: type = type(one)
     return replace(one, **{name: _merged(one, other, name, marks) for name, marks in marks_of(kind).items()})
@@ -90,7 +90,7 @@ def counters_of(figures: Any) -> Any:
     """The figures that count from the engine's start on, without what it holds and does now."""
     if isinstance(figures, Mapping):
         return {key: counters_of(value) for key, value in figures.items()}
-    if not is_dataclass(figures):
+    if not is_dataclass(type(figures)):
         return figures
     kind: type = type(figures)
     marks = marks_of(kind)

@@ -22,7 +22,6 @@ from lora_serve.core.batch import (
     RowOutput,
     SampleInput,
     SlotRef,
-    memory_load,
 )
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError
@@ -96,7 +95,6 @@ class ActivationProbe:
         return Row(sequence_id, (0,) * count, keys - count, table, adapters, _SAMPLED, None)
 
     def _peak(self, *rows: Row) -> int:
-        assert memory_load(rows).num_tokens > 0
         return peak_bytes(self.device, lambda: self.run(Batch(rows, (self.block,))))
 
 
