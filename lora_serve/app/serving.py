@@ -9,10 +9,9 @@ import gc
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, ChatTemplates
 from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable
@@ -22,7 +21,6 @@ from lora_serve.app.shutdown import drain, give_up
 from lora_serve.app.warm_up import Preparation
 from lora_serve.client.base import EngineClient
 from lora_serve.core.config import AdapterConfig, ServerConfig
-from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.process import noted_server
 from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.core.settings import Settings
@@ -45,7 +43,7 @@ from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import Accounting
 from lora_serve.tenancy.admin_key import AdminKey, load_admin_key
 from lora_serve.tenancy.authenticator import Authenticator, KeyTable, auth_required
-from lora_serve.text.adapter_template import TemplateProcesses, trial_faults
+from lora_serve.text.adapter_template import TemplateProcesses, base_templates
 from lora_serve.text.tokenizer import TextModel
 
 _log = logging.getLogger(__name__)
@@ -116,24 +114,6 @@ def overflow_of(config: OverflowConfig, client: EngineClient, metrics: Metrics, 
     if not config.neighbours:
         return None
     return Overflow(config, client, metrics.registry, keys.directory.may_leave)
-
-
-def base_templates(text: TextModel, spec: ModelSpec, processes: TemplateProcesses, rule: str) -> BaseTemplates | None:
-    """The base's chat template, with which adapters' own are compared; None for a model that has no chats."""
-    if spec.pooling is not None:
-        return None
-    own = ChatTemplates(text.template.texts, text.template.special_tokens)
-
-    def faults_in_chats(found: ChatTemplates) -> Mapping[str, str]:
-        return trial_faults(processes, found.texts, {**own.special_tokens, **found.special_tokens})
-
-    return BaseTemplates(
-        own,
-        processes.fault_in,
-        faults_in_chats,
-        is_token=lambda token: text.token_id(token) is not None,
-        are_kept=rule != "off",
-    )
 
 
 async def run(

@@ -29,7 +29,6 @@ from lora_serve.adapters.registration.verification import (
     traits_of,
 )
 from lora_serve.adapters.sources.folder import copy_files
-from lora_serve.app.serving import base_templates
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
 from lora_serve.core.config import EngineConfig, ModelConfig
@@ -39,7 +38,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.logs import configure_logging
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.lora.validation import check_values
-from lora_serve.text.adapter_template import TemplateProcesses
+from lora_serve.text.adapter_template import TemplateProcesses, base_templates
 from lora_serve.text.tokenizer import TextModel
 
 

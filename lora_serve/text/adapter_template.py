@@ -7,14 +7,19 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, ChatTemplates
 from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError
 from lora_serve.core.worker_processes import CLOSED, Worker, WorkerPool
 from lora_serve.text.marked import Marked, Marks, packed
 from lora_serve.text.template import ChatTemplate, TemplateInput, cut_continued
+
+if TYPE_CHECKING:
+    from lora_serve.core.model_spec import ModelSpec
+    from lora_serve.text.tokenizer import TextModel
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"  # names of templates, as transformers has them
 _WORKER = "lora_serve.text.template_worker"
@@ -174,3 +179,21 @@ def _fault(processes: TemplateProcesses, name: str, source: str, special_tokens:
         else:
             return None
     return first and f"no chat can be written with it: {first}"
+
+
+def base_templates(text: TextModel, spec: ModelSpec, processes: TemplateProcesses, rule: str) -> BaseTemplates | None:
+    """The base's chat template, with which adapters' own are compared; None for a model that has no chats."""
+    if spec.pooling is not None:
+        return None
+    own = ChatTemplates(text.template.texts, text.template.special_tokens)
+
+    def faults_in_chats(found: ChatTemplates) -> Mapping[str, str]:
+        return trial_faults(processes, found.texts, {**own.special_tokens, **found.special_tokens})
+
+    return BaseTemplates(
+        own,
+        processes.fault_in,
+        faults_in_chats,
+        is_token=lambda token: text.token_id(token) is not None,
+        are_kept=rule != "off",
+    )

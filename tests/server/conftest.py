@@ -22,7 +22,6 @@ from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
 from lora_serve.adapters.sources.table import SourceTable, build_sources
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.app.serving import base_templates
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import KernelDescription, LinearShape, ModelSpec
@@ -35,7 +34,7 @@ from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.authenticator import Authenticator, KeyTable
 from lora_serve.tenancy.directory import Directory, open_directory
-from lora_serve.text.adapter_template import TemplateProcesses
+from lora_serve.text.adapter_template import TemplateProcesses, base_templates
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier
 from tests.mock_engine import MockEngineClient
