@@ -19,7 +19,8 @@ from tests.redis_server import RedisServer
 from tests.stateful.history import TENANTS, an_act
 
 FILES = re.compile(
-    r"(catalog|mirror|tenants|tenants-mirror|usage|audit)\.sqlite3(-wal|-shm)?|replica|lock|position(\.new)?|admin_key|hot\.json(\.new)?|cache|"
+    r"(catalog|mirror|tenants|tenants-mirror|usage|audit)\.sqlite3(-wal|-shm)?|replica|lock|reserve|position(\.new)?|"
+    r"admin_key|hot\.json(\.new)?|cache|"
     r"(cache/)?(tmp|blobs|blobs/[0-9a-f]{64}(/(adapter_config|named-[0-9a-f]{32})\.json|/adapter_model\.safetensors)?)"
 )
 

@@ -89,9 +89,10 @@ def assert_sane(name: str, value: Any) -> None:
             assert -(2**63) <= item < 2**63
         if isinstance(item, str | Path):
             text = str(item)
-            assert 0 < len(text) <= 4096
+            assert len(text) <= 4096
+            assert text or Settings.model_fields[name].default == ""
             assert text.isprintable()
-            assert text.encode()
+            assert text.encode().decode() == text
 
 
 def some(values: Sequence[T], name: str) -> Sequence[T]:

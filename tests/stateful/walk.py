@@ -135,14 +135,14 @@ class Walk(RuleBasedStateMachine):
         status = change(after)
         if not self._has_room(after):
             return
-        if self.num_programs > 1:
-            self._wait_until_all_know()
         before, self.expected = self.expected, after
         asked = [(name, self.threads.submit(self._send, next(self.turn), name, None)) for name in NAMES]
         reply = next(self.turn).call(method, path, body)
         assert reply.status == status, f"{reply.status} {reply.text}, not {status}"
         for name, future in asked:
             self._check(future.result(), name, None, [before.meaning_of(name), after.meaning_of(name)], before)
+        if self.num_programs > 1:
+            self._wait_until_all_know()
 
     def _has_room(self, after: Expected, more: set[int] = frozenset()) -> bool:
         """Whether a slot stays free beside what is pinned before or after and what streams hold."""

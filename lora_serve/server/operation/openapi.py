@@ -56,7 +56,8 @@ def document_of(table: RouteTable) -> dict[str, Any]:
     given = dict.fromkeys(kind for route in table.routes for one in (route.answer, route.event) for kind in _all(one))
     refs, definitions = models_json_schema([(model, "validation") for model in asked], ref_template=_REFS)
     schemas: dict[Any, Mapping[str, Any]] = {model: ref for (model, _), ref in refs.items()}
-    described, components = msgspec.json.schema_components([*given, Error], ref_template=_REFS.format(model="{name}"))
+    described, found = msgspec.json.schema_components([*given, Error], ref_template=_REFS.format(model="{name}"))
+    components: dict[str, Any] = _readable(found)
     schemas |= dict(zip(given, described, strict=False))
     paths: dict[str, dict[str, Any]] = {}
     for route in table.routes:
@@ -84,6 +85,18 @@ def _shown(component: dict[str, Any]) -> dict[str, Any]:
     is_there = {*component.get("required", ()), *(name for name, field in properties.items() if "default" in field)}
     shown = {name: {key: item for key, item in field.items() if key != "default"} for name, field in properties.items()}
     return {**component, "properties": shown, "required": [name for name in properties if name in is_there]}
+
+
+def _readable(part: Any) -> Any:
+    """A part of a schema as generators of clients read it: an array has a schema of its items (where a tuple ends is
+    said by `maxItems`, too), and a choice of truth values is a boolean.
+    """
+    if isinstance(part, dict):
+        plain = {key: _readable(value) for key, value in part.items()}
+        if plain.get("type") == "array":
+            plain["items"] = plain.get("items") or {}
+        return {"type": "boolean"} if plain.get("enum") in ([True], [False]) else plain
+    return [_readable(value) for value in part] if isinstance(part, list) else part
 
 
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
