@@ -117,7 +117,7 @@ async def test_bodies_whose_clients_left_leave_their_room(http: aiohttp.ClientSe
 
 def test_tenant_leaves_room_for_others() -> None:
     bodies = LargeBodies(max_bytes=1_000_000, max_of_tenant=600_000)
-    with bodies.memory_for("acme") as first, bodies.room("acme") as second, bodies.room("other") as third:
+    with bodies.memory_for("acme") as first, bodies.memory_for("acme") as second, bodies.memory_for("other") as third:
         first(500_000)
         second(100_000)
         with pytest.raises(CapacityError):
@@ -125,7 +125,7 @@ def test_tenant_leaves_room_for_others() -> None:
         third(400_000)
         with pytest.raises(CapacityError):
             third(400_001)
-    with bodies.memory_for("acme") as again, bodies.room("acme") as beside:
+    with bodies.memory_for("acme") as again, bodies.memory_for("acme") as beside:
         again(600_000)
         with pytest.raises(CapacityError):
             beside(100_000)
