@@ -16,8 +16,8 @@ PACKAGE = Path(lora_serve.__file__).parent
 def test_no_setting_is_one_that_nobody_reads() -> None:
     nodes = [node for file in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    fields_within = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "within"]
-    read |= {ast.literal_eval(call.args[0]) for call in fields_within}  # a field's limit goes by the setting's name
+    limited = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "limited_by"]
+    read |= {ast.literal_eval(call.args[0]) for call in limited}  # a field's limit goes by the setting's name
     assert set(Settings.model_fields) - {"config"} <= read
 
 

@@ -101,7 +101,7 @@ def check_bad_words(value: list[str]) -> list[str]:
     return value
 
 
-def within(setting: str, what: str, size: Callable[[Any], int] = int) -> AfterValidator:
+def limited_by(setting: str, what: str, size: Callable[[Any], int] = int) -> AfterValidator:
     """The check of a field's size against a limit of the server; -1: there is none."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
@@ -171,11 +171,13 @@ TemplateValues = Annotated[dict[str, Any], BeforeValidator(as_template_values)]
 Documents = Annotated[list[dict[str, Any]], BeforeValidator(lambda value: as_template_values({"": value})[""])]
 Bytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=1, le=2**50)]
 TokenId = Annotated[int, Field(ge=0)]
-StopIds = Annotated[list[TokenId], FailFast(), within("max_stop_token_ids", "ids", len)]
+StopIds = Annotated[list[TokenId], FailFast(), limited_by("max_stop_token_ids", "ids", len)]
 AllowedIds = Annotated[list[TokenId], FailFast(), AfterValidator(check_allowed_ids)]
 BadWords = Annotated[list[str], FailFast(), AfterValidator(check_bad_words)]
-NumChoices = Annotated[int, Field(ge=1), within("max_n", "answers to one prompt")]
-NumLogprobs = Annotated[int, Field(ge=-1), within("max_logprobs", "alternatives per token")]  # -1: the whole vocabulary
+NumChoices = Annotated[int, Field(ge=1), limited_by("max_n", "answers to one prompt")]
+NumLogprobs = Annotated[
+    int, Field(ge=-1), limited_by("max_logprobs", "alternatives per token")
+]  # -1: the whole vocabulary
 
 
 @dataclass(frozen=True, slots=True)
