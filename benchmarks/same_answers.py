@@ -47,6 +47,7 @@ MASKS = (
     (re.compile(rb"call_[0-9a-f]{24}|[0-9]{14}-[0-9a-f]{8}-[0-9]{9}|(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])"), b"ID"),
     (re.compile(rb'[a-z0-9]{12}(?=", "object": "api_key")|(?<=/)[a-z0-9]{12}(?=")'), b"ID"),
     (re.compile(rb"(?<=,)[0-9.]+(?=[,\r])"), b"N"),  # of CSV
+    (re.compile(rb'"version": ?"[0-9]+\.[0-9]+\.[0-9]+"'), b'"version":M'),  # of the program
 )
 CHOICE = re.compile(rb'"choices":\[{"index":([0-9]+)')
 

@@ -23,10 +23,9 @@ def serving(app: web.Application, tls: ssl.SSLContext | None = None) -> Iterator
         return int(runner.addresses[0][1])
 
     async def end() -> None:
-        transports = [one.transport for one in runner.server.connections] if runner.server else []
         await runner.cleanup()
-        for transport in filter(None, transports):  # it may still have bytes for a client that left
-            transport.abort()
+        for transport in list(loop._transports.values()):  # type: ignore[attr-defined]
+            transport.abort()  # it may still have bytes for a client that left; aiohttp may have let go of it before
         await asyncio.sleep(0)  # they are closed in the loop's next turn
 
     thread = threading.Thread(target=loop.run_forever)
