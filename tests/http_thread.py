@@ -24,9 +24,10 @@ def serving(app: web.Application, tls: ssl.SSLContext | None = None) -> Iterator
 
     async def end() -> None:
         await runner.cleanup()
-        for transport in list(loop._transports.values()):  # type: ignore[attr-defined]
-            transport.abort()  # it may still have bytes for a client that left; aiohttp may have let go of it before
-        await asyncio.sleep(0)  # they are closed in the loop's next turn
+        for _ in range(5):  # turns of the loop: one that was accepted last has its transport some turns later
+            for transport in list(loop._transports.values()):  # type: ignore[attr-defined]
+                transport.abort()  # it may still have bytes for a client that left, or aiohttp may not know it yet
+            await asyncio.sleep(0)
 
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
