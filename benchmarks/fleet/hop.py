@@ -7,7 +7,7 @@ Both servers are up all the time and are asked in turn, who begins changes with 
 for nothing. `ratio`: the median over the rounds of the fleet's output tokens per second by the other's; `later_ms`: of
 the difference of the median first token. Processor time is of all processes of a server, Ray's own among them; what
 the idle one used meanwhile is `idle_cores`. A step of the demo's model takes 1 to 3 ms; models of random weights
-(`lora_serve/random_weights/shapes.py`) take longer.
+(`lora_serve/random_weights/`) take longer.
 """
 
 from __future__ import annotations

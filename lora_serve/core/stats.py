@@ -295,7 +295,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     num_blocks: int = 0  # of KV
     num_free_blocks: int = 0
     load_tokens: int = 0  # tokens that it computes in the time that the load of an adapter takes; 0: not known yet
-    prefix_roots: tuple[int, ...] = ()  # of prompts that it has computed lately: `routing/request.py`
+    prefix_roots: tuple[int, ...] = ()  # of prompts that it has computed lately: `routing/fleet_view.py`
     is_host_full: bool = False  # one more adapter there, and another has to leave host memory
 
 

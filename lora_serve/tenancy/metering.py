@@ -1,7 +1,7 @@
 """Usage on its way to the journal: counted in memory, written in batches, and given to the other replicas.
 
 A crash loses the counts since the last batch, `flush_seconds` at most. Nothing is ever counted twice: see
-journal.py and exchange.py.
+usage.py and shared.py.
 """
 
 from __future__ import annotations

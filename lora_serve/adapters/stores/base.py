@@ -41,7 +41,7 @@ class AdapterStore(RecordStore, Protocol):
     """
 
     def put(self, digest: str, folder: Path) -> None:
-        """Keep the folder's files (`digest.content_names`) durably; a no-op if they are there already and sound.
+        """Keep the folder's files (`content_names`) durably; a no-op if they are there already and sound.
 
         `folder` must be private to the caller, hold what `digest` names, and never be written to again:
         a store may link its files instead of copying them.

@@ -252,7 +252,7 @@ class ChatFields(SamplingFields, UnservedChatFields):
     documents: Documents = []
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     include_reasoning: bool = True
-    tools: ObjectsOrNull = None  # with `tool_choice` checked by schemas/tools.py
+    tools: ObjectsOrNull = None  # with `tool_choice` checked by schemas/constraints.py
     tool_choice: TextOrObject = None
     parallel_tool_calls: bool = True
 

@@ -136,7 +136,7 @@ class HttpConnection(RequestHandler):
     __slots__ = ("_body", "_half_closed", "_line", "_root_path")
 
     def __init__(self, server: web.Server, **options: Any) -> None:
-        super().__init__(server, auto_decompress=False, **options)  # bodies/json_body.py decodes, and checks
+        super().__init__(server, auto_decompress=False, **options)  # json_body.py decodes, and checks
         self._root_path: str = getattr(server, "root_path", "")  # aiohttp's own servers have none
         self._body: StreamReader = EMPTY_PAYLOAD  # of the last request that was read
         self._line = b""  # the beginning of a request of which no more has come
