@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.loading.blobs import StoredBlobs
+from lora_serve.adapters.stores.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.figures import LoadTimes
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.local import AdapterReader
+from lora_serve.model.adapter_reader import AdapterReader
 from lora_serve.model.build import build_model
 
 ROUNDS = 15

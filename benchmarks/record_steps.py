@@ -26,8 +26,7 @@ from benchmarks.checkpoints import make_checkpoints
 from benchmarks.report import machine
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.weights import read_weights
-from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.loading.loader import LoadFinished
+from lora_serve.adapters.stores.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.commands.demo import DATA
 from lora_serve.core.adapter import AdapterRef
@@ -36,7 +35,8 @@ from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import build_engine
-from lora_serve.engine_host.local import AdapterReader
+from lora_serve.engine.loader import LoadFinished
+from lora_serve.model.adapter_reader import AdapterReader
 from lora_serve.model.build import build_model
 from lora_serve.simulate.profiles import LearnedSteps
 

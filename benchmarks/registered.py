@@ -24,7 +24,6 @@ from lora_serve.adapters.catalog.edits import Registration, new_entry
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.state import saved
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
@@ -33,6 +32,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine, build_engine
+from lora_serve.engine.loader import LoadFinished
 
 T = TypeVar("T")
 COUNTS = (10, 100, 1_000, 10_000)

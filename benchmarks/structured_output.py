@@ -31,10 +31,10 @@ from benchmarks.alternating import CLOCK_HELP, CLOCKS, Clock, median_ratio, time
 from benchmarks.checkpoints import SHAPES, make_checkpoints
 from benchmarks.report import machine
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
+from lora_serve.core.constraints import GrammarCompiled
 from lora_serve.core.messages import FinishEvent, TokenEvent
 from lora_serve.core.request import InferenceRequest, SamplingParams, TokenGrammar
 from lora_serve.core.settings import Settings
-from lora_serve.engine.constraints import GrammarCompiled
 from lora_serve.engine.engine import build_engine
 from lora_serve.model.build import build_model
 from lora_serve.text.grammars.matcher import GrammarConstraint, GrammarConstraints

@@ -8,7 +8,7 @@ from typing import Any
 from lora_serve.adapters.checkpoint.content import read_content
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.weights import parse_checked
-from lora_serve.adapters.loading.blobs import Blobs, StoredBlobs, fetch_timed
+from lora_serve.adapters.stores.blobs import Blobs, StoredBlobs, fetch_timed
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.figures import LoadTimes
 from lora_serve.core.model_spec import ModelSpec

@@ -13,17 +13,17 @@ from typing import Any
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.weights import convert_to_plain_lora, read_weights
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.adapters.registration.verification import traits_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
+from lora_serve.core.constraints import GrammarCompiled
 from lora_serve.core.errors import InvalidAdapterError, LoraServeError
 from lora_serve.core.messages import ErrorEvent, FinishEvent, PooledEvent, PromptEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, PoolingParams, SamplingParams
 from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.core.settings import Settings
-from lora_serve.engine.constraints import GrammarCompiled
 from lora_serve.engine.engine import build_engine
+from lora_serve.engine.loader import LoadFinished
 from lora_serve.model.build import build_model
 from lora_serve.text.grammars.matcher import GrammarConstraints
 from lora_serve.text.grammars.vocabulary import Vocabularies

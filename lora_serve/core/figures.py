@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from itertools import zip_longest
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 T = TypeVar("T")
 
@@ -132,6 +132,14 @@ class LoadTimes:
     parse: float = 0.0  # to tensors, checked against the base
     fold: float = 0.0  # the base's part worked in
     copy: float = 0.0  # into a device slot, on the engine's thread
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """A fetched adapter, and where the time went."""
+
+    value: T
+    times: LoadTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lora_serve.adapters.loading.host_cache import HostCache
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import MemoryPlan
 from lora_serve.core.config import AdapterConfig, EngineConfig
+from lora_serve.core.constraints import Constraints, GrammarCompiled
 from lora_serve.core.live import EngineView
 from lora_serve.core.messages import Command, Event, StepEvent, Watch
 from lora_serve.core.model_spec import ModelSpec
@@ -20,9 +19,10 @@ from lora_serve.core.stats import EngineStats
 from lora_serve.engine.batcher import Batcher, padded_length
 from lora_serve.engine.blocks import BlockManager, PrefixCache
 from lora_serve.engine.commands import Commands
-from lora_serve.engine.constraints import Constraints, GrammarCompiled
 from lora_serve.engine.execution import Execution, Runner
 from lora_serve.engine.figures import EngineFigures
+from lora_serve.engine.host_cache import HostCache
+from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
 from lora_serve.engine.recorder import Recorder

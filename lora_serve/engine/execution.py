@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.constraints import Constraints
 from lora_serve.core.errors import AdapterUnavailableError, DeviceMemoryError, InternalError, LoraServeError
 from lora_serve.core.messages import SmokeTestResult
-from lora_serve.engine.constraints import Constraints
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.step_rows import MemoryGuard
 from lora_serve.engine.swapping import Swapping

@@ -12,10 +12,10 @@ from typing import Any
 
 from lora_serve.core import live
 from lora_serve.core.batch import Batch
+from lora_serve.core.constraints import Constraints
 from lora_serve.core.messages import Watch
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats
 from lora_serve.engine.blocks import BlockManager
-from lora_serve.engine.constraints import Constraints
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.scheduler import Scheduler

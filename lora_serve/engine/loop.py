@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lora_serve.adapters.loading.loader import LoadFinished
+from lora_serve.core.constraints import GrammarCompiled
 from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError, overload
 from lora_serve.core.live import Call
 from lora_serve.core.messages import (
@@ -28,9 +28,9 @@ from lora_serve.core.messages import (
     Unpin,
     Watch,
 )
-from lora_serve.engine.constraints import GrammarCompiled
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.engine import Engine
+from lora_serve.engine.loader import LoadFinished
 
 _log = logging.getLogger(__name__)
 FAILURE = "The engine failed; the request was ended."

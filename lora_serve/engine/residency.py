@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from lora_serve.adapters.checkpoint.content import DUMMY_DIGEST
-from lora_serve.adapters.loading.host_cache import HostCache
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError
@@ -18,6 +16,8 @@ from lora_serve.core.messages import Resize
 from lora_serve.core.stats import AdapterCounters
 from lora_serve.core.tenant import TenantBudget
 from lora_serve.engine.counters import CacheCounters, LoadEstimate
+from lora_serve.engine.host_cache import HostCache
+from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.slots import SlotTable
 

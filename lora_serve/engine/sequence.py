@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
+from lora_serve.core.constraints import TokenConstraint
 from lora_serve.core.messages import (
     ErrorEvent,
     Event,
@@ -20,7 +21,6 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.model_spec import ONE_ROPE, LongRope
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest
-from lora_serve.engine.constraints import TokenConstraint
 from lora_serve.engine.drafter import Drafter
 
 

@@ -15,15 +15,15 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from lora_serve.adapters.loading.blobs import Blobs, StoredBlobs
-from lora_serve.adapters.loading.loader import LOAD_TIMEOUT
-from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
+from lora_serve.adapters.stores.blobs import Blobs, StoredBlobs
 from lora_serve.adapters.stores.files import remove_folder, scratch_folder
 from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.core.blob_messages import BlobCall, BlobFolder, BlobMessage, CloseBlob, KeepBeside, OpenBlob
 from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError, contained
 from lora_serve.core.live import Call
 from lora_serve.core.messages import Reply, ReplyValue
+from lora_serve.engine.loader import LOAD_TIMEOUT
+from lora_serve.engine.watchdog_pool import WatchdogPool
 
 SCRATCH_PREFIX = "engine-"  # of folders that an engine which was killed leaves behind
 

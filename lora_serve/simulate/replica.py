@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
@@ -20,6 +19,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import ReplicaReport, report_of
 from lora_serve.engine.engine import build_engine
+from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.routing.fleet_view import RecentRoots
 from lora_serve.simulate.profiles import Profile

@@ -6,8 +6,6 @@ import sys
 import pytest
 
 TORCH_FREE = [
-    "loading.host_cache",
-    "loading.loader",
     "catalog.catalog",
     "checkpoint.peft_config",
     "checkpoint.artifact",

@@ -25,10 +25,10 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
-from lora_serve.adapters.loading.loader import Loader
 from lora_serve.app import launch, serving
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine
+from lora_serve.engine.loader import Loader
 from lora_serve.engine_host import local
 from lora_serve.engine_host.hosts import thread
 from lora_serve.model.build import ModelParts

@@ -12,7 +12,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, RowOutput
@@ -27,6 +26,7 @@ from lora_serve.core.errors import (
 from lora_serve.core.messages import Evict, FinishEvent, Pin, PromptEvent, SmokeTest, TokenEvent, Unpin
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.setting_groups.engine import QueueLimits
+from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
 from tests.engine.fake_runner import next_token

@@ -18,17 +18,18 @@ from openai import APIStatusError, AsyncOpenAI
 
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.own_tokens import BaseTokens
-from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.loading.loader import Loaded, Loader
 from lora_serve.adapters.sources.table import build_sources
+from lora_serve.adapters.stores.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.client.verifier import EngineVerifier
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig, ServerConfig
+from lora_serve.core.figures import Loaded
 from lora_serve.core.messages import Evict
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import build_engine
+from lora_serve.engine.loader import Loader
 from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.model.build import build_model

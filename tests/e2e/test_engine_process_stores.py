@@ -19,7 +19,7 @@ from tests.e2e.test_adapter_kinds import PROMPT, ask, check, register, tokens_of
 from tests.oracle import load_alone, save_adapter
 
 pytestmark = [
-    pytest.mark.nightly,  # by day: tests/engine_host/test_adapter_source.py, tests/client/test_process.py
+    pytest.mark.nightly,  # by day: tests/model/test_adapter_reader.py, tests/client/test_process.py
     pytest.mark.engines("process", alone="the engine's process is killed, and asks its server for files"),
 ]
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lora_serve.core.batch import AllowedTokens
+from lora_serve.core.constraints import GrammarCompiled
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
 from lora_serve.core.request import TokenGrammar
 from lora_serve.core.stats import ConstraintStats
-from lora_serve.engine.constraints import GrammarCompiled
 
 TOO_COMPLEX = -1  # among a step's tokens: whatever comes there, the grammar fails
 _MASK_BYTES = 256

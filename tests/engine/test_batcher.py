@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.batch import Batch
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Tune
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.batcher import Batcher, padded_length
+from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.step_cost import StepCost, StepLimits
 from tests.engine.timed_world import Arrival, TimedWorld

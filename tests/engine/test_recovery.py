@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row, RowOutput
 from lora_serve.core.config import AdapterConfig, EngineConfig
@@ -35,6 +34,7 @@ from lora_serve.core.messages import (
 )
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.engine.engine import Engine, build_engine
+from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.loop import EngineLoop, Mail
 from lora_serve.engine.sequence import Sequence
 from tests.engine.world import World, adapter

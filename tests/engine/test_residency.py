@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceMemoryError
 from lora_serve.core.figures import LoadTimes
 from lora_serve.core.messages import Evict, FinishEvent, Pin, Prefetch, Unpin
 from lora_serve.engine import counters
+from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.slots import SlotTable
 from tests.engine.world import World, adapter
 

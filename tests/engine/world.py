@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import MemoryPlan
 from lora_serve.core.config import AdapterConfig, EngineConfig
@@ -27,6 +26,7 @@ from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.setting_groups.engine import BatchLimits
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import build_engine
+from lora_serve.engine.loader import LoadFinished
 from tests.engine.fake_constraints import FakeConstraints, chosen, steps_of
 from tests.engine.fake_runner import FakeRunner, key_of_uses, next_token, pooled_vector
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.client.process import EngineProcess, ProcessEngineClient, configure_of
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
@@ -17,6 +16,7 @@ from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
+from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
 from tests.engine.world import World

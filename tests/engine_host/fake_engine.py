@@ -17,7 +17,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, RowOutput
@@ -25,6 +24,7 @@ from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import AdapterUnavailableError, ModelError
 from lora_serve.core.messages import AdapterSize, Configure, LoadRefused, Ready, ToEngine
 from lora_serve.engine.engine import Engine, build_engine
+from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.loop import Mail
 from lora_serve.engine_host.child import open_channel, run
 from lora_serve.engine_host.service import EngineService

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.adapters.checkpoint.content import adapter_digest
-from lora_serve.adapters.loading.blobs import StoredBlobs
+from lora_serve.adapters.stores.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import new_folder
 from lora_serve.core.blob_messages import BlobMessage, CloseBlob, OpenBlob

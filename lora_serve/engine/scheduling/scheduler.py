@@ -10,12 +10,12 @@ from itertools import islice
 from typing import Any
 
 from lora_serve.core.batch import Batch, RowOutput, StepLoad
-from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, RequestTimeoutError
+from lora_serve.core.constraints import Constraints, GrammarCompiled
+from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError, LoraServeError, RequestTimeoutError
 from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.engine.batcher import Batcher
 from lora_serve.engine.blocks import BlockManager, PrefixCache
-from lora_serve.engine.constraints import Constraints, GrammarCompiled, begin_to_compile
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.residency import AdapterResidency
@@ -67,8 +67,17 @@ class Scheduler:
         self._num_added += 1
         self._by_request[request.request_id] = sequence
         self._enqueue(sequence, request.arrival_time)
-        error = self._cold_start.join(sequence, request.arrival_time) or begin_to_compile(request, self._constraints)
+        error = self._cold_start.join(sequence, request.arrival_time) or self._compile(request)
         return [] if error is None else [self._fail(sequence, error)]
+
+    def _compile(self, request: InferenceRequest) -> LoraServeError | None:
+        """Begins to compile the request's grammar, if it has one; returns an error where that is not possible."""
+        if request.grammar is None:
+            return None
+        if self._constraints is None:
+            return InvalidRequestError("This server cannot hold its answers to a grammar.")
+        self._constraints.compile(request.request_id, request.scope, request.grammar)
+        return None
 
     def grammar_compiled(self, message: GrammarCompiled, now: float) -> list[Event]:
         """Takes in the end of a compilation: the request may run, or ends here. It may be gone already."""

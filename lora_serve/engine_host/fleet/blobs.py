@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lora_serve.adapters.checkpoint.content import CONTENT_NAMES, adapter_digest, content_names
-from lora_serve.adapters.loading.blobs import Blobs, StoredBlobs
 from lora_serve.adapters.regular_file import open_regular, views_of
+from lora_serve.adapters.stores.blobs import Blobs, StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import scratch_folder, words_of
 from lora_serve.adapters.stores.tiered import VerifiedBlob

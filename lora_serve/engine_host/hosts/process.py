@@ -6,8 +6,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
+from lora_serve.adapters.stores.blobs import StoredBlobs
 from lora_serve.client.process import EngineProcess, ProcessEngineClient, configure_of
 from lora_serve.client.verifier import remote_verifier
 from lora_serve.core.config import EngineConfig

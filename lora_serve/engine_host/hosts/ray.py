@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from safetensors import safe_open
 from transformers import AutoConfig
 
-from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
+from lora_serve.adapters.stores.blobs import StoredBlobs
 from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.client.verifier import remote_verifier

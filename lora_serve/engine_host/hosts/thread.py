@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
+from lora_serve.adapters.stores.blobs import StoredBlobs
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.client.verifier import EngineVerifier
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig

@@ -22,11 +22,11 @@ from llguidance import LLExecutor, LLMatcher
 
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.batch import AllowedTokens
+from lora_serve.core.constraints import GrammarCompiled
 from lora_serve.core.errors import CapacityError, InternalError, InvalidRequestError, LoraServeError, NotReadyError
 from lora_serve.core.request import TokenGrammar
 from lora_serve.core.setting_groups.http import GrammarConfig
 from lora_serve.core.stats import ConstraintStats
-from lora_serve.engine.constraints import GrammarCompiled
 from lora_serve.text.grammars.checking import parser_limits
 from lora_serve.text.grammars.vocabulary import Vocabularies
 
@@ -54,7 +54,7 @@ class _Figures:
 
 
 class GrammarConstraint:
-    """See `engine.constraints.TokenConstraint`."""
+    """See `core.constraints.TokenConstraint`."""
 
     def __init__(self, matcher: LLMatcher, num_words: int, figures: _Figures) -> None:
         """`num_words`: of 32 tokens each."""
@@ -122,7 +122,7 @@ class _Compiled:
 
 
 class GrammarConstraints:
-    """See `engine.constraints.Constraints`. Shared by all engines that one process has, one after another."""
+    """See `core.constraints.Constraints`. Shared by all engines that one process has, one after another."""
 
     def __init__(
         self,

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.client.ray import attached, link
 from lora_serve.client.ray.client import MAX_TRIES, RayEngineClient
 from lora_serve.client.wire import body_of
@@ -48,6 +47,7 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.core.setting_groups.engine import QueueLimits
 from lora_serve.core.stats import ReplicaState
 from lora_serve.core.tenant import TenantBudget
+from lora_serve.engine.loader import LoadFinished
 from tests.client.ray.fake_fleet import FakeFleet, FakeReplica, Sink, fleet_client
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter

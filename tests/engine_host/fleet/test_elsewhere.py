@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
-from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
+from lora_serve.adapters.stores.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.ray import link
 from lora_serve.client.ray.attached import LinkUsers

@@ -10,9 +10,9 @@ import numpy as np
 from llguidance import LLMatcher
 
 import lora_serve
+from lora_serve.core.constraints import GrammarCompiled
 from lora_serve.core.request import TokenGrammar
 from lora_serve.core.setting_groups.http import GrammarConfig
-from lora_serve.engine.constraints import GrammarCompiled
 from lora_serve.text.grammars.matcher import GrammarConstraint, GrammarConstraints
 from lora_serve.text.grammars.vocabulary import Vocabularies
 from lora_serve.text.tokenizer import TextModel

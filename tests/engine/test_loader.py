@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.loading import watchdog_pool
-from lora_serve.adapters.loading.loader import Loaded, Loader, LoadFinished, Pace
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import (
     AdapterUnavailableError,
@@ -18,7 +16,9 @@ from lora_serve.core.errors import (
     LoadHangsError,
     LoraServeError,
 )
-from lora_serve.core.figures import LoadTimes
+from lora_serve.core.figures import Loaded, LoadTimes
+from lora_serve.engine import watchdog_pool
+from lora_serve.engine.loader import Loader, LoadFinished, Pace
 
 TIMES = LoadTimes("disk", 0.1, 0.2, 0.3, 0.4)
 

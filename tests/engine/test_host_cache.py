@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.adapters.loading.host_cache import HostCache
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.engine.host_cache import HostCache
 
 
 def test_least_recently_used_goes_first() -> None:

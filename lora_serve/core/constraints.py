@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lora_serve.core.batch import AllowedTokens
-from lora_serve.core.errors import InvalidRequestError, LoraServeError
-from lora_serve.core.request import InferenceRequest, TokenGrammar
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.request import TokenGrammar
 from lora_serve.core.stats import ConstraintStats
 
 
@@ -58,13 +58,3 @@ class Constraints(Protocol):
 
     def stats(self) -> ConstraintStats:
         """The figures since the start."""
-
-
-def begin_to_compile(request: InferenceRequest, constraints: Constraints | None) -> LoraServeError | None:
-    """Begins to compile the request's grammar, if it has one; returns an error where that is not possible."""
-    if request.grammar is None:
-        return None
-    if constraints is None:
-        return InvalidRequestError("This server cannot hold its answers to a grammar.")
-    constraints.compile(request.request_id, request.scope, request.grammar)
-    return None

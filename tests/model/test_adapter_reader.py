@@ -13,13 +13,13 @@ import torch
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
-from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.adapters.stores.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
-from lora_serve.engine_host.local import AdapterReader
+from lora_serve.model.adapter_reader import AdapterReader
 from lora_serve.model.lora.host_adapter import HostAdapter
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model

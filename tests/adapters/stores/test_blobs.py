@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, adapter_digest, read_content
 from lora_serve.adapters.checkpoint.weights import parse_checked
-from lora_serve.adapters.loading.blobs import StoredBlobs
+from lora_serve.adapters.stores.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore, VerifiedBlob
 from lora_serve.core.adapter import AdapterRef

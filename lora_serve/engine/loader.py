@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoadHangsError, LoraServeError
-from lora_serve.core.figures import LoadTimes
+from lora_serve.core.figures import Loaded, LoadTimes
+from lora_serve.engine.watchdog_pool import WatchdogPool
 
 V = TypeVar("V")
 _MAX_PAUSE = 2.0  # seconds
@@ -28,14 +28,6 @@ _POLL_INTERVAL = 0.01  # seconds, while a thread rests
 _CLOSE_SECONDS = 10.0  # a disk that is gone may keep a load for ever
 LOAD_TIMEOUT = 60.0  # seconds
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded(Generic[V]):
-    """A fetched adapter, and where the time went."""
-
-    value: V
-    times: LoadTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,0 @@
-"""Loading adapters from a store into host memory."""
