@@ -68,7 +68,7 @@ def engine_pieces(world: World) -> dict[str, float]:
         "a look at 16 rows": least(lambda: engine.view(Watch(1, since)), 50),
         "a look in full, once a second": least(lambda: engine.view(Watch(1, since, (), in_full=True)), 50),
     }
-    ran = world.scheduler.by_row()
+    ran = world.scheduler.running_by_id()
     pieces["notes of a step"] = least(lambda: recorder.step(1, batch, ran, events, now, now), 300)
     recorder.is_on = False
     pieces["a step while nobody looks"] = least(lambda: recorder.is_on or None, 3000)

@@ -166,7 +166,7 @@ class LocalEngine:
         copy.mkdir(exist_ok=True)
         for file in (CONFIG_NAME, WEIGHTS_NAME):
             shutil.copyfile(folder / file, copy / file)
-        convert_to_plain_lora(copy, artifact, self.parts.spec, self.parts.undo)
+        convert_to_plain_lora(copy, artifact, self.parts.undo)
         return copy
 
     def _ref(self, name: str, folder: Path) -> AdapterRef:

@@ -7,11 +7,12 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext, suppress
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.progress import Progress
@@ -34,20 +35,27 @@ from lora_serve.core.errors import (
     StoreUnwritableError,
     UnreadableRecordError,
 )
-from lora_serve.core.messages import Evict, Pin
-from lora_serve.core.request import InferenceRequest
+from lora_serve.core.messages import Event, Evict, FinishEvent, Pin, TokenEvent, TokenLogprobs
+from lora_serve.core.request import InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
+from lora_serve.core.tenant import WARM_UP
 from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
 from lora_serve.logs import timed
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.admin.registration import register, with_quota
-from lora_serve.server.openai.chat import answer_warm_up_text
+from lora_serve.server.answers import compact
+from lora_serve.server.schemas.generated import TokenSpeller, chat_logprobs
 from lora_serve.server.services import Services
 from lora_serve.server.upkeep import budgets_of, pinned_refs
+from lora_serve.text.chat import ChatMessage, render_chat
+from lora_serve.text.output import OutputText, StopRules
 
 LOOK_SECONDS = 1.0  # between two checks whether the store can be written
 MODULE_SECONDS = 60.0  # at most between two tries when the store has too little space
 PIN_SECONDS = 30.0  # at most that a restarted engine waits for pinned adapters
+TEXT_ID = f"warm-up-text-{uuid.uuid4().hex}"  # other servers of a fleet warm up, too
+_TEXT = "Dear customer, your invoice no. 2041 (EUR 17.50) was sent."
+_NEW_TOKENS = 3
 _log = logging.getLogger(__name__)
 
 
@@ -170,7 +178,7 @@ async def warm_up(services: Services, settings: Settings, is_warm: bool = False)
     if is_warm:
         if settings.warmup != "off":
             with _stage(services, "a text"):
-                await answer_warm_up_text(services)
+                await _answer_text(services)
         return
     client, spec = services.client, services.spec
     dummy = dummy_adapter_ref(spec)
@@ -186,7 +194,7 @@ async def warm_up(services: Services, settings: Settings, is_warm: bool = False)
             if spec.pooling is None:
                 await _try_grammar(services, grammar_stage(spec, dummy))
             with _stage(services, "a text"):
-                await answer_warm_up_text(services)
+                await _answer_text(services)
             await client.adapters(Evict(dummy.digest, forget=True))
 
 
@@ -237,3 +245,34 @@ async def _run_rows(client: EngineClient, stage: WarmupStage) -> None:
 
     client.gate.enter(stage.requests, limited=False)
     await asyncio.gather(*map(exhaust, stage.requests))
+
+
+async def _answer_text(services: Services) -> None:
+    """Tokenise a text, and if the model generates: render, infer, detokenise, write. Not counted in metrics."""
+    text, longest = services.text, services.spec.max_model_len - _NEW_TOKENS
+    token_ids = text.encode(_rendered(services), add_special_tokens=True)[: max(1, longest)]
+    if services.spec.pooling is not None or not token_ids or longest < 1:
+        return
+    sampling = SamplingParams(max_tokens=_NEW_TOKENS, temperature=0.0, logprobs=1, ignore_eos=True)
+    request = InferenceRequest(TEXT_ID, token_ids, sampling, tenant=f"{WARM_UP}text", arrival_time=time.monotonic())
+    services.client.gate.enter((request,), limited=False)
+    output = OutputText(text, request, StopRules(("\n\n",)), services.spec.eos_token_ids)
+    entries: list[TokenLogprobs] = []
+    async with aclosing(cast(AsyncGenerator[Event, None], services.client.infer(request))) as events:
+        async for event in events:
+            if isinstance(event, TokenEvent) and event.logprobs is not None:
+                entries.append(event.logprobs)
+            if isinstance(event, TokenEvent | FinishEvent):
+                piece = output.token(event) if isinstance(event, TokenEvent) else output.finish(event)
+                if piece.finish_reason is not None:
+                    break
+    compact(chat_logprobs(TokenSpeller(text, as_ids=False), entries, 1))
+
+
+def _rendered(services: Services) -> str:
+    """The text, in the model's chat template if that takes a user's message."""
+    if services.spec.pooling is None:
+        _ = services.text.template.reasoning_format  # the formats' files are read once
+        with suppress(InvalidRequestError):
+            return render_chat(services.text, (ChatMessage("user", _TEXT),)).text
+    return _TEXT

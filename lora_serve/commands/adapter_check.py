@@ -23,6 +23,7 @@ from lora_serve.adapters.registration.verification import (
     base_warnings,
     check_smoke_test,
     kinds_of,
+    origin_of,
     refusal_of_errors,
     smoke_test_prompt,
     token_warnings,
@@ -74,7 +75,8 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
             artifact = _read(copy, settings, parts)
             check_values(copy, artifact)
             if artifact.config.init:
-                plain, origin = convert_to_plain_lora(copy, artifact, parts.spec, parts.undo, rank)
+                convert_to_plain_lora(copy, artifact, parts.undo)
+                origin, plain = origin_of(artifact, parts.spec), read_artifact(copy, parts.spec, rank)
                 artifact = replace(plain, template=artifact.template, ends=artifact.ends)
             tested, num_bytes = _try(copy, artifact, parts, rank)
         warnings = base_warnings(artifact.config.base_model, (parts.spec.name, settings.base_name))

@@ -274,12 +274,17 @@ def overload(error: BaseException) -> CapacityError | None:
     return CapacityError(f"{NO_MEMORY} at present: try again.") if is_out_of_memory(error) else None
 
 
+def on_one_line(words: object, most: int = 500) -> str:
+    """A text, or an error's message (without one: its kind), without line breaks, cut after `most` characters."""
+    return " ".join(str(words).split())[:most] or (type(words).__name__ if isinstance(words, BaseException) else "")
+
+
 def start_error(error: Exception) -> LoraServeError:
     """The error in words with which a start ends. Raises `error` if there are none."""
     if isinstance(error, LoraServeError):
         return error
     if is_out_of_memory(error):
-        return ModelError(f"{NO_MEMORY} to start: {' '.join(str(error).split())[:200] or 'MemoryError'}")
+        return ModelError(f"{NO_MEMORY} to start: {on_one_line(error, 200)}")
     raise error
 
 

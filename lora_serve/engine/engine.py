@@ -67,7 +67,7 @@ class Engine:
         outputs = self.execution.run(batch)
         now = self._clock()
         is_warm_up = all(sequence.request.is_warm_up for sequence in self.scheduler.running)
-        ran = self.scheduler.by_row() if self.recorder.is_on and not is_warm_up else None
+        ran = self.scheduler.running_by_id() if self.recorder.is_on and not is_warm_up else None
         events += self.scheduler.update(outputs, batch, now)
         if ran is not None:
             self.recorder.step(self.figures.num_steps + 1, batch, ran, events, start, now)

@@ -122,7 +122,7 @@ def _first_waiting(scheduler: Scheduler, tenants: Collection[str], now: float) -
     """The first of all; beside them the first of each of the tenants, and all that were preempted, as steps may name
     them.
     """
-    found = list(islice(scheduler.first_waiting(now), MAX_WAITING))
+    found = list(islice(scheduler.waiting_in_order(now), MAX_WAITING))
     if len(found) == len(scheduler.waiting):
         return found
     known, left = set(found), dict.fromkeys(tenants, MAX_WAITING)

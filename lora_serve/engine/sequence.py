@@ -163,7 +163,7 @@ class Sequence:
         return max(0, self.num_served - before)
 
     @property
-    def turn(self) -> tuple[int, float]:
+    def step_order(self) -> tuple[int, float]:
         """The sort key within a step: rows of one token first, which take the least of it, then those with tokens that
         their grammar forced; among equals those first that were left out of the last step.
         """

@@ -150,6 +150,10 @@ class StepCost:
         self._drift = 0.0
 
     def _fit(self) -> None:
+        """Moves the shares towards least squares over all steps, none below zero, held near the first guess by a ridge.
+
+        In place, by coordinate descent.
+        """
         shares, ridge = self._shares, _RIDGE / self._scale**2
         kinds = (self._decode, self._prompt, self._draft)
         matrix = [_sum(*rows) for rows in zip(*(kind.matrix for kind in kinds), strict=True)]

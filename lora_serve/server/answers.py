@@ -24,7 +24,7 @@ _SINGLE = frozenset((int, float, bool, type(None)))
 _HOLDERS = (dict, list, tuple)
 _SMALL = 2_000  # values, or a 32nd of their characters, that are written at once
 _TEXT_SLICE = 2**16  # characters
-PIECE = 2**18  # bytes that are sent at once
+SEND_BYTES = 2**18  # bytes that are sent at once
 # A text, or a number that msgspec spells in another way: 0.00001 and 1e-6 are 1e-05 and 1e-06.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<![\d.])-?(?:0\.0000\d+|\d[\d.]*e-\d+)')
 # An integer of more than 64 bits; half a character, or its escape.
@@ -223,7 +223,7 @@ def _pieces(parts: Iterator[bytes]) -> list[bytes]:
     for part in parts:
         held.append(part)
         num_held += len(part)
-        if num_held >= PIECE:
+        if num_held >= SEND_BYTES:
             pieces.append(b"".join(held))
             held, num_held = [], 0
     return [*pieces, b"".join(held)]

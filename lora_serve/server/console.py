@@ -24,7 +24,7 @@ from lora_serve.server.answers import WireError, json_response
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_query
 from lora_serve.server.lifecycle import ServerState
-from lora_serve.server.openai.answering import HEADERS
+from lora_serve.server.openai.answering import SSE_HEADERS
 from lora_serve.server.route import ROUTES, Access
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.authenticator import is_loopback
@@ -151,7 +151,7 @@ async def stream_engine(request: web.Request) -> web.StreamResponse:
     hub, context = request.app[LIVE], request[CONTEXT]
     caller, rate = context.known_caller, check_query(StreamQuery, request).rate
     scope = caller.scope
-    response = web.StreamResponse(headers=HEADERS)
+    response = web.StreamResponse(headers=SSE_HEADERS)
     if request.method == hdrs.METH_HEAD:
         return response
     async with hub.viewing(scope, rate, caller.since) as viewer:

@@ -30,11 +30,11 @@ Record = TypeVar("Record", Tenant, ApiKey)
 def document_of(record: Tenant | ApiKey) -> str:
     """The record as text."""
     shown = asdict(record)
-    shown["quota"] = limits_of(record.quota)
+    shown["quota"] = quota_limits(record.quota)
     return json.dumps(shown, separators=(",", ":"))
 
 
-def limits_of(quota: Quota) -> dict[str, int]:
+def quota_limits(quota: Quota) -> dict[str, int]:
     """The limits that there are, by name."""
     return {name: limit for name, limit in asdict(quota).items() if limit is not None}
 
@@ -71,7 +71,7 @@ def _check(record: Tenant | ApiKey, name: str, found: Mapping[str, Any]) -> None
         and (isinstance(record, Tenant) or _HEX.match(record.digest) is not None)
         # A default would open more than was meant.
         and all(field.name in found for field in fields(record) if field.name not in _LATER)
-        and all(0 <= limit <= MAX_LIMIT for limit in limits_of(record.quota).values())
+        and all(0 <= limit <= MAX_LIMIT for limit in quota_limits(record.quota).values())
     )
     if not is_right:
         raise ValueError

@@ -24,7 +24,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.hub import cached_file
 
 from lora_serve.core.adapter import AddedToken
-from lora_serve.core.errors import InvalidRequestError, ModelError
+from lora_serve.core.errors import InvalidRequestError, ModelError, on_one_line
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, without_added_tokens
 from lora_serve.text.template import ChatTemplate, template_text
 
@@ -101,8 +101,7 @@ class TextModel:
         try:
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, use_fast=True)
         except Exception as error:  # transformers raises many kinds for a broken folder; it reads config.json too
-            reason = " ".join(str(error).split())[:500]
-            raise ModelError(f"The tokenizer of {model} cannot be loaded: {reason or type(error).__name__}") from error
+            raise ModelError(f"The tokenizer of {model} cannot be loaded: {on_one_line(error)}") from error
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelError(f"{model} has no fast tokenizer (tokenizer.json), which lora_serve needs.")
         if chat_template is not None:

@@ -11,6 +11,7 @@ import pytest
 
 from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
 from lora_serve.app import warm_up
+from lora_serve.app.warm_up import TEXT_ID
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError, InternalError
@@ -22,7 +23,6 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.server.lifecycle import EngineHistory
-from lora_serve.server.openai.chat import TEXT_ID
 from lora_serve.text.tokenizer import TextModel
 from tests.mock_engine import MockEngineClient, MockReply
 from tests.text.tiny_tokenizer import byte_level_tokenizer

@@ -288,7 +288,7 @@ def test_row_with_forced_tokens_counts_as_one_that_decodes() -> None:
     assert {name: sequence.num_remaining for name, sequence in by_name.items()} == {"a": 10, "b": 1, "c": 21}
     load = running_of(world.scheduler.running)
     assert (load.num_rows, load.num_decoding, load.num_started) == (3, 2, 19)
-    order = sorted(by_name, key=lambda name: by_name[name].turn)
+    order = sorted(by_name, key=lambda name: by_name[name].step_order)
     assert order == ["b", "a", "c"]
     by_name["a"].num_computed = 0
     assert not by_name["a"].is_decoding

@@ -94,7 +94,7 @@ class BlobLeases:
                 left = BlobLease({self.drain_holder: time.time()}, condemned=True)
             return lease_change(digest, left), is_free
 
-        with self._ledger.held():  # no thread sees it condemned and takes its deletion for a failed one
+        with self._ledger.locked():  # no thread sees it condemned and takes its deletion for a failed one
             is_free = self._ledger.change(edit)
             if is_free:
                 self._deleting.add(digest)

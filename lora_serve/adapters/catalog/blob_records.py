@@ -1,6 +1,8 @@
 """The record beside a blob of each id that names it: the catalog's entry of the id, with the time.
 
 From these records a lost catalog is rebuilt (maintenance/rebuild.py), and they tell whether a catalog knew the blob.
+
+Runs on the thread that commits to the catalog, under the ledger's lock.
 """
 
 from __future__ import annotations
@@ -149,7 +151,7 @@ class BlobRecordWriter:
 
     def retry_pending(self, ledger: Ledger[CatalogState]) -> None:
         """Retry the records that could not be put in their place. No commit comes between, whose records are newer."""
-        with ledger.held() as state, suppress(AdapterUnavailableError, OSError):
+        with ledger.locked() as state, suppress(AdapterUnavailableError, OSError):
             self._retry(state)
             self._pending.clear()
 
@@ -190,13 +192,16 @@ def sync_records(store: RecordStore, state: CatalogState, is_anew: bool = False)
     return _sync(store, state, _names_by_digest(state.snapshot), state.snapshot, is_anew)
 
 
-def synced_records(store: RecordStore, ledger: Ledger[CatalogState]) -> Iterator[None]:
-    """`sync_records` of what the catalog names now, a few blobs at a time, between commits, whose records are newer."""
+def sync_in_pieces(store: RecordStore, ledger: Ledger[CatalogState]) -> Iterator[None]:
+    """`sync_records` of what the catalog names now, a few blobs a `next`, between commits, whose records are newer.
+
+    Raises AdapterUnavailableError.
+    """
     known = ledger.state.snapshot
     names = _names_by_digest(known)
     digests = list(names)
     for start in range(0, len(digests), _PIECE):
-        with ledger.held() as state:
+        with ledger.locked() as state:
             _sync(store, state, {digest: names[digest] for digest in digests[start : start + _PIECE]}, known)
         yield
 

@@ -176,7 +176,7 @@ class Ledger(Generic[S]):
         raise AdapterUnavailableError(f"The {self.title} is being changed by too many at once; try again.")
 
     @contextmanager
-    def held(self) -> Iterator[S]:
+    def locked(self) -> Iterator[S]:
         """The newest known state, which only the block itself changes while it lasts."""
         with self._lock:
             self._num_held += 1

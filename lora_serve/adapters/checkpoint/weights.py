@@ -1,7 +1,8 @@
 """An adapter's tensors, as the trainer saved them, in host memory.
 
 A registration rewrites an adapter whose training began by changing the base's weights as the plain LoRA it is to the
-base itself; the maths need the base and so are another floor's (`Undo`).
+base itself; the maths need the base and so are another floor's (`Undo`). Runs on a thread: a loader's, or that of a
+registration's check.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lora_serve.adapters.checkpoint.artifact import Artifact, parse_artifact, read_artifact
+from lora_serve.adapters.checkpoint.artifact import Artifact, parse_artifact
 from lora_serve.adapters.checkpoint.bound import BoundAdapter, BoundDelta, BoundEmbedding, BoundExperts, BoundLinear
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, MAX_CONFIG_BYTES, WEIGHTS_NAME, AdapterContent
 from lora_serve.adapters.checkpoint.peft_config import INIT_RANKS
@@ -220,23 +221,15 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def convert_to_plain_lora(
-    folder: Path,
-    artifact: Artifact,
-    spec: ModelSpec,
-    undo: Undo,
-    max_rank: int | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> tuple[Artifact, dict[str, Any]]:
-    """Rewrite a private folder's two files; what they are now, and what the card says of their origin.
+    folder: Path, artifact: Artifact, undo: Undo, check: Callable[[], None] = lambda: None
+) -> None:
+    """Rewrite a private folder's two files, so that its adapter is a LoRA of the unchanged base.
 
     `check`: called at every tensor and layer; ends the work by what it raises. Raises InvalidAdapterError, OSError.
     """
-    config = artifact.config
-    saved = undo(read_weights(folder, artifact, check=check), config.init, check)
+    saved = undo(read_weights(folder, artifact, check=check), artifact.config.init, check)
     _replace_weights(folder, artifact.bound, saved)
     _replace_config(folder / CONFIG_NAME)
-    origin = {"init": config.init, "digest": artifact.digest, "r": config.ranks.r, "base": spec.name}
-    return read_artifact(folder, spec, max_rank), origin
 
 
 def plain_settings(table: dict[str, Any]) -> dict[str, Any]:
@@ -264,15 +257,15 @@ def _replace_config(path: Path) -> None:
 
 def _replace_weights(folder: Path, bound: BoundAdapter, saved: SavedAdapter) -> None:
     """New factors under their old names; whatever else was trained stays as it is."""
-    factors = dict(_plain_factors(bound, saved))
+    factors = dict(_factors_as_saved(bound, saved))
     file, written = open_weights(folder), folder / f"{WEIGHTS_NAME}.new"
     tensors = {name: factors[name] if name in factors else file.get_tensor(name) for name in file.tensors}
     save_file(tensors, written, metadata={"format": "pt"})
     written.replace(folder / WEIGHTS_NAME)
 
 
-def _plain_factors(bound: BoundAdapter, saved: SavedAdapter) -> Iterator[tuple[str, Tensor]]:
-    """(name in the file, tensor as PEFT lays it out)."""
+def _factors_as_saved(bound: BoundAdapter, saved: SavedAdapter) -> Iterator[tuple[str, Tensor]]:
+    """(name in the file, tensor as PEFT lays it out); SavedAdapter has B transposed, and an embedding's A."""
     for path, linear in saved.linears.items():
         names = bound.linears[path]
         if linear.a is not None and linear.b is not None and names.a_name and names.b_name:

@@ -79,7 +79,7 @@ def rebuild_folder(store: Path, also: Sequence[Path], is_dry: bool, on_progress:
                 )
             _tidy(disk, named, CatalogHistory(state))
             sync_records(disk, made, is_changed)
-            aside = tuple(sorted({digest for digest, _ in disk.orphans.all()}))
+            aside = disk.orphans.digests()
         except OSError as error:
             raise AdapterUnavailableError(f"The store cannot be written: {error.strerror or error}.") from None
         return RebuildReport(plan, was, kept, aside)

@@ -216,7 +216,7 @@ def inventory_of(place: OpenRegistry) -> Inventory:
         len(kept),
         tuple(sorted(digest for digest in sizes if digest not in kept or not store.has(digest))),
         tuple(sorted(kept - sizes.keys())),
-        tuple(sorted({digest for digest, _ in store.orphans.all()})) if isinstance(store, DiskStore) else (),
+        store.orphans.digests() if isinstance(store, DiskStore) else (),
     )
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.catalog.blob_leases import BlobCollector, CatalogHistory
-from lora_serve.adapters.catalog.blob_records import digests_of, synced_records
+from lora_serve.adapters.catalog.blob_records import digests_of, sync_in_pieces
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import Registration
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, vouched
@@ -116,13 +116,13 @@ class Registry:
         origin: dict[str, Any] = {}
         files = StagedAdapter(staged.folder, sent, self._spec, self._config.max_lora_rank, budget)
         if known is None and sent.config.init:
-            files, origin = yield from self._converted(files)
+            files, origin = yield from self._convert(files)
         digest = files.artifact.digest if known is None else known.digest
         if registration.digest not in (None, digest):
             raise InvalidRequestError(f"The adapter's content is {digest}, not what `digest` says.", param="digest")
         with self._blobs.leased(digest) as holder:
             if known is None:
-                ref, summary = yield from self._verified(registration, files, progress)
+                ref, summary = yield from self._verify(registration, files, progress)
                 facts = {**summary, **origin}
                 version = VersionEntry(0, digest, ref.rank, ref.num_bytes, facts, staged.source, time.time())
             elif self._store.has(digest):
@@ -190,7 +190,7 @@ class Registry:
                 return version
         return None
 
-    def _converted(self, sent: StagedAdapter) -> Steps[tuple[StagedAdapter, dict[str, Any]]]:
+    def _convert(self, sent: StagedAdapter) -> Steps[tuple[StagedAdapter, dict[str, Any]]]:
         """The files as they will be stored, and what the card says about the conversion."""
         started, artifact = time.perf_counter(), sent.artifact
         yield methodcaller("convert", sent)
@@ -200,7 +200,7 @@ class Registry:
         plain = replace(plain, template=artifact.template, ends=artifact.ends)
         return replace(sent, artifact=plain), {"converted_from": origin_of(artifact, self._spec)}
 
-    def _verified(
+    def _verify(
         self, registration: Registration, files: StagedAdapter, progress: RegistrationProgress
     ) -> Steps[tuple[AdapterRef, dict[str, Any]]]:
         """Validates the adapter, puts it into the store and runs the smoke test; its summary is for the card."""
@@ -253,11 +253,11 @@ def sweep_store(
             remove_folder(folder)
         state = catalog.ledger.state
         expired = catalog.leases.expired(state)
-        history = CatalogHistory(state, catalog.is_shared)
+        digests, history = {digest for digest, _ in expired}, CatalogHistory(state, catalog.is_shared)
         if state.position.epoch:  # without one the catalog cannot tell whether anything is named
-            for digest in {digest for digest, _ in expired}:
+            for digest in digests:
                 own.sweep_blob(digest, _may_be_named(own, state, digest), history.may_delete)
-        records = _records_of(store, {digest for digest, _ in expired})
+        records = _records_of(store, digests)
         for digest, holder in expired:
             if history.may_delete(digest, records.get(digest, {}), {}):
                 with suppress(AdapterUnavailableError):  # the collector retries later
@@ -270,7 +270,7 @@ def sweep_store(
     with _unwritable_till_next_start():
         yield from _swept(own, catalog, config)
     with suppress(AdapterUnavailableError):
-        yield from synced_records(own, catalog.ledger)
+        yield from sync_in_pieces(own, catalog.ledger)
 
 
 def _may_be_named(own: DiskStore, state: CatalogState, digest: str) -> bool:
@@ -280,13 +280,13 @@ def _may_be_named(own: DiskStore, state: CatalogState, digest: str) -> bool:
 def _swept(own: DiskStore, catalog: Catalog, config: AdapterConfig) -> Iterator[None]:
     for digest in own.digests():
         if digest not in catalog.snapshot.digests or not own.is_well_formed(digest):
-            with catalog.ledger.held() as state:
+            with catalog.ledger.locked() as state:
                 if not catalog.leases.is_ours(state.lease_on(digest)):
                     history = CatalogHistory(state, catalog.is_shared)
                     own.sweep_blob(digest, _may_be_named(own, state, digest), history.may_delete)
         yield
     own.orphans.expire(config.unnamed_blob_days)
-    if digests := sorted({digest for digest, _ in own.orphans.all()}):
+    if digests := own.orphans.digests():
         more = f" and {len(digests) - _MAX_NAMED} more" if len(digests) > _MAX_NAMED else ""
         _log.warning(
             "blobs that the catalog does not know are kept aside in %s: %d (%s); `lora-serve registry rebuild` brings "

@@ -27,7 +27,7 @@ from lora_serve.adapters.catalog.entry import KEY, note_of
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.core.adapter import AdapterRef, AdapterTraits
-from lora_serve.core.errors import InvalidAdapterError, LoraServeError
+from lora_serve.core.errors import InvalidAdapterError, LoraServeError, on_one_line
 from lora_serve.core.messages import AdapterSize, SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 
@@ -122,8 +122,8 @@ def refusal_of_errors(label: str) -> Iterator[None]:
         raise
     except Exception as error:
         _log.exception("%s could not be tried", label)
-        words = " ".join(str(error).split())[:200]
-        raise InvalidAdapterError([f"the model fails with it ({type(error).__name__}: {words})"]) from None
+        words = f"{type(error).__name__}: {on_one_line(error, 200)}"
+        raise InvalidAdapterError([f"the model fails with it ({words})"]) from None
 
 
 def check_smoke_test(result: SmokeTestResult, allow_noop: bool = False) -> None:

@@ -20,7 +20,8 @@ from lora_serve.adapters.eviction import create_policy
 from lora_serve.adapters.eviction.residents import Residents
 from lora_serve.adapters.regular_file import NotRegularError, TooLargeFileError, read_regular
 from lora_serve.adapters.stores.base import TierCounts
-from lora_serve.adapters.stores.files import FILE_MODE, flush, make_private, remove_folder
+from lora_serve.adapters.stores.files import FILE_MODE, flush, make_private, remove_folder, words_of
+from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.figures import EvictionReason, TierStats
 
 MAX_BYTES = 2**26  # of one record
@@ -240,6 +241,13 @@ class OrphanedBlobs:
             for path in sorted(self.folder.iterdir()):
                 if named := _NAME.match(path.name):
                     yield "sha256:" + named[1], path
+
+    def digests(self) -> tuple[str, ...]:
+        """Each digest once, sorted. Raises AdapterUnavailableError."""
+        try:
+            return tuple(sorted({digest for digest, _ in self.all()}))
+        except OSError as error:
+            raise AdapterUnavailableError(f"{self.folder} cannot be read: {words_of(error)}.") from None
 
     def drop(self, digests: Collection[str]) -> None:
         """Remove the orphans of these digests, which are in use again. Raises OSError."""

@@ -43,7 +43,7 @@ class ColdStart:
         """Takes in a new request; returns its error if it may not even wait."""
         self._answers.setdefault(_answer_id(sequence), _SharedAnswer()).num_sequences += 1
         self._want(sequence, sequence.refs)
-        self.is_cold(sequence, now)
+        self.note_cold(sequence, now)
         self.fall_back_if_due(sequence, now)
         ends_at = self.ends_at(sequence)
         return self.end(sequence, now) if ends_at is not None and now >= ends_at else None
@@ -75,7 +75,7 @@ class ColdStart:
         sequence.cold_wait_is_over = True
         if sequence.request.on_cold in (OnCold.WAIT, OnCold.FAIL):
             self.ask(sequence)
-            return self.error(sequence)
+            return self.cold_error(sequence)
         if sequence.fallback is not None and self._answer(sequence).fell_back is None:
             self._want(sequence, (*sequence.refs, *(use.ref for use in sequence.fallback)))
         self.ask(sequence)
@@ -96,8 +96,8 @@ class ColdStart:
         asked = [self._residency.request(ref) for ref in sequence.wanted]
         return all(asked)
 
-    def is_cold(self, sequence: Sequence, now: float) -> bool:
-        """True if the request has to wait for its adapters; notes the end of that wait for the `load` time."""
+    def note_cold(self, sequence: Sequence, now: float) -> bool:
+        """Notes, for the `load` time, whether the request has to wait for its adapters; returns that."""
         if self.cold(sequence.adapters):
             sequence.was_cold, sequence.cold_until = True, None
             return True
@@ -123,7 +123,7 @@ class ColdStart:
         """The adapters that are neither on the device nor in host memory."""
         return [use.ref for use in uses if not self._residency.is_here(use.ref.digest)]
 
-    def error(self, sequence: Sequence) -> AdapterUnavailableError:
+    def cold_error(self, sequence: Sequence) -> AdapterUnavailableError:
         """The error of a request that waits no longer."""
         cold = self.cold(sequence.adapters)
         names = ", ".join(f"`{ref.name}`" for ref in cold)
@@ -140,7 +140,7 @@ class ColdStart:
         sequence.block_keys.clear()
         self._want(sequence, sequence.refs)
         self.ask(sequence)
-        self.is_cold(sequence, now)
+        self.note_cold(sequence, now)
 
     def _want(self, sequence: Sequence, refs: tuple[AdapterRef, ...]) -> None:
         before = {ref.digest: ref for ref in sequence.wanted}

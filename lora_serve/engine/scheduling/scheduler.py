@@ -109,17 +109,17 @@ class Scheduler:
         self._prefetcher.is_due = True
         for sequence in self._waiting_for(digest):
             self._cold_start.fall_back_if_due(sequence, now)
-            self._cold_start.is_cold(sequence, now)
+            self._cold_start.note_cold(sequence, now)
 
     def adapters_moved(self) -> None:
         """Notes that a command may have taken adapters away or made space for them: requests ask for theirs anew."""
         self._prefetcher.is_due = True
 
-    def by_row(self) -> dict[int, Sequence]:
+    def running_by_id(self) -> dict[int, Sequence]:
         """The sequences that run, by the ids of their rows."""
         return {sequence.sequence_id: sequence for sequence in self.running}
 
-    def first_waiting(self, now: float) -> Iterator[Sequence]:
+    def waiting_in_order(self, now: float) -> Iterator[Sequence]:
         """Those that wait, in the order in which they are tried."""
         return self._policy.order(now)
 
@@ -133,7 +133,7 @@ class Scheduler:
         return [
             self._fail(sequence, error)
             for sequence in list(self._by_request.values())
-            if (error := self._lateness(sequence, now)) is not None
+            if (error := self._expiry_error(sequence, now)) is not None
         ]
 
     def next_deadline(self, now: float) -> float | None:
@@ -150,12 +150,12 @@ class Scheduler:
         self._scheduled_at = now
         limits = self.batcher.step_limits(self.running, len(self.waiting))
         rows = StepRows(limits.max_tokens, now, self._memory)
-        preempted = self.num_preemptions
+        num_before = self.num_preemptions
         self._schedule_running(rows)
         nearest = islice(self._policy.order(now), PREFETCH_WINDOW)
         first = next((sequence for sequence in nearest if sequence.adapters), None)
         self._residency.protect(() if first is None else first.refs)
-        events = self._admit(rows, limits, now) if self.num_preemptions == preempted else []
+        events = self._admit(rows, limits, now) if self.num_preemptions == num_before else []
         self._prefetcher.prefetch(rows, now)
         if not rows:
             return None, events
@@ -166,14 +166,14 @@ class Scheduler:
     def update(self, outputs: list[RowOutput], batch: Batch, now: float) -> list[Event]:
         """Takes in one step's results: tokens, ends, errors."""
         events: list[Event] = []
-        sequences = self.by_row()
+        sequences = self.running_by_id()
         for row, output in zip(batch.rows, outputs, strict=True):
             sequence = sequences[row.sequence_id]
             found = self.outputs.take(sequence, row, output, now)
             if found and is_end(found[-1]):
                 self._release(sequence, found[-1])
             elif sequence.is_long != row.is_long:
-                self._begin_anew(sequence)
+                self._recompute_all(sequence)
             elif row.num_draft:
                 self.drafting.trim(sequence)
             events += found
@@ -185,7 +185,7 @@ class Scheduler:
         self.batcher.observe_step(load, seconds)
 
     def _schedule_running(self, rows: StepRows) -> None:
-        for sequence in sorted(self.running, key=lambda s: s.turn):
+        for sequence in sorted(self.running, key=lambda s: s.step_order):
             count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
             if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
                 rows.add(row_of(sequence, count), count)
@@ -229,7 +229,7 @@ class Scheduler:
         self, sequence: Sequence, turns: SlotTurns, rows: StepRows, events: list[StepEvent], now: float
     ) -> bool:
         """Takes slots of all its adapters; False: not now, or never, which `events` then says."""
-        if self._cold_start.is_cold(sequence, now) or not turns.allows(sequence):
+        if self._cold_start.note_cold(sequence, now) or not turns.allows(sequence):
             return False
         try:
             has_slots = turns.acquire(sequence, lambda victim: self._preempt(victim, rows))
@@ -311,7 +311,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 
-    def _begin_anew(self, sequence: Sequence) -> None:
+    def _recompute_all(self, sequence: Sequence) -> None:
         """Forgets K and V of a sequence that has become long: it runs on once they are computed by the long factors."""
         self._free_blocks(sequence)
         sequence.block_keys.clear()
@@ -340,7 +340,7 @@ class Scheduler:
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def _lateness(self, sequence: Sequence, now: float) -> LoraServeError | None:
+    def _expiry_error(self, sequence: Sequence, now: float) -> LoraServeError | None:
         """The error with which a late request ends; None if it goes on, maybe with its fallback's adapters."""
         if sequence.first_scheduled is None and (refusal := self._policy.refusal(sequence, now)) is not None:
             return refusal

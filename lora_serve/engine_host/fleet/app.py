@@ -30,7 +30,7 @@ from lora_serve import __version__
 from lora_serve.client.process import configure_of
 from lora_serve.client.wire import body_of, tls, to_engine
 from lora_serve.core.config import FleetConfig
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import ConfigError, on_one_line
 from lora_serve.core.messages import Configure
 from lora_serve.core.settings import SECRETS, Settings, describe
 from lora_serve.core.vllm_flags import parsed_keys, taken
@@ -154,7 +154,7 @@ def failure(name: str) -> str:
     status = serve.status().applications.get(name)
     if status is None or status.status is not ApplicationStatus.DEPLOY_FAILED:
         return ""
-    return " ".join(status.message.split())[:1000]
+    return on_one_line(status.message, 1000)
 
 
 def settings_of(arguments: Mapping[str, Any]) -> Settings:

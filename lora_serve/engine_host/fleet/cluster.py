@@ -27,7 +27,7 @@ from lora_serve.engine_host.fleet.node import (
     joining_node,
     own_head,
 )
-from lora_serve.engine_host.fleet.output import drop_bytes_of_grpc, logged_output, plain_records, take_words_of
+from lora_serve.engine_host.fleet.output import drop_bytes_of_grpc, forward_replica_logs, plain_records, take_words_of
 
 DRIVER_SECONDS = 20.0  # for this process to be one of the cluster's
 _DRIVER = {"RAY_USAGE_STATS_ENABLED": "0", **SELDOM_METRICS}
@@ -148,13 +148,13 @@ def _connected(cluster: Cluster) -> Iterator[None]:
             ray.init(
                 address=cluster.address,
                 configure_logging=False,
-                log_to_driver=True,  # what replicas write comes to `logged_output`
+                log_to_driver=True,  # what replicas write comes to `forward_replica_logs`
                 _temp_dir=temp_dir,
             )
 
     _within(DRIVER_SECONDS, connect, cluster.address)
     try:
-        with logged_output():
+        with forward_replica_logs():
             yield
     finally:
         ray.shutdown()

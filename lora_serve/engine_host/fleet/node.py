@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_serve.core.config import FleetConfig
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import ConfigError, on_one_line
 from lora_serve.core.process import without_settings
 from lora_serve.core.settings import VLLM_KEY_VARIABLE
 from lora_serve.engine_host.fleet import keeper, ray_hooks
@@ -35,7 +35,7 @@ SELDOM_METRICS = {"RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000"}  # Ray's own 
 _MAX_FOLDER = 40  # characters: Ray's sockets lie 66 deeper, and the name of a socket has 107 at most
 _SPARE = 2  # times as many cores as the replicas need: an update starts new ones beside the old
 _END_SECONDS = 20.0
-_MAX_WORDS = 500
+_MAX_CHARACTERS = 500
 _NO_TOKEN = (
     "it asks for a token, and this server has none or another: RAY_AUTH_MODE=token, with the cluster's token in "
     "the file that RAY_AUTH_TOKEN_PATH names, or in RAY_AUTH_TOKEN"
@@ -78,7 +78,7 @@ def own_head(config: FleetConfig, halted: threading.Event | None = None) -> Iter
     """A cluster on loopback alone, which always asks for a token; with the variables that a process needs to join it.
     Raises ConfigError; also when `halted` is set meanwhile.
     """
-    with _folder() as folder:
+    with _temp_folder() as folder:
         token = folder / "token"
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
@@ -98,7 +98,7 @@ def own_head(config: FleetConfig, halted: threading.Event | None = None) -> Iter
 @contextmanager
 def joining_node(address: str, halted: threading.Event | None = None) -> Iterator[Node]:
     """A node without cores, through which this process speaks to the cluster at `address`. Raises as `own_head`."""
-    with _folder() as folder:
+    with _temp_folder() as folder:
         flags = [f"--address={address}", "--num-cpus=0", "--num-gpus=0", *_common_flags(folder)]
         failed = f"--ray-address {address}: the cluster was not joined"
         with _started(folder, flags, child_environment(), START_SECONDS, failed, halted) as node:
@@ -149,8 +149,11 @@ def head_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
-    """A new folder that only this user may enter, whose path is short enough for Ray's sockets."""
+def _temp_folder() -> Iterator[Path]:
+    """A new folder that only this user may enter, whose path is short enough for Ray's sockets.
+
+    Raises ConfigError.
+    """
     near = [path for path in (tempfile.gettempdir(), "/tmp") if len(path) + len("/lora-ray-12345678/r") <= _MAX_FOLDER]  # noqa: S108
     try:
         folder = Path(tempfile.mkdtemp(prefix="lora-ray-", dir=next(iter(near), "/tmp")))  # noqa: S108
@@ -217,12 +220,12 @@ def last_words(log: Path) -> str:
             return reason
     begins = [number for number, line in enumerate(lines) if _ERROR.match(line)]
     last = lines[begins[-1] :] if begins else lines[-4:]
-    return " ".join(last)[:_MAX_WORDS] or "it said nothing"
+    return " ".join(last)[:_MAX_CHARACTERS] or "it said nothing"
 
 
 def explained(text: str) -> str:
     """Ray's own words of an error, or ours in their place."""
-    return next((reason for sign, reason in _REASONS.items() if sign in text), " ".join(text.split())[:_MAX_WORDS])
+    return next((reason for sign, reason in _REASONS.items() if sign in text), on_one_line(text))
 
 
 def check_own_capacity(config: FleetConfig) -> None:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
+from lora_serve.core.errors import on_one_line
+
 _NAME = "lora_serve"
 _RAYS_OWN = "ray_print_logs"  # the handler that prints lines in Ray's form
 _log = logging.getLogger(__name__)
@@ -32,7 +34,6 @@ _WORDS = (  # a sign of Ray's dialect -> ours
         r"process \2 on \1 died: killed, short of memory, or a crash",
     ),
 )
-_MAX_WORDS = 500
 
 
 @contextmanager
@@ -63,8 +64,10 @@ def _is_decoded(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def logged_output() -> Iterator[None]:
-    """Takes the lines of workers from Ray, which has just been connected, as long as the block lasts."""
+def forward_replica_logs() -> Iterator[None]:
+    """Takes the lines of workers from Ray, which has just been connected, as long as the block lasts; they come on a
+    thread of Ray's. Raises ImportError or AttributeError for a Ray of another make.
+    """
     importlib.import_module("ray.serve")  # comes with a handler of its own
     take_words_of("ray.serve")
     dispatcher = importlib.import_module("ray._private.ray_logging").global_worker_stdstream_dispatcher
@@ -100,7 +103,7 @@ def in_words(text: str) -> str:
     """Ray's or Serve's text on one line, with our words for what is known."""
     for sign, words in _WORDS:
         text = sign.sub(words, text)
-    return " ".join(text.split())[:_MAX_WORDS]
+    return on_one_line(text)
 
 
 def _is_plain(line: str) -> bool:

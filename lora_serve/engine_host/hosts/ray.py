@@ -20,7 +20,7 @@ from lora_serve.client.ray.attached import LinkUsers
 from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.client.verifier import remote_verifier
 from lora_serve.core.config import EngineConfig
-from lora_serve.core.errors import ModelError
+from lora_serve.core.errors import ModelError, on_one_line
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.blobs import FleetBlobs
 from lora_serve.engine_host.fleet.cluster import Cluster, open_cluster
@@ -29,7 +29,6 @@ from lora_serve.engine_host.hosts import EngineHost, LoadedEngine
 if TYPE_CHECKING:
     from lora_serve.text.tokenizer import TextModel
 
-_MAX_WORDS = 500
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
@@ -122,7 +121,7 @@ def check_model_files(model: str, has_weights: bool) -> None:
     try:
         AutoConfig.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a broken folder
-        raise ModelError(f"--model {model}: config.json cannot be used: {_words(error)}") from error
+        raise ModelError(f"--model {model}: config.json cannot be used: {on_one_line(error)}") from error
     if has_weights and Path(model).is_dir():
         _check_weights(Path(model))
 
@@ -136,8 +135,4 @@ def _check_weights(folder: Path) -> None:
             with safe_open(file, "np"):
                 pass  # the header is read, and its tensors' places are compared with the file's size
         except Exception as error:  # safetensors has a kind of its own, and those of files
-            raise ModelError(f"--model {folder}: cannot be loaded: {file.name}: {_words(error)}") from error
-
-
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MAX_WORDS] or type(error).__name__
+            raise ModelError(f"--model {folder}: cannot be loaded: {file.name}: {on_one_line(error)}") from error

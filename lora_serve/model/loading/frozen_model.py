@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, PreTrainedModel
 
 from lora_serve.core.config import ModelConfig
-from lora_serve.core.errors import LoraServeError, ModelError
+from lora_serve.core.errors import LoraServeError, ModelError, on_one_line
 from lora_serve.core.model_spec import KernelDescription, ModelSpec
 from lora_serve.model.loading.number_type import (
     NumberType,
@@ -28,7 +28,7 @@ from lora_serve.model.loading.number_type import (
     resident_bytes,
     stored_type,
 )
-from lora_serve.model.loading.observation import Observation, first_line, on_one_line
+from lora_serve.model.loading.observation import Observation, first_line
 from lora_serve.model.loading.transformers_import import without_compiler
 from lora_serve.model.native import library
 

@@ -92,11 +92,6 @@ def first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def on_one_line(error: Exception) -> str:
-    """The whole message of an error, cut after 500 characters."""
-    return " ".join(str(error).split())[:500] or type(error).__name__
-
-
 @contextmanager
 def refused_if_it_fails(module: nn.Module) -> Iterator[None]:
     """Raises ModelError for whatever a model's own code raises inside the block."""

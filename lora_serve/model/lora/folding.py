@@ -1,7 +1,7 @@
-"""Turns an adapter as it was saved into the form of the device slots, with everything that depends on the base worked
-in.
+"""Works the base into an adapter as it was saved: into the form of the device slots (`fold`), and a PiSSA's or OLoRA's
+initialisation back out of it (`undo`).
 
-Called by the loaders' threads; reads the base and changes nothing of it.
+Runs on a thread: the loaders', or that of a registration's check. Reads the base and changes nothing of it.
 """
 
 from __future__ import annotations
@@ -172,30 +172,33 @@ def undo(saved: SavedAdapter, init: str, check: Callable[[], None], base: Adapte
     `check`: called before each layer; ends the work by what it raises. Layers without such an initialisation are filled
     up with zeros. Raises InvalidAdapterError.
     """
-    if reasons := list(_reasons(saved, init, base)):
+    if reasons := list(_obstacles(saved, init, base)):
         raise InvalidAdapterError(reasons)
     linears = {}
     for path, linear in saved.linears.items():
         check()
-        is_relative = _is_relative(saved, path)
-        linears[path] = _undone(linear, init, base.linear(path)) if is_relative else _padded_linear(linear)
+        was_initialised = _was_initialised(saved, path)
+        linears[path] = _undone(linear, init, base.linear(path)) if was_initialised else _padded_linear(linear)
     embeddings = {path: _padded_embedding(embedding) for path, embedding in saved.embeddings.items()}
     return replace(saved, linears=linears, embeddings=embeddings)
 
 
-def _is_relative(saved: SavedAdapter, path: str) -> bool:
+def _was_initialised(saved: SavedAdapter, path: str) -> bool:
     """True for layers that PEFT initialises: no bias, no embedding, and no head whose changed weight is saved whole."""
     return saved.linears[path].a is not None and "weight" not in saved.parameters.get(path, {})
 
 
-def _reasons(saved: SavedAdapter, init: str, base: AdaptedModel[Any]) -> Iterator[str]:
+def _obstacles(saved: SavedAdapter, init: str, base: AdaptedModel[Any]) -> Iterator[str]:
+    """Why the initialisation cannot be taken back, for each layer where it cannot."""
+    for path in saved.deltas:
+        yield f"{path}: its {init} initialisation cannot be taken back, as its experts are one stack here: {_CONVERT}"
     for path, linear in saved.linears.items():
-        is_relative = _is_relative(saved, path)
-        if is_relative and base.linear(path).dense() is None:
+        was_initialised = _was_initialised(saved, path)
+        if was_initialised and base.linear(path).dense() is None:
             yield f"{path}: its {init} initialisation cannot be taken back on a quantised base: {_CONVERT}"
         if linear.a is not None and path == base.spec.output_head and base.spec.ties_embeddings:
             yield f"{path}: its {init} initialisation changes the input embedding too, which is tied to it"
-        if is_relative and init == "pissa" and linear.scale <= 0:
+        if was_initialised and init == "pissa" and linear.scale <= 0:
             yield f"{path}: PiSSA needs a scale above zero (got {linear.scale:g})"
 
 

@@ -93,7 +93,7 @@ def convert(staged: StagedAdapter, undo: Undo) -> None:
     """See `AdapterVerifier.convert`. A no-op is allowed here, as only the converted adapter shows it."""
     check = staged.budget.check
     check_values(staged.folder, staged.artifact, allow_noop=True, check=check)
-    convert_to_plain_lora(staged.folder, staged.artifact, staged.spec, undo, staged.max_rank, check)
+    convert_to_plain_lora(staged.folder, staged.artifact, undo, check)
 
 
 class LastFolded:

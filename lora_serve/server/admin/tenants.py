@@ -27,7 +27,7 @@ from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields, check_query, read_json
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.authenticator import KeyTable
-from lora_serve.tenancy.directory_state import KEY, TENANT, limits_of
+from lora_serve.tenancy.directory_state import KEY, TENANT, quota_limits
 
 FREEING_TIMEOUT = 60.0  # seconds for running requests to let go of the blobs; after them their traces stay
 logger = logging.getLogger(__name__)
@@ -113,8 +113,8 @@ async def whoami(request: web.Request) -> web.StreamResponse:
             role=caller.role,
             key_id=caller.key_id,
             may_use_base=caller.may_use_base,
-            quota=limits_of(caller.quota),
-            key_quota=limits_of(caller.key_quota),
+            quota=quota_limits(caller.quota),
+            key_quota=quota_limits(caller.key_quota),
             has_neighbours=request.app[SERVICES].overflow is not None,
         )
     )
@@ -147,7 +147,7 @@ def _tenant_card(tenant: Tenant, counts: _TenantCounts) -> wire.TenantCard:
         name=tenant.name,
         may_use_base=tenant.may_use_base,
         offload=tenant.offload,
-        quota=limits_of(tenant.quota),
+        quota=quota_limits(tenant.quota),
         created=int(tenant.created),
         num_keys=counts.keys[tenant.name],
         num_adapters=counts.adapters[tenant.name],
@@ -277,13 +277,13 @@ async def revoke_key(request: web.Request) -> web.StreamResponse:
 
 
 def _key_card(keys: KeyTable, key: ApiKey) -> KeyCard:
-    """Times in Unix seconds."""
+    """What the API shows of a key; times in Unix seconds."""
     return KeyCard(
         id=key.id,
         tenant=key.tenant,
         role=key.role,
         label=key.label,
-        quota=limits_of(key.quota),
+        quota=quota_limits(key.quota),
         active=key.is_valid(keys.directory.clock()),
         created=int(key.created),
         expires=_seconds(key.expires),

@@ -58,7 +58,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     with with_names(NAMES):
         chat = await chat_of(request, asked)
     edits = UNSET if fields.context_management is None else wire.AppliedEdits()
-    body = MessageBody(id=f"msg_{chat.context.request_id}", chat=chat, edits=edits, **chat.in_common())
+    body = MessageBody(id=f"msg_{chat.context.request_id}", chat=chat, edits=edits, **chat.shared_fields())
     return await answer(request, body)
 
 
@@ -286,7 +286,7 @@ class MessageBody(TranslatedBody):
     def shown(self) -> wire.AnthropicMessage:
         return self._message([_block(item, item.text, _input(item)) for item in self.items])
 
-    def failed(self, error: WireError) -> wire.AnthropicError:
+    def error_chunk(self, error: WireError) -> wire.AnthropicError:
         return wire.anthropic_error(error, self.context.request_id)
 
     def _message(self, content: list[wire.Block]) -> wire.AnthropicMessage:

@@ -210,7 +210,7 @@ class GrowingCall:
     arguments: list[str] = field(default_factory=list)
 
 
-class Turn:
+class AnswerReader:
     """Fed with the pieces of an answer's text; gives deltas, and the whole message in the end."""
 
     def __init__(self, reading: AnswerReading) -> None:
@@ -228,9 +228,9 @@ class Turn:
         tools = self._reading.tools
         return self._first_call.is_reached and tools.mode == "auto" and not tools.parallel
 
-    def anew(self) -> Turn:
-        """The same turn, of which nothing was read."""
-        return Turn(self._reading)
+    def anew(self) -> AnswerReader:
+        """A reader of the same kind that has read nothing."""
+        return AnswerReader(self._reading)
 
     def take(self, text: str, is_last: bool) -> list[wire.Delta]:
         """The deltas that the next piece of text gives, in OpenAI's form."""

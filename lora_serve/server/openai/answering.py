@@ -19,7 +19,7 @@ from msgspec import Struct
 from lora_serve.core.errors import InternalError
 from lora_serve.core.messages import FinishEvent, LostEvent, PromptEvent, TokenEvent
 from lora_serve.core.request import FinishReason, InferenceRequest
-from lora_serve.server.answers import PIECE, WireError, compact, json_answer, wire_error, written
+from lora_serve.server.answers import SEND_BYTES, WireError, compact, json_answer, wire_error, written
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.inference.resolve import ResolvedModel
@@ -30,14 +30,14 @@ from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.usage import AnswerUse
 from lora_serve.text.output import OutputText, Piece, StopRules
 
-HEADERS = {
+SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-store",
     "X-Accel-Buffering": "no",  # nginx must not collect the events
 }
 DONE = b"data: [DONE]\n\n"
-TURN = 2**15  # bytes of a stream that are encoded or sent before others have their turn
-SEND = 2**11  # bytes whose encoding takes as long as a send does
+YIELD_BYTES = 2**15  # bytes of a stream that are encoded or sent before others have their turn
+SEND_COST = 2**11  # bytes whose encoding takes as long as a send does
 ChoiceEvents = AsyncGenerator[tuple[int, PromptEvent | Piece | LostEvent], None]
 
 
@@ -84,17 +84,17 @@ class AnswerBody(ABC):
     def last_chunks(self) -> Iterator[Struct]:
         """Chunks after every choice has ended."""
         if self.fields.stream_options is not None and self.fields.stream_options.shows_usage:
-            yield self.chunk_kind(**self.head(), choices=[], usage=self.usage())
+            yield self.chunk_kind(**self.common_fields(), choices=[], usage=self.usage())
 
-    def event(self, chunk: Any) -> bytes:
+    def sse(self, chunk: Any) -> bytes:
         """A chunk as a server-sent event."""
         return b"data: %b\n\n" % compact(chunk)
 
-    def failed(self, error: WireError) -> Any:
+    def error_chunk(self, error: WireError) -> Any:
         """The last chunk of a stream that an error ends."""
         return error.body()
 
-    def head(self) -> Mapping[str, Any]:
+    def common_fields(self) -> Mapping[str, Any]:
         """Fields of the body and of every chunk."""
         return {"id": self.id, "created": self.created, "model": self.model_name}
 
@@ -109,7 +109,7 @@ class AnswerBody(ABC):
         options = self.fields.stream_options
         if options is not None and options.shows_usage:
             more["usage"] = self.usage(number) if options.continuous_usage_stats else None
-        return self.chunk_kind(**self.head(), choices=[part], **more)
+        return self.chunk_kind(**self.common_fields(), choices=[part], **more)
 
     def usage(self, number: int | None = None) -> Usage:
         """`usage` of the answer so far, or of one choice."""
@@ -117,7 +117,7 @@ class AnswerBody(ABC):
         total = num_prompt_tokens + num_generated
         return Usage(num_prompt_tokens, num_generated, total, CachedTokens(num_cached))
 
-    def in_common(self) -> dict[str, Any]:
+    def shared_fields(self) -> dict[str, Any]:
         """The fields that the same answer has in the words of another API."""
         names = ("context", "fields", "model", "requests", "use", "shown_tokens")
         return {name: getattr(self, name) for name in names}
@@ -188,31 +188,31 @@ async def answer(request: web.Request, body: AnswerBody) -> web.StreamResponse:
 
 async def _stream(request: web.Request, events: ChoiceEvents, body: AnswerBody, rows: Rows) -> web.StreamResponse:
     """Write the answer as it grows. A slow client is waited for in `_write`."""
-    response = web.StreamResponse(headers=HEADERS)
+    response = web.StreamResponse(headers=SSE_HEADERS)
     early: list[tuple[int, bytes]] = []  # choice and chunks that came before the last choice was admitted
-    waiting = len(rows.requests)
-    turns = _Turns()
+    num_unadmitted = len(rows.requests)
+    yielding = _Yielding()
     try:
         async with aclosing(events):
             async for choice, event in events:
                 if isinstance(event, LostEvent):  # so nothing was written yet
                     body.forget(choice)
                     early = [one for one in early if one[0] != choice]
-                    waiting += 1
+                    num_unadmitted += 1
                     continue
                 data = await _encoded(body, choice, event)
-                await turns.took(len(data))
-                if waiting == 0:
+                await yielding.took(len(data))
+                if num_unadmitted == 0:
                     await _write(response, data)
                     continue
                 early.append((choice, data))
-                waiting -= isinstance(event, PromptEvent)
-                if waiting == 0:
+                num_unadmitted -= isinstance(event, PromptEvent)
+                if num_unadmitted == 0:
                     rows.is_shown = True
                     await response.prepare(request)
                     for _, data in early:
                         await _write(response, data)
-                        await turns.took(len(data))
+                        await yielding.took(len(data))
                     early.clear()  # it may be large, and the stream long
         await _write(response, _data(body, body.last_chunks()))
     except (asyncio.CancelledError, ConnectionError):
@@ -220,7 +220,7 @@ async def _stream(request: web.Request, events: ChoiceEvents, body: AnswerBody, 
     except Exception as error:
         if not response.prepared:
             raise
-        await _write(response, body.event(body.failed(wire_error(error, request[CONTEXT].request_id))))
+        await _write(response, body.sse(body.error_chunk(wire_error(error, request[CONTEXT].request_id))))
     await _write(response, body.ending)
     await response.write_eof()
     return response
@@ -237,13 +237,13 @@ async def _encoded(body: AnswerBody, choice: int, event: PromptEvent | Piece) ->
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:
-    for start in range(0, len(data), PIECE):
+    for start in range(0, len(data), SEND_BYTES):
         if start:
             await asyncio.sleep(0)
-        await response.write(data[start : start + PIECE])
+        await response.write(data[start : start + SEND_BYTES])
 
 
-class _Turns:
+class _Yielding:
     """Lets others have their turn now and then: many rows have events at once, and a fast client takes all of them."""
 
     def __init__(self) -> None:
@@ -251,11 +251,11 @@ class _Turns:
 
     async def took(self, num_bytes: int) -> None:
         """So many were encoded, or sent."""
-        self._num_bytes += num_bytes + SEND
-        if self._num_bytes >= TURN:
+        self._num_bytes += num_bytes + SEND_COST
+        if self._num_bytes >= YIELD_BYTES:
             self._num_bytes = 0
             await asyncio.sleep(0)
 
 
 def _data(body: AnswerBody, chunks: Iterable[Struct]) -> bytes:
-    return b"".join(map(body.event, chunks))
+    return b"".join(map(body.sse, chunks))

@@ -1,25 +1,24 @@
-"""POST /v1/chat/completions, and one chat before the first caller's: it builds all that is built at first use."""
+"""POST /v1/chat/completions."""
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from aiohttp import web
 from msgspec import UNSET
 
-from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.messages import Event, FinishEvent, PromptEvent, TokenEvent, TokenLogprobs
-from lora_serve.core.request import InferenceRequest, SamplingParams
-from lora_serve.core.tenant import WARM_UP
-from lora_serve.server.answers import compact
+from lora_serve.core.messages import PromptEvent, TokenLogprobs
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt
-from lora_serve.server.inference.reading import Turn, answer_reading, asked_tools, read_grammar, requested_grammar
+from lora_serve.server.inference.reading import (
+    AnswerReader,
+    answer_reading,
+    asked_tools,
+    read_grammar,
+    requested_grammar,
+)
 from lora_serve.server.inference.requests import TokenLimits, generation_requests
 from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.json_body import check_fields, read_json
@@ -27,14 +26,10 @@ from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.schemas import generated as wire
 from lora_serve.server.schemas.generated import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
 from lora_serve.server.schemas.inference import ChatFields
-from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.usage import AnswerUse
-from lora_serve.text.chat import ChatMessage, render_chat
-from lora_serve.text.output import OutputText, Piece, StopRules
-
-_TEXT = "Dear customer, your invoice no. 2041 (EUR 17.50) was sent."
-_NEW_TOKENS = 3
-TEXT_ID = f"warm-up-text-{uuid.uuid4().hex}"  # other servers of a fleet warm up, too
+from lora_serve.text.chat import ChatMessage
+from lora_serve.text.output import Piece
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
@@ -73,15 +68,15 @@ async def chat_of(request: web.Request, given: dict[str, Any]) -> ChatBody:
         prefix=_echoed(fields, messages),
         prompt_ids=prompt if fields.return_token_ids else (),
         shown_tokens=() if reading is None else reading.markers,
-        choices=[GrowingChoice(None if reading is None else Turn(reading)) for _ in requests],
+        choices=[ChoiceState(None if reading is None else AnswerReader(reading)) for _ in requests],
     )
 
 
 @dataclass(slots=True)
-class GrowingChoice:
+class ChoiceState:
     """One choice as it grows."""
 
-    turn: Turn | None = None  # None: the text is the content
+    reader: AnswerReader | None = None  # None: the text is the content
     text: list[str] = field(default_factory=list)
     entries: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
@@ -89,9 +84,13 @@ class GrowingChoice:
     token_ids: list[int] = field(default_factory=list)  # that are not given out yet
     num_reasoning_tokens: int = 0
 
-    def read(self, turn: Turn, piece: Piece) -> list[wire.Delta]:
-        """The deltas of a piece of the choice's turn."""
-        deltas = turn.take(piece.text, is_last=piece.finish_reason is not None)
+    def anew(self) -> ChoiceState:
+        """The choice before its first event."""
+        return ChoiceState(None if self.reader is None else self.reader.anew())
+
+    def read(self, reader: AnswerReader, piece: Piece) -> list[wire.Delta]:
+        """The deltas of a piece, by the choice's reader."""
+        deltas = reader.take(piece.text, is_last=piece.finish_reason is not None)
         if any(delta.reasoning_content is not UNSET for delta in deltas):
             self.num_reasoning_tokens += len(piece.token_ids)
         return deltas
@@ -101,16 +100,16 @@ class GrowingChoice:
         self.token_ids.extend(piece.token_ids)
         self.entries.extend(piece.logprobs)
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
-        if self.turn is None:
+        if self.reader is None:
             self.text.append(piece.text)
             return
-        self.read(self.turn, piece)
-        self.finish_reason = self.turn.finish_reason(piece.finish_reason)
+        self.read(self.reader, piece)
+        self.finish_reason = self.reader.finish_reason(piece.finish_reason)
 
     @property
     def num_characters(self) -> int:
         """The length of the text so far."""
-        return sum(map(len, self.text)) if self.turn is None else self.turn.num_characters
+        return sum(map(len, self.text)) if self.reader is None else self.reader.num_characters
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,7 +120,7 @@ class ChatBody(AnswerBody):
     fields: ChatFields
     speller: TokenSpeller
     prefix: str  # with `echo`: the last message, where it is the assistant's
-    choices: list[GrowingChoice]
+    choices: list[ChoiceState]
     prompt_ids: tuple[int, ...] = ()  # with `return_token_ids`
     prompt_entries: list[TokenLogprobs | None] | None = None
 
@@ -134,17 +133,16 @@ class ChatBody(AnswerBody):
         choice.add(event)
 
     def forget(self, number: int) -> None:
-        turn = self.choices[number].turn
-        self.choices[number] = GrowingChoice(None if turn is None else turn.anew())
+        self.choices[number] = self.choices[number].anew()
 
     def is_complete(self, number: int) -> bool:
-        turn = self.choices[number].turn
-        return turn is not None and turn.is_complete
+        reader = self.choices[number].reader
+        return reader is not None and reader.is_complete
 
     def whole(self) -> wire.ChatCompletion:
         entries = self.prompt_entries
         return wire.ChatCompletion(
-            **self.head(),
+            **self.common_fields(),
             choices=[self._whole_choice(index, choice) for index, choice in enumerate(self.choices)],
             usage=self.usage(),
             prompt_logprobs=None if entries is None else prompt_logprobs(self.speller.text, entries),
@@ -155,7 +153,7 @@ class ChatBody(AnswerBody):
         """`usage`, with the tokens of reasoning where an answer's text is read."""
         usage = AnswerBody.usage(self, number)
         choices = self.choices if number is None else self.choices[number : number + 1]
-        if self.fields.include_reasoning and any(choice.turn is not None for choice in choices):
+        if self.fields.include_reasoning and any(choice.reader is not None for choice in choices):
             num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in choices)
             usage.completion_tokens_details = wire.ReasoningTokens(num_reasoning_tokens)
         return usage
@@ -177,32 +175,32 @@ class ChatBody(AnswerBody):
             if self.prefix:
                 yield self._chunk(choice, wire.Delta(content=self.prefix), Piece())
             return
-        turn = self.choices[choice].turn
+        reader = self.choices[choice].reader
         if self.fields.return_token_ids:
             self.choices[choice].token_ids.extend(event.token_ids)
-        if turn is not None:
-            yield from self._turn_chunks(choice, turn, event)
+        if reader is not None:
+            yield from self._read_chunks(choice, reader, event)
         elif event.text or event.finish_reason or (self.fields.logprobs and event.logprobs):
             yield self._chunk(choice, wire.Delta(content=event.text), event)
 
-    def _turn_chunks(self, choice: int, turn: Turn, piece: Piece) -> Iterator[wire.ChatChunk]:
+    def _read_chunks(self, choice: int, reader: AnswerReader, piece: Piece) -> Iterator[wire.ChatChunk]:
         """A piece may give several deltas; its log-probabilities come with the first, the end in a chunk of its own."""
         logprobs = piece.logprobs if self.fields.logprobs else ()
-        for delta in self.choices[choice].read(turn, piece):
+        for delta in self.choices[choice].read(reader, piece):
             yield self._chunk(choice, delta, Piece(logprobs=logprobs))
             logprobs = ()
         if logprobs or piece.finish_reason is not None:
-            reason = turn.finish_reason(piece.finish_reason)
+            reason = reader.finish_reason(piece.finish_reason)
             yield self._chunk(
                 choice, wire.Delta(), Piece(logprobs=logprobs, finish_reason=reason, stop_reason=piece.stop_reason)
             )
 
-    def _whole_choice(self, index: int, choice: GrowingChoice) -> wire.ChatChoice:
+    def _whole_choice(self, index: int, choice: ChoiceState) -> wire.ChatChoice:
         text = wire.Message(content=self.prefix + "".join(choice.text))
         return wire.ChatChoice(
             token_ids=choice.token_ids if self.fields.return_token_ids else UNSET,
             index=index,
-            message=text if choice.turn is None else choice.turn.message(self.prefix),
+            message=text if choice.reader is None else choice.reader.message(self.prefix),
             logprobs=self._logprobs(choice.entries),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
@@ -224,34 +222,3 @@ class ChatBody(AnswerBody):
 
 def _echoed(fields: ChatFields, messages: tuple[ChatMessage, ...]) -> str:
     return messages[-1].content if fields.echo and messages[-1].role == "assistant" else ""
-
-
-async def answer_warm_up_text(services: Services) -> None:
-    """Tokenise a text, and if the model generates: render, infer, detokenise, write. Not counted in metrics."""
-    text, longest = services.text, services.spec.max_model_len - _NEW_TOKENS
-    token_ids = text.encode(_rendered(services), add_special_tokens=True)[: max(1, longest)]
-    if services.spec.pooling is not None or not token_ids or longest < 1:
-        return
-    sampling = SamplingParams(max_tokens=_NEW_TOKENS, temperature=0.0, logprobs=1, ignore_eos=True)
-    request = InferenceRequest(TEXT_ID, token_ids, sampling, tenant=f"{WARM_UP}text", arrival_time=time.monotonic())
-    services.client.gate.enter((request,), limited=False)
-    output = OutputText(text, request, StopRules(("\n\n",)), services.spec.eos_token_ids)
-    entries: list[TokenLogprobs] = []
-    async with aclosing(cast(AsyncGenerator[Event, None], services.client.infer(request))) as events:
-        async for event in events:
-            if isinstance(event, TokenEvent) and event.logprobs is not None:
-                entries.append(event.logprobs)
-            if isinstance(event, TokenEvent | FinishEvent):
-                piece = output.token(event) if isinstance(event, TokenEvent) else output.finish(event)
-                if piece.finish_reason is not None:
-                    break
-    compact(chat_logprobs(TokenSpeller(text, as_ids=False), entries, 1))
-
-
-def _rendered(services: Services) -> str:
-    """The text, in the model's chat template if that takes a user's message."""
-    if services.spec.pooling is None:
-        _ = services.text.template.reasoning_format  # the formats' files are read once
-        with suppress(InvalidRequestError):
-            return render_chat(services.text, (ChatMessage("user", _TEXT),)).text
-    return _TEXT

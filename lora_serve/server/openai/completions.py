@@ -74,7 +74,7 @@ class CompletionBody(AnswerBody):
         choices = [choice.take(index) for index, choice in enumerate(shown)]
         for choice, part in zip(shown, choices, strict=True):
             part.prompt_logprobs = choice.take_prompt_logprobs()
-        return wire.Completion(**self.head(), choices=choices, usage=self.usage())
+        return wire.Completion(**self.common_fields(), choices=choices, usage=self.usage())
 
     def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[wire.CompletionChunk]:
         self.add(number, event)

@@ -28,7 +28,7 @@ from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, 
 from lora_serve.server.inference.resolve import named_tokenizer, resolve
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.openai.answering import AnswerBody, answer
-from lora_serve.server.openai.chat import GrowingChoice
+from lora_serve.server.openai.chat import ChoiceState
 from lora_serve.server.openai.translated import with_names
 from lora_serve.server.schemas.fields import MAX_SALT_LENGTH, Ignored, Objects, Refused, without_null
 from lora_serve.server.schemas.generated import (
@@ -186,7 +186,7 @@ async def generate_tokens(request: web.Request) -> web.StreamResponse:
         use=AnswerUse(requests, fields.num_rows),
         speller=TokenSpeller(model.text, as_ids=True, shows_bytes=False),
         num_top=fields.logprobs or (None if fields.logprobs is None else 1),  # 0: the token itself, as in vLLM
-        choices=[GrowingChoice() for _ in requests],
+        choices=[ChoiceState() for _ in requests],
     )
     return await answer(request, body)
 
@@ -211,7 +211,7 @@ class TokensBody(AnswerBody):
     chunk_kind: ClassVar = TokensChunk
     speller: TokenSpeller
     num_top: int | None  # alternatives for each token; None: no log-probabilities
-    choices: list[GrowingChoice]
+    choices: list[ChoiceState]
     prompt_entries: list[TokenLogprobs | None] | None = None
 
     @property
@@ -227,23 +227,23 @@ class TokensBody(AnswerBody):
         self.choices[number].add(event)
 
     def forget(self, number: int) -> None:
-        self.choices[number] = GrowingChoice()
+        self.choices[number] = self.choices[number].anew()
 
     def whole(self) -> GeneratedTokens:
         choices = [self._shown(index, choice) for index, choice in enumerate(self.choices)]
         prompt = None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)
-        return GeneratedTokens(**self.head(), choices=choices, usage=self.usage(), prompt_logprobs=prompt)
+        return GeneratedTokens(**self.common_fields(), choices=choices, usage=self.usage(), prompt_logprobs=prompt)
 
     def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[TokensChunk]:
         if isinstance(event, Piece) and (event.token_ids or event.finish_reason is not None):
-            choice = GrowingChoice()
+            choice = ChoiceState()
             choice.add(event)
             yield self.chunk(number, self._shown(number, choice))
 
-    def head(self) -> Mapping[str, Any]:
-        return {"request_id": self.id, **AnswerBody.head(self)}
+    def common_fields(self) -> Mapping[str, Any]:
+        return {"request_id": self.id, **AnswerBody.common_fields(self)}
 
-    def _shown(self, index: int, choice: GrowingChoice) -> TokensPart:
+    def _shown(self, index: int, choice: ChoiceState) -> TokensPart:
         logprobs = None if self.num_top is None else chat_logprobs(self.speller, choice.entries, self.num_top)
         return TokensPart(index, choice.token_ids, logprobs, choice.finish_reason, choice.stop_reason)
 

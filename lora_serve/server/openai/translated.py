@@ -92,7 +92,7 @@ class TranslatedBody(AnswerBody):
         """True if the answer has no end of its own."""
         return self.finish_reason == FinishReason.LENGTH
 
-    def event(self, chunk: StreamEvent) -> bytes:
+    def sse(self, chunk: StreamEvent) -> bytes:
         """A named event."""
         return b"event: %b\ndata: %b\n\n" % (chunk.type.encode(), compact(chunk))
 

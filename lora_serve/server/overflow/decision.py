@@ -108,7 +108,7 @@ class Overflow:
         wait = self._gate.predicted_wait(rows)
         if wait <= self._config.overflow_after_ms / 1000:
             return None
-        model = self._model_there(adapters, rows)
+        model = self._name_at_neighbours(adapters, rows)
         if model is None:
             return None
         digests = ",".join(adapters.digests)
@@ -130,8 +130,8 @@ class Overflow:
         )
         return Upstream(min(able, key=lambda one: one.expected), asked, request[CONTEXT], self._metrics)
 
-    def _model_there(self, adapters: AdapterSet, rows: Sequence[InferenceRequest]) -> str | None:
-        """The name of the model at the neighbours; None: the rows stay here."""
+    def _name_at_neighbours(self, adapters: AdapterSet, rows: Sequence[InferenceRequest]) -> str | None:
+        """The name under which neighbours know the model (the adapter's, or the base's); None: the rows stay here."""
         if adapters.is_composed or not all(map(can_leave, rows)):
             return None
         first = rows[0]

@@ -2,7 +2,8 @@
 
 It follows references by recursion, compares every two patterns of an object's names, takes time with the square of an
 object's properties and of a regex's length, time and memory with the smallest number that all `multipleOf` divide, and
-time with the length that a text with a pattern may have. All of this is bounded before it sees a schema.
+time with the length that a text with a pattern may have. All of this is bounded before it sees a schema,
+on a thread of the web process (`server/background/tasks.py`).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class SchemaCost:
     longest: int = 0  # length that a text may have
     lengths_beside_patterns: int = 0
     num_patterns: int = 0
-    joins: bool = False
+    has_joins: bool = False
     multiples: set[Fraction] = field(default_factory=set)  # of all `multipleOf`
     places: SchemaPlaces = field(default_factory=SchemaPlaces)
     refs: list[tuple[SchemaPlace, SchemaPlace]] = field(default_factory=list)  # place, and the place that it refers to
@@ -96,7 +97,7 @@ class SchemaCost:
             self.squared_regexes += sum(len(pattern) ** 2 for pattern in patterns)
         if isinstance(pattern := schema.get("pattern"), str):
             self.squared_regexes += len(pattern) ** 2
-        self.joins |= not _JOINING.isdisjoint(schema)
+        self.has_joins |= not _JOINING.isdisjoint(schema)
         self._add_lengths(schema)
         multiple = schema.get("multipleOf")
         if isinstance(multiple, int | float) and not isinstance(multiple, bool) and 0 < multiple < math.inf:
@@ -120,7 +121,7 @@ class SchemaCost:
             return f"numbers of `multipleOf` whose smallest common multiple, without its point, is above {MAX_MULTIPLE}"
         if self.squared_regexes > max_regex**2:
             return f"regexes of more than {max_regex} characters (--max-regex-size)"
-        if (self.num_patterns * self.longest if self.joins else self.lengths_beside_patterns) > MAX_LENGTHS:
+        if (self.num_patterns * self.longest if self.has_joins else self.lengths_beside_patterns) > MAX_LENGTHS:
             return f"lengths of texts with patterns that are above {MAX_LENGTHS} together: leave `maxLength` out"
         if self.longest_chain() > MAX_CHAIN:
             return f"references to schemas that refer to others: more than {MAX_CHAIN} inside one another"

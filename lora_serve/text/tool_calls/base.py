@@ -1,4 +1,5 @@
 """The seam between a model's way of writing tool calls and everybody who offers tools. Pure text on both sides.
+Parsers run on the event loop.
 
 Formats share the parser, and the functions that put grammars together: `llguidance` reads them as Lark text.
 """

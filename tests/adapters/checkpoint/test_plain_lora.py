@@ -42,7 +42,8 @@ def test_ranks_double_and_scales_stay(spec: ModelSpec, use_rslora: bool | None, 
 def test_patterns_keep_their_order_because_the_first_match_counts(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
     patterns = {"q_proj": 4, "down_proj": 4, ".*_proj": 9}
     folder = make_adapter(rank=4, settings={"init_lora_weights": "pissa", "rank_pattern": patterns})
-    plain, _ = convert_to_plain_lora(folder, read_artifact(folder, spec), spec, FakeVerifier().converted)
+    convert_to_plain_lora(folder, read_artifact(folder, spec), FakeVerifier().converted)
+    plain = read_artifact(folder, spec)
     assert plain.config.ranks.rank_pattern == (("q_proj", 8), ("down_proj", 8), (".*_proj", 18))
 
 
@@ -50,8 +51,8 @@ def test_folder_is_rewritten_as_plain_lora_and_read_back(make_adapter: MakeAdapt
     folder = make_adapter(rank=4, settings={"init_lora_weights": "pissa"}, dtype=torch.bfloat16)
     sent, verifier = read_artifact(folder, spec), FakeVerifier()
     expected = verifier.converted(read_weights(folder, sent), "pissa")
-    plain, origin = convert_to_plain_lora(folder, sent, spec, verifier.converted)
-    assert origin == {"init": "pissa", "digest": sent.digest, "r": 4, "base": "tiny"}
+    convert_to_plain_lora(folder, sent, verifier.converted)
+    plain = read_artifact(folder, spec)
     assert (plain.config.init, plain.config.ranks.r, plain.digest) == ("", 8, adapter_digest(folder))
     found = read_weights(folder, plain)
     assert found.linears.keys() == expected.linears.keys()
@@ -71,7 +72,7 @@ def test_tensors_that_are_no_factors_keep_their_bytes(make_adapter: MakeAdapter,
     }
     settings = {"init_lora_weights": "olora", "use_dora": True}
     folder = make_adapter(settings=settings, change=lambda tensors: tensors.update(magnitudes))
-    convert_to_plain_lora(folder, read_artifact(folder, spec), spec, FakeVerifier().converted)
+    convert_to_plain_lora(folder, read_artifact(folder, spec), FakeVerifier().converted)
     found = load_file(folder / WEIGHTS_NAME)
     assert found[name].dtype == torch.float16
     assert torch.equal(found[name], magnitudes[name])
@@ -85,7 +86,7 @@ def test_files_that_share_their_bytes_with_the_sender_are_not_written_into(
     copy.mkdir()
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         os.link(sent / name, copy / name)
-    convert_to_plain_lora(copy, read_artifact(copy, spec), spec, FakeVerifier().converted)
+    convert_to_plain_lora(copy, read_artifact(copy, spec), FakeVerifier().converted)
     assert adapter_digest(sent) == digest
 
 

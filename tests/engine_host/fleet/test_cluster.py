@@ -15,7 +15,7 @@ import pytest
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.engine_host.fleet import cluster, node
-from lora_serve.engine_host.fleet.output import drop_bytes_of_grpc, log_batch, log_failure, logged_output
+from lora_serve.engine_host.fleet.output import drop_bytes_of_grpc, forward_replica_logs, log_batch, log_failure
 
 
 def config(**given: object) -> FleetConfig:
@@ -196,7 +196,7 @@ def test_what_ray_tells_its_drivers_is_a_line_of_the_log_and_not_printed(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     worker = importlib.import_module("ray._private.worker")
-    with logged_output():
+    with forward_replica_logs():
         data = {"lines": ["A worker\n  died"], "pid": "raylet", "is_err": False}
         worker.print_to_stdstream(data, ignore_prefix=False)
     assert [(one.levelno, one.getMessage()) for one in caplog.records] == [(logging.WARNING, "A worker died")]

@@ -18,6 +18,7 @@ from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.core.errors import InvalidAdapterError
 from tests.kind_matrix import EXACT, LIMITS, NUM_BLOCKS, block_bytes, judge
 from tests.local_engine import LocalEngine
+from tests.model.test_single_experts import CASES, save_and_merge
 from tests.oracle import load_alone, load_fresh, logprobs_alone, peft_may_warn, save_adapter, save_tiny_model
 
 INITS = ("pissa", "olora")
@@ -156,3 +157,11 @@ def test_quantised_base_is_refused_with_the_way_out(model: Path, tmp_path: Path)
     quantised = LocalEngine(model, block_size=4, kv_cache_memory="100KiB", quantization="int8", dtype="float32")
     with pytest.raises(InvalidAdapterError, match=r"q_proj: .* quantised base: convert the adapter with PEFT's"):
         undone(quantised, folder)
+
+
+def test_single_experts_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    model, folder = save_tiny_model("mixtral", tmp_path / "model"), tmp_path / "a"
+    save_and_merge(CASES["all-linear"], model, folder)
+    change_config(folder, init_lora_weights="pissa")
+    with pytest.raises(InvalidAdapterError, match=r"experts.*one stack here: convert the adapter with PEFT's"):
+        undone(LocalEngine(model, block_size=4, kv_cache_memory="100KiB"), folder)

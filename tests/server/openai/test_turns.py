@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from lora_serve.core.messages import PromptEvent, Timings
-from lora_serve.server.answers import PIECE
-from lora_serve.server.openai.answering import TURN, _stream, _Turns, _write
+from lora_serve.server.answers import SEND_BYTES
+from lora_serve.server.openai.answering import YIELD_BYTES, _stream, _write, _Yielding
 from lora_serve.text.output import Piece
 
 
@@ -44,11 +44,11 @@ async def others() -> AsyncIterator[list[None]]:
 
 
 async def test_much_data_is_sent_in_pieces_with_turns_between() -> None:
-    response, data = Taken(), bytes(range(256)) * (3 * PIECE // 256 + 1)
+    response, data = Taken(), bytes(range(256)) * (3 * SEND_BYTES // 256 + 1)
     async with others() as turns:
         await _write(response, data)
         assert b"".join(response.sent) == data
-        assert [len(piece) for piece in response.sent] == [PIECE] * 3 + [256]
+        assert [len(piece) for piece in response.sent] == [SEND_BYTES] * 3 + [256]
         assert len(turns) == 3
 
 
@@ -59,10 +59,10 @@ async def test_nothing_is_sent_of_no_data() -> None:
 
 
 async def test_events_of_many_rows_leave_others_their_turns() -> None:
-    row = _Turns()
+    row = _Yielding()
     async with others() as turns:
         for _ in range(32):
-            await row.took(TURN // 4)
+            await row.took(YIELD_BYTES // 4)
         assert 8 <= len(turns) <= 16
         before = len(turns)
         for _ in range(32):
@@ -76,9 +76,9 @@ class ManyRows:
     ending = b"end"
 
     def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[bytes]:
-        yield b"p" * (TURN // 4) if isinstance(event, PromptEvent) else event.text.encode()
+        yield b"p" * (YIELD_BYTES // 4) if isinstance(event, PromptEvent) else event.text.encode()
 
-    def event(self, chunk: bytes) -> bytes:
+    def sse(self, chunk: bytes) -> bytes:
         return chunk
 
     def last_chunks(self) -> Iterator[bytes]:
@@ -104,5 +104,5 @@ async def test_a_stream_of_many_rows_leaves_others_their_turns() -> None:
     app.router.add_get("/", handler)
     async with TestClient(TestServer(app)) as client:
         body = await (await client.get("/")).read()
-    assert body == b"p" * (TURN // 4) * 32 + b"t" * 32 + b"end"
+    assert body == b"p" * (YIELD_BYTES // 4) * 32 + b"t" * 32 + b"end"
     assert taken[0] >= 8 + 8 + 1  # encoding prompts, sending them, and the pieces

@@ -2,7 +2,7 @@
 
 Every commit has a name. A shared journal that lacks the last commit known here was started from an older state and went
 on from there: a branch. Records that only this copy changed since the fork are restored; for records that both changed,
-the journal's user decides (`Merge`).
+the journal's user decides (`Merge`), on the thread that asked for a commit or a page. "Ours" are this copy's.
 """
 
 from __future__ import annotations

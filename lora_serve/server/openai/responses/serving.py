@@ -59,7 +59,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     asked = await thread_if_long(size, lambda: chat_fields(fields, given))
     with with_names(NAMES):
         chat = await chat_of(request, asked)
-    body = ResponseBody(id=f"resp_{chat.context.request_id}", chat=chat, asked=fields, **chat.in_common())
+    body = ResponseBody(id=f"resp_{chat.context.request_id}", chat=chat, asked=fields, **chat.shared_fields())
     return await answer(request, body)
 
 
@@ -275,7 +275,7 @@ class ResponseBody(TranslatedBody):
         output = [*(self._item(item, "completed") for item in whole), self._item(last, self._status)]
         return self._response(self._status, output)
 
-    def failed(self, error: WireError) -> wire.ResponseError:
+    def error_chunk(self, error: WireError) -> wire.ResponseError:
         message, number = error.message, self.num_events
         return wire.ResponseError(code=error.code, message=message, param=error.param, sequence_number=number)
 
