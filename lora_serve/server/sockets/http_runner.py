@@ -154,12 +154,13 @@ class HttpConnection(RequestHandler):
         is_broken = _WITH_BLANKS.match(line.lstrip(b"\r\n")) is not None
         super().data_received(b"\0\r\n\r\n" if is_broken else data)
         new = range(num_known, len(self._messages))
-        self._line = b"" if new else line[:READ_BYTES]
         is_odd = len(new) > 1 and _WITH_BLANKS.search(data, data.find(b"\n")) is not None
         for index in new:
             message, self._body = self._messages[index]
             if isinstance(message, RawRequestMessage):
                 self._messages[index] = self._checked(message, self._body, is_odd and index > num_known)
+        rest = data.rpartition(b"\r\n\r\n")[2] if self._body is EMPTY_PAYLOAD else b""  # behind the last head
+        self._line = rest if new else line[:READ_BYTES]
 
     def _checked(self, message: RawRequestMessage, body: StreamReader, is_odd: bool) -> tuple[Any, StreamReader]:
         """The request, without the prefix of its path; an error in its place if it is not as HTTP has to be."""

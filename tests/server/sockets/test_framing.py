@@ -87,11 +87,15 @@ async def test_doubled_blanks_are_found_in_whatever_pieces_they_come(house: Any,
     assert (status, b"HTTP/1.1 200" in head) == (200, True), "a header is no first line"
 
 
-async def test_doubled_blanks_of_a_pipelined_request_are_found(house: Any) -> None:
+@pytest.mark.parametrize("cut", [0, 3, 5, 9])
+async def test_doubled_blanks_of_a_pipelined_request_are_found(house: Any, cut: int) -> None:
+    """Also if the request's first line comes in two pieces, the first with the request before it."""
     sound, odd = (b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in (b"/health", b" /health"))
     host, port = house.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(sound + odd + sound)
+    writer.write(sound + odd[:cut])
+    await asyncio.sleep(0.01 * bool(cut))
+    writer.write(odd[cut:] + sound)
     async with asyncio.timeout(60):
         answers = await reader.read()  # to the end: what is behind it is not read
     writer.close()
