@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -68,6 +68,19 @@ class World:
             ),
             (),
         )
+
+
+def mixed(world: World, step: int, adapters: list[RowAdapter | None], chunk: int, start: int = 0) -> Batch:
+    """The next token of every row but the last, and of that one a prompt's tokens start, start + 1, ..."""
+    batch = world.batch(step, adapters)
+    *others, last = batch.rows
+    width = -(-(world.context + world.steps) // world.cache.block_size)
+    first = last.block_table[0]
+    num_blocks = -(-(start + chunk) // world.cache.block_size)
+    assert num_blocks <= width, "the row has room for as many tokens as its context and its steps"
+    ids = tuple(3 + i % 200 for i in range(chunk))
+    prompt = replace(last, token_ids=ids, start=start, block_table=tuple(range(first, first + num_blocks)))
+    return replace(batch, rows=(*others, prompt))
 
 
 def make_world(

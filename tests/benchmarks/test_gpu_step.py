@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,10 +54,30 @@ def test_traffic_loads_an_adapter_once_while_it_is_used(monkeypatch: pytest.Monk
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["gpu_step", "gpu_tiles"])
+@pytest.mark.parametrize("name", ["gpu_step", "gpu_tiles", "gpu_report"])
 def test_without_cuda_it_says_so_and_exits_3(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}"], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 3
     assert "no CUDA device" in done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_the_report_measures_all_that_a_cpu_can_run_and_keeps_what_an_earlier_call_found(tmp_path: Path) -> None:
+    def report(*arguments: str) -> dict[str, Any]:
+        file = tmp_path / "report.json"
+        command = [sys.executable, "-m", "benchmarks.gpu_report", "--device", "cpu", "--out", str(file), *arguments]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+    found = report("truth", "step", "rest")
+    figures = [value for part in ("truth", "step", "rest") for value in found[part].values()]
+    assert len(figures) > 15
+    assert all(isinstance(value, dict) and "error" not in value for value in figures)
+    assert all(found["truth"][name]["launches"] > 0 for name in found["truth"] if name.startswith("profile"))
+    again = report("--seconds", "0")
+    assert all(again[part] == found[part] for part in ("truth", "step", "rest"))
+    assert set(again["server"].values()) == {"not run: no time was left"}

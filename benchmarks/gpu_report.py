@@ -1,0 +1,367 @@
+"""All that a GPU should tell about the server, in parts that fit into a few minutes each.
+
+    python -m benchmarks.gpu_report [PART ...] [--seconds 540] [--device cuda] [--shape 8b] [--out FILE.json]
+
+- `truth`: the card's ceilings, the tests of `tests/gpu`, where a step's time goes by class of kernel, eager steps.
+- `step`: the step with and without graphs beside its floor, with a prompt's chunk in it, over long contexts.
+- `server`: 16, 64 and 256 users of a real server, base and adapters of mixed ranks, greedy and sampled.
+- `rest`: prompts of 2k to 32k tokens, 1 000 registered adapters over 128 slots, what captures cost in memory and time.
+
+The most important come first. `--seconds` is the time for all of them together: what has not begun by then is noted as
+"not run", and a failure as its error; the file is written after each figure, and what an earlier call left in it stays.
+With `--device cpu` everything is run that a CPU can, on a tiny shape, to try the report itself: no figure counts.
+Exits 3 where CUDA is asked for and torch sees none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu_step import copy_bandwidth, floor_bytes, machine, registered_table, step_seconds
+from benchmarks.gpu_world import SHAPES, World, load, make_world, mixed, random_adapter
+from lora_serve.commands.bench.running import BASE, SpawnConfig, Spawned, default_cache, spawned
+from lora_serve.core.batch import RowAdapter
+
+ROOT = Path(__file__).parents[1]
+POINTS = ((1, 0), (1, 1), (16, 16), (64, 0), (64, 64))  # rows, different adapters
+WARM, STEPS, PROFILED = 6, 24, 4
+CHUNKS = (16, 128, 512)  # of a prompt, beside 63 rows that decode
+CONTEXTS = (512, 2048, 8192, 32768, 131072)
+PROMPTS = (2048, 8192, 32768)
+USERS = (64, 16, 256)  # the most important first
+CLASSES = {  # of kernels, by the first pattern that their names match
+    "attention": r"attn|attend|flash|fmha|decode_chunks|fold_chunks|scaled_dot",
+    "LoRA": r"shrink|expand|lora",
+    "product": r"gemm|gemv|cutlass|nvjet|cublas|splitk|addmm|::mm|matmul|linear",
+    "copy": r"memcpy|memset|copy_|index_put|scatter|gather|index",
+    "norm and rotary": r"reduce|norm|mean|rsqrt|pow|cat|neg",
+    "elementwise": r"elementwise|vectorized|silu|mul|add",
+}
+RANKS = (8, 16, 32, 64)
+SERVER_FLAGS = ("--max-num-seqs", "256", "--max-loras", "32", "--speculate", "off")
+SAMPLED = json.dumps({"temperature": 0.8, "top_p": 0.9})
+
+
+class Report:
+    """The file, and the time that is left."""
+
+    def __init__(self, file: Path, seconds: float, arguments: dict[str, Any]) -> None:
+        self._file, self._end = file, time.monotonic() + seconds
+        self.found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        self.found.setdefault("calls", []).append(arguments)
+
+    @property
+    def seconds_left(self) -> float:
+        return self._end - time.monotonic()
+
+    def add(self, part: str, name: str, measure: Callable[[], Any], needs: float = 20.0) -> None:
+        """Notes what `measure` returns, its error, or that fewer than `needs` seconds were left for it."""
+        begun = time.monotonic()
+        if self.seconds_left < needs:
+            value: Any = "not run: no time was left"
+        else:
+            try:
+                value = measure()
+            except Exception as error:  # one figure that fails must not cost the others
+                value = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+            release()
+        table = self.found.setdefault(part, {})
+        if name not in table or not isinstance(value, str):  # what an earlier call measured stays
+            table[name] = value
+        print(f"{part} / {name} ({time.monotonic() - begun:.1f} s): {json.dumps(value)[:300]}", flush=True)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(json.dumps(self.found, indent=1) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/gpu-report.json")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - PARTS.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print("gpu_report: torch sees no CUDA device here", file=sys.stderr)
+        return 3
+    arguments.shape = arguments.shape or ("8b" if arguments.device == "cuda" else "tiny")
+    given = {name: value for name, value in vars(arguments).items() if name != "out"}
+    report = Report(arguments.out, arguments.seconds, given)
+    report.found["machine"] = machine() if arguments.device == "cuda" else {"gpu": "none: a trial on the CPU"}
+    report.found["command"] = "python -m benchmarks.gpu_report"
+    for part in arguments.parts or PARTS:
+        PARTS[part](report, arguments)
+    return 0
+
+
+def truth(report: Report, arguments: argparse.Namespace) -> None:
+    """What is so, before anything is changed."""
+    report.add("truth", "ceilings", lambda: ceilings(arguments.device))
+    house = House(arguments, num_rows=64, context=512, steps=WARM + STEPS)
+    for num_rows, num_adapters in POINTS:
+        name = f"{num_rows} rows, {num_adapters} adapters"
+        report.add("truth", f"profile of {name}", lambda house=house, at=(num_rows, num_adapters): profiled(house, *at))
+    del house
+    if arguments.device == "cuda":
+        report.add("truth", "tests", lambda: gpu_tests(report.seconds_left), needs=60.0)
+
+
+def step(report: Report, arguments: argparse.Namespace) -> None:
+    """The step, its variants side by side in one process."""
+    bandwidth, few = bytes_per_second(arguments.device), 1 if arguments.device == "cpu" else None
+    for name, graphs in (("graphs", True), ("eager", False))[:few]:
+        house = House(arguments, num_rows=256, context=512, steps=WARM + STEPS, graphs=graphs)
+        for at in (*POINTS, (256, 64)):
+            report.add("step", f"{name}: {at[0]} rows, {at[1]} adapters", lambda h=house, a=at: timed(h, *a, bandwidth))
+        for chunk in CHUNKS[:few]:
+            what = f"{name}: 63 rows and {chunk} tokens of a prompt"
+            report.add("step", f"{what}, base", lambda h=house, c=chunk: with_prompt(h, c, 0))
+            report.add("step", f"{what}, 16 adapters", lambda h=house, c=chunk: with_prompt(h, c, 16))
+        del house
+    for context in CONTEXTS[:few]:
+        report.add("step", f"1 row after {context} tokens", lambda c=context: long_row(arguments, c, bandwidth))
+
+
+def server(report: Report, arguments: argparse.Namespace) -> None:
+    """`lora-serve bench` against one server, users one after another as answers differ in length."""
+    tiny = arguments.device == "cpu"
+    flags = ("--device", arguments.device, *SERVER_FLAGS)
+    config = SpawnConfig(arguments.shape, 4 if tiny else 64, RANKS, default_cache(), flags)
+    with ExitStack() as stack:
+        running: list[Spawned] = []
+
+        def start() -> dict[str, float]:
+            running.append(stack.enter_context(spawned(config)))
+            return {"ready_s": round(running[0].start_seconds, 1)}
+
+        report.add("server", "start", start, needs=120.0)
+        for num_users in (4,) if tiny else USERS:
+            for num_adapters, sampled in ((0, False), (16, False), (64, False), (16, True)):
+                words = f"{num_users} users, {num_adapters or 'no'} adapters{', sampled' * sampled}"
+                ask = partial(bench, running, num_users, min(num_adapters, config.num_adapters), sampled)
+                report.add("server", words, ask, needs=45.0)
+
+
+def rest(report: Report, arguments: argparse.Namespace) -> None:
+    """Prompts, cold loads, captures."""
+    for length in PROMPTS if arguments.device == "cuda" else PROMPTS[:1]:
+        report.add("rest", f"a prompt of {length} tokens", lambda n=length: prompt_seconds(arguments, n))
+    if arguments.device == "cuda":
+        wanted = argparse.Namespace(**vars(arguments), context=512, block_size=16)
+        report.add("rest", "registered", lambda: registered_table(wanted), needs=60.0)
+        report.add("rest", "captures", lambda: captures(arguments))
+
+
+PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
+    "truth": truth,
+    "step": step,
+    "server": server,
+    "rest": rest,
+}
+
+
+class House:
+    """A world and its adapters, of `--rank` or of mixed ranks (8 to 64)."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, num_rows: int, context: int, steps: int, *, graphs: bool = True
+    ) -> None:
+        self.device = torch.device(arguments.device)
+        num_slots = min(64, num_rows)
+        self.world: World = make_world(arguments.shape, self.device, num_rows, context, steps, num_slots, graphs=graphs)
+        dtype = self.world.cache.shape.dtype
+        made = [random_adapter(self.world.spec, f"d{i}", arguments.rank, self.device, dtype) for i in range(num_slots)]
+        self.adapter_bytes = made[0].num_bytes
+        self.adapters = [load(self.world, i, 1, adapter) for i, adapter in enumerate(made)]
+
+    def rows(self, num_rows: int, num_adapters: int) -> list[RowAdapter | None]:
+        """What each row uses."""
+        return [self.adapters[i % num_adapters] if num_adapters else None for i in range(num_rows)]
+
+
+def release() -> None:
+    """Gives a model's memory back, whose parts refer to each other."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def bytes_per_second(device: str) -> float:
+    return copy_bandwidth() if device == "cuda" else 1e10  # a CPU's trial needs no true one
+
+
+def ceilings(device: str) -> dict[str, float]:
+    """Bytes a second of a copy, operations a second of a large product, microseconds of a launch."""
+    side = 8192 if device == "cuda" else 256
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    small = torch.zeros(1, device=device)
+    return {
+        "copy GB/s": round(bytes_per_second(device) / 1e9, 1),
+        "product TFLOP/s": round(2 * side**3 / seconds_of(lambda: a @ b, device) / 1e12, 2),
+        "launch us": round(seconds_of(lambda: [small.add_(1) for _ in range(1000)], device) * 1e3, 2),
+    }
+
+
+def seconds_of(work: Callable[[], object], device: str) -> float:
+    """The median of a few calls, each waited for."""
+    times = []
+    for _ in range(6):
+        begun = time.perf_counter()
+        work()
+        synchronize(torch.device(device))
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times[1:])
+
+
+def timed(house: House, num_rows: int, num_adapters: int, bandwidth: float) -> dict[str, float]:
+    """One decode step beside its floor."""
+    rows = house.rows(num_rows, num_adapters)
+    seconds = statistics.median(step_seconds(house.world, lambda _: rows))
+    num_bytes = floor_bytes(house.world, num_rows, num_adapters * house.adapter_bytes)
+    return {
+        "step_ms": round(seconds * 1e3, 3),
+        "floor_ms": round(num_bytes / bandwidth * 1e3, 3),
+        "ratio": round(seconds * bandwidth / num_bytes, 3),
+        "tokens_per_s": round(num_rows / seconds, 1),
+    }
+
+
+def with_prompt(house: House, chunk: int, num_adapters: int) -> dict[str, float]:
+    """63 rows that decode, and a chunk of one prompt."""
+    rows = house.rows(64, num_adapters)
+    times = []
+    for number in range(WARM + STEPS // 2):
+        begun = time.perf_counter()
+        outputs = house.world.runner.run(mixed(house.world, number, rows, chunk))
+        times.append(time.perf_counter() - begun)
+        assert all(output.error is None for output in outputs), outputs
+    return {"step_ms": round(statistics.median(times[WARM:]) * 1e3, 3)}
+
+
+def long_row(arguments: argparse.Namespace, context: int, bandwidth: float) -> dict[str, float]:
+    """A decode step of one row behind a long context."""
+    return timed(House(arguments, num_rows=1, context=context, steps=WARM + STEPS), 1, 0, bandwidth)
+
+
+def prompt_seconds(arguments: argparse.Namespace, length: int) -> dict[str, float]:
+    """One prompt, in one pass and in chunks of 2 048 tokens."""
+    house = House(arguments, num_rows=1, context=length, steps=1)
+    found = {}
+    for name, size in (("one pass", length), ("chunks of 2048", 2048)):
+        times = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            for start in range(0, length, size):
+                house.world.runner.run(mixed(house.world, 0, house.rows(1, 0), size, start))
+            times.append(time.perf_counter() - begun)
+        found[name] = statistics.median(times)
+    ratio = found["chunks of 2048"] / found["one pass"]
+    return {f"{name} ms": round(1e3 * value, 2) for name, value in found.items()} | {"ratio": round(ratio, 3)}
+
+
+def profiled(house: House, num_rows: int, num_adapters: int) -> dict[str, Any]:
+    """Milliseconds of a step by class of kernel, launches, and the time in which nothing ran."""
+    rows = house.rows(num_rows, num_adapters)
+    for number in range(WARM):
+        house.world.runner.run(house.world.batch(number, rows))
+    synchronize(house.device)
+    activity = ProfilerActivity.CUDA if house.device.type == "cuda" else ProfilerActivity.CPU
+    begun = time.perf_counter()
+    with profile(activities=[activity]) as trace:
+        for number in range(WARM, WARM + PROFILED):
+            house.world.runner.run(house.world.batch(number, rows))
+        synchronize(house.device)
+    wall = time.perf_counter() - begun
+    spent: defaultdict[str, float] = defaultdict(float)
+    names: defaultdict[str, float] = defaultdict(float)
+    num_launches = 0
+    for event in trace.events():
+        on_device = event.device_type.name == "CUDA"
+        if on_device != (house.device.type == "cuda"):
+            continue
+        seconds = (event.device_time if on_device else event.self_cpu_time_total) / 1e6
+        spent[class_of(event.name)] += seconds
+        names[event.name[:80]] += seconds
+        num_launches += 1
+    busy = sum(spent.values())
+    slowest = sorted(names.items(), key=lambda item: -item[1])[:12]
+    return {
+        "step_ms": round(wall / PROFILED * 1e3, 3),
+        "idle_ms": round(max(0.0, wall - busy) / PROFILED * 1e3, 3),  # the profiler's own time is in it
+        "launches": num_launches // PROFILED,
+        "ms_by_class": {name: round(value / PROFILED * 1e3, 3) for name, value in sorted(spent.items())},
+        "slowest_ms": {name: round(value / PROFILED * 1e3, 3) for name, value in slowest},
+    }
+
+
+def class_of(kernel: str) -> str:
+    """The class of a kernel, by its name."""
+    return next((name for name, words in CLASSES.items() if re.search(words, kernel, re.IGNORECASE)), "other")
+
+
+def captures(arguments: argparse.Namespace) -> list[dict[str, float]]:
+    """Seconds and bytes of the first step of each number of rows, which is captured."""
+    house = House(arguments, num_rows=256, context=64, steps=2)
+    found = []
+    for num_rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        before, begun = torch.cuda.mem_get_info()[0], time.perf_counter()
+        house.world.runner.run(house.world.batch(0, house.rows(num_rows, 1)))
+        torch.cuda.synchronize()
+        seconds, num_bytes = time.perf_counter() - begun, before - torch.cuda.mem_get_info()[0]
+        found.append({"rows": num_rows, "seconds": round(seconds, 3), "MiB": round(num_bytes / 2**20, 1)})
+    return found
+
+
+def gpu_tests(seconds: float) -> dict[str, Any]:
+    """The tests that only a GPU can run."""
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "tests/gpu/pytest.ini", "--rootdir", ".", "--confcutdir",
+               "tests/gpu", "--import-mode", "importlib", "tests/gpu"]  # fmt: skip
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, check=False, cwd=ROOT, env=own, capture_output=True, text=True, timeout=seconds)
+    return {"code": done.returncode, "end": done.stdout.strip().splitlines()[-12:]}
+
+
+def bench(running: list[Spawned], num_users: int, num_adapters: int, sampled: bool) -> dict[str, Any]:
+    """Tokens a second, and what a user waits for, of answers that end at different times."""
+    command = [
+        sys.executable, "-m", "lora_serve", "bench", "--url", running[0].process.url, "--model", BASE,
+        "--adapters", str(max(1, num_adapters)), "--popularity", "uniform" if num_adapters else "base",
+        "--concurrency", str(num_users), "--num-requests", str(4 * num_users),
+        "--warmup-requests", str(max(2, num_adapters)), "--prompt-tokens", "32-256", "--output-tokens", "64-192",
+        "--seed", str(num_users), "--json", *(["--extra-body", SAMPLED] if sampled else []),
+    ]  # fmt: skip
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-500:] or done.stdout.strip()[-500:])
+    found = json.loads(done.stdout)
+    return {name: found[name] for name in ("failed", "output_tokens_per_s", "prompt_tokens_per_s", "ttft_ms", "itl_ms")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
