@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.adapters.stores.disk_tables import OrphanedBlobs
+from lora_serve.core.errors import AdapterUnavailableError
 
 NOW = 1_800_000_000.0  # Unix seconds
 DAY = 86400.0
@@ -49,3 +50,14 @@ def test_days_of_an_orphan_that_was_taken_by_a_wrong_clock_begin_once_it_is_righ
     assert kept.is_kept_at(NOW)
     assert kept.is_kept_at(NOW + 29 * DAY)
     assert not kept.is_kept_at(NOW + 31 * DAY)
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_in_words(kept: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    kept.taken_at(NOW)
+    assert kept.digests() == (DIGEST,)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(AdapterUnavailableError, match=r"unnamed cannot be read: Permission denied"):
+        kept.digests()
