@@ -150,12 +150,12 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     return {name: item for name, item in value.items() if keep_null or item is not None}
 
 
-def parse_json(raw: bytes) -> Any:
-    """The value of a body. Raises InvalidRequestError."""
+def parse_json(raw: bytes, param: str | None = None) -> Any:
+    """The value of a body, or of its field `param`. Raises InvalidRequestError."""
     try:
         return strict_json.parse_json(raw)
     except strict_json.JsonError as error:
-        raise InvalidRequestError(f"The request body {error}") from None
+        raise InvalidRequestError(f"{f'`{param}`' if param else 'The request body'} {error}", param=param) from None
 
 
 def check_query(model: type[M], request: web.Request) -> M:

@@ -275,6 +275,7 @@ def _new_file(path: Path) -> BinaryIO:
 
 def _typed(name: str, fields: UploadFields) -> RegisterFields:
     """The fields as a JSON body would have them. Raises InvalidRequestError."""
-    metadata = None if fields.metadata is None else parse_json(fields.metadata.encode("utf-8", "surrogatepass"))
-    rest = fields.model_dump(exclude_none=True) | ({} if metadata is None else {"metadata": metadata})
+    rest = fields.model_dump(exclude_none=True)
+    if fields.metadata is not None:
+        rest["metadata"] = parse_json(fields.metadata.encode("utf-8", "surrogatepass"), "metadata")
     return check_fields(RegisterFields, {"id": name, "source": "upload", **rest})

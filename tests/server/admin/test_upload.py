@@ -162,6 +162,7 @@ async def test_broken_upload_is_refused_and_leaves_nothing(admin: aiohttp.Client
         status, answer = await put(admin, data, kind=kind)
         assert status == expected, (name, status, answer)
         assert answer["error"]["message"]
+        assert "metadata" not in name or answer["error"]["param"] == "metadata", answer
     assert await nothing_left(house)
     assert house.services.catalog.snapshot.names == ()
 
