@@ -12,6 +12,7 @@ from lora_serve.adapters import regular_file
 from lora_serve.adapters.checkpoint.content import adapter_digest
 from lora_serve.adapters.stores import files
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.disk_tables import is_record
 from lora_serve.core.errors import AdapterUnavailableError
 
 if TYPE_CHECKING:
@@ -96,3 +97,24 @@ def test_full_disk_is_told_and_leaves_nothing(
 def test_foreign_things_among_the_blobs_are_not_listed(store: DiskStore, tmp_path: Path) -> None:
     (tmp_path / "store" / "blobs" / "lost+found").mkdir()
     assert store.digests() == frozenset()
+
+
+def test_a_blob_that_is_named_again_bears_no_trace_of_those_that_let_it_go(
+    store: DiskStore, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    folder = make_adapter()
+    digest = adapter_digest(folder)
+    store.put(digest, folder)
+    first, second = "1" * 32, "2" * 32
+
+    def traces() -> list[str]:
+        with store.open(digest) as blob:
+            return sorted(path.name for path in blob.iterdir() if is_record(path.name))
+
+    with store.staging({digest: {first: "{}"}}) as publish:
+        publish()
+    store.remove_record(digest, first, tombstone=True)
+    assert traces() == [f"gone-{first}.json"]
+    with store.staging({digest: {second: "{}"}}) as publish:
+        publish()
+    assert traces() == [f"named-{second}.json"]
