@@ -81,8 +81,7 @@ class Scheduler:
 
     def grammar_compiled(self, message: GrammarCompiled, now: float) -> list[Event]:
         """Takes in the end of a compilation: the request may run, or ends here. It may be gone already."""
-        sequence = self._by_request.get(message.request_id)
-        if sequence is None:
+        if (sequence := self._by_request.get(message.request_id)) is None:
             return []
         if message.error is not None:
             return [self._fail(sequence, message.error)]
