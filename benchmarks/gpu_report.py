@@ -20,6 +20,7 @@ import gc
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -99,6 +100,7 @@ def main() -> int:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/gpu-report.json")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server which it starts ends with it
     if unknown := set(arguments.parts) - PARTS.keys():
         parser.error(f"there is no {', '.join(sorted(unknown))}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -181,7 +183,7 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
 
 
 class House:
-    """A world and its adapters, of `--rank` or of mixed ranks (8 to 64)."""
+    """A world and its adapters, all of `--rank`."""
 
     def __init__(
         self, arguments: argparse.Namespace, num_rows: int, context: int, steps: int, *, graphs: bool = True

@@ -139,7 +139,7 @@ PARTS = (
          ("lora_serve/model/", "lora_serve/adapters/", "lora_serve/core/", "lora_serve/engine/", "lora_serve/text/",
           "lora_serve/engine_host/", "docs/reference/adapters.md", "docs/reference/models.md"), in_process=True),
     Part("text", ("tests/text/", "tests/contracts/test_reasoning.py", "tests/contracts/test_tool_calls.py"),
-         ("lora_serve/text/", "lora_serve/core/", "lora_serve/core/constraints"), in_process=True),
+         ("lora_serve/text/", "lora_serve/core/"), in_process=True),
     Part("adapters", ("tests/adapters/", "tests/contracts/test_catalog.py", "tests/contracts/test_adapter"),
          ("lora_serve/adapters/", "lora_serve/core/", "lora_serve/commands/registry"), in_process=True),
     Part("engine", ("tests/engine/", "tests/routing/", "tests/contracts/test_policy.py",
