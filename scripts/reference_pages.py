@@ -157,7 +157,14 @@ def _choices(field: Any) -> str:
 
 
 def _default(field: Any) -> str:
-    value = field.default
+    from lora_serve.core.flags import default_on_cuda
+
+    on_cuda = default_on_cuda(field)
+    shown = _shown_default(field, field.default)
+    return shown if on_cuda is None else f"{shown}; on a GPU {_shown_default(field, on_cuda)}"
+
+
+def _shown_default(field: Any, value: Any) -> str:
     if field.is_required():
         return "required"
     if value is None or value == ():

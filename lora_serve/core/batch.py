@@ -105,6 +105,11 @@ class StepLoad:
     num_attended: int = 0  # pairs of a token and one it attends to: quadratic in the length of a prompt
     num_drafted: int = 0  # guesses, which are not among num_tokens
 
+    @property
+    def has_prompts(self) -> bool:
+        """True if a row has more than one token that is no guess."""
+        return self.num_tokens > self.num_rows
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # a client of the admin API starts without it
     from pydantic.fields import FieldInfo
 
 _METAVARS: dict[Any, str] = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
+ON_CUDA = "on_cuda"  # in a field's `json_schema_extra`: its default where the model runs on a GPU
 _UNITS = ("milliseconds", "seconds", "days", "bytes")  # with which the description of a number begins
 
 
@@ -92,4 +93,12 @@ def _default(field: FieldInfo) -> str:
     if field.default is None or field.default == ():
         return ""
     is_mebibytes = isinstance(field.default, int) and field.default >= 2**20 and field.default % 2**20 == 0
-    return f" (default: {field.default // 2**20}MiB)" if is_mebibytes else f" (default: {field.default})"
+    shown = f"{field.default // 2**20}MiB" if is_mebibytes else f"{field.default}"
+    on_cuda = default_on_cuda(field)
+    return f" (default: {shown})" if on_cuda is None else f" (default: {shown}; on a GPU {on_cuda})"
+
+
+def default_on_cuda(field: FieldInfo) -> Any:
+    """The default of a setting where the model runs on a GPU; None: that of everywhere."""
+    extra = field.json_schema_extra
+    return extra.get(ON_CUDA) if isinstance(extra, dict) else None

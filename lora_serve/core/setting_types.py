@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from lora_serve.core.flags import flag_name
+from lora_serve.core.flags import ON_CUDA, flag_name
 from lora_serve.core.setting_texts import MAX_BYTES, check_text, parse_bytes
 from lora_serve.core.strict_json import JsonError, parse_json
 
@@ -174,13 +174,21 @@ else:
     ReasoningFormatName = Literal[("auto", "none", *names_in("text/reasoning"), *REASONING_ALIASES)]
 
 
-def setting(default: Any, description: str, *, repr: bool = True, **checks: Any) -> Any:  # noqa: A002
+def setting(
+    default: Any,
+    description: str,
+    *,
+    repr: bool = True,  # noqa: A002
+    on_cuda: Any = None,
+    **checks: Any,
+) -> Any:
     """A field of a group of settings, named like its flag with underscores and described for --help.
 
     `checks`: pydantic's (ge, le, pattern, ...), made once, when `Settings` are; a group itself checks nothing.
-    `default`: MISSING if it must be given.
+    `default`: MISSING if it must be given. `on_cuda`: the default of a server whose model runs on a GPU, if another.
     """
-    return field(default=default, repr=repr, metadata={"description": description, **checks})
+    shown = {} if on_cuda is None else {"json_schema_extra": {ON_CUDA: on_cuda}}
+    return field(default=default, repr=repr, metadata={"description": description, **shown, **checks})
 
 
 def part_of(settings: object, kind: type[T]) -> T:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -20,7 +21,7 @@ from pydantic_core import ErrorDetails
 
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.core.flags import FlagParser, flag_name
+from lora_serve.core.flags import FlagParser, default_on_cuda, flag_name
 from lora_serve.core.setting_groups.adapters import AdapterTierSettings, RegistrySettings
 from lora_serve.core.setting_groups.engine import BatchSettings, EngineSettings, KVCacheSettings
 from lora_serve.core.setting_groups.http import (
@@ -31,7 +32,7 @@ from lora_serve.core.setting_groups.http import (
     RequestLimits,
     TlsConfig,
 )
-from lora_serve.core.setting_groups.model import ServedModelSettings, is_there
+from lora_serve.core.setting_groups.model import ServedModelSettings, has_cuda, is_there
 from lora_serve.core.setting_groups.operation import (
     AccountingConfig,
     FleetSettings,
@@ -40,7 +41,7 @@ from lora_serve.core.setting_groups.operation import (
 )
 from lora_serve.core.setting_groups.overflow import OverflowConfig
 from lora_serve.core.setting_texts import check_text
-from lora_serve.core.setting_types import changed_flags, part_of
+from lora_serve.core.setting_types import changed_flags, parse_count, part_of
 from lora_serve.core.vllm_flags import VLLM_KEYS, add_vllm_flags, as_vllm_reads, parsed_keys, taken
 
 _HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -171,13 +172,28 @@ def _resolve(flags: dict[str, Any]) -> tuple[Settings, tuple[str, ...]]:
         notes = (*notes, f"{VLLM_KEY_VARIABLE} is taken as --api-key")
     if "overflow" not in from_file | from_environment | flags:
         from_environment.pop("overflow_api_key", None)  # a key turns nothing on, and several servers may have one file
+    given = from_file | from_environment | flags
     try:
-        settings = Settings(**from_file | from_environment | flags)
+        settings = Settings(**_defaults_on_device(given) | given)
     except ValidationError as error:
         origins = dict.fromkeys(from_file, f"in {file}") | {name: f"in {variables[name]}" for name in from_environment}
         raise ConfigError(describe(error, {name: origins[name] for name in origins if name not in flags})) from None
     check_folders(settings)
     return settings, notes
+
+
+def _defaults_on_device(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of a server on a GPU, by name, if that is where the model will run; else none."""
+    device = given.get("device", "auto")
+    if device != "cuda" and not (device == "auto" and has_cuda()):
+        return {}
+    found = {name: default_on_cuda(field) for name, field in Settings.model_fields.items()}
+    found = {name: value for name, value in found.items() if value is not None}
+    with suppress(
+        KeyError, TypeError, ValueError
+    ):  # a step of fewer tokens has fewer rows; what is no number is refused later
+        found["max_num_seqs"] = min(found["max_num_seqs"], int(parse_count(given["max_num_batched_tokens"])))
+    return found
 
 
 def _read_file(path: Path, known: Collection[str]) -> dict[str, Any]:

@@ -23,11 +23,17 @@ from lora_serve.core.setting_groups.engine import BatchLimits
 
 _Features = list[float]
 # Seconds for one of each: what counts is their ratios. A guess costs as much as a prompt's token: less has to be seen.
+# On a CPU, nothing but its tokens tells a step with prompts from others.
 _FIRST_GUESS = {
     "step": 1e-3, "token": 1.6e-4, "row": 1e-4, "adapter": 1e-4, "kv_token": 2.5e-7, "attended_pair": 1.5e-8,
-    "drafting_step": 1e-4, "draft_token": 1.6e-4,
+    "prompt_step": 0.0, "drafting_step": 1e-4, "draft_token": 1.6e-4,
 }  # fmt: skip
-_GUESSES = tuple(_FIRST_GUESS.values())
+# By the steps of an 8B model on an H200 (benchmarks/results/gpu-step.json): the bytes of the weights are the step, a
+# token costs little, and a step with a prompt or a draft, which is no captured graph, costs several of the others.
+_FIRST_GUESS_ON_CUDA = {
+    "step": 7.6e-3, "token": 3.3e-5, "row": 4e-5, "adapter": 4e-5, "kv_token": 7e-8, "attended_pair": 1e-10,
+    "prompt_step": 3e-2, "drafting_step": 3e-2, "draft_token": 3.3e-5,
+}  # fmt: skip
 _FORGETTING = 0.99  # weight of a step that is one step older
 _RIDGE = 0.02  # pulls the coefficients to the ratios of the first guess where the data does not tell them apart
 _NUM_SWEEPS = 2
@@ -76,8 +82,11 @@ class _Equations:
 
 
 class StepCost:
-    """seconds = c . (1, tokens, rows, adapters, KV tokens read, query-key pairs, 1 if there are drafts, their tokens),
-    where every c is at least 0.
+    """seconds = c . (1, tokens, rows, adapters, KV tokens read, query-key pairs, 1 if there are prompts, 1 if there are
+    drafts, their tokens), where every c is at least 0.
+
+    A step with prompts may cost more however few tokens they are: on a GPU it is no captured graph, and the host
+    launches each of its kernels.
 
     Least squares of the relative error with exponential forgetting: the normal equations A c = b are kept, and each
     step moves c by sweeps of coordinate descent that stay at or above 0 (Franc, Hlavac and Navara, Sequential
@@ -85,8 +94,9 @@ class StepCost:
     estimator. If all predictions err to the same side, the coefficients are scaled and not relearned.
     """
 
-    def __init__(self) -> None:
-        self._shares = [1.0] * len(_FIRST_GUESS)  # of the first guess: c = shares * _FIRST_GUESS
+    def __init__(self, device: str = "cpu") -> None:
+        self._guess = _FIRST_GUESS_ON_CUDA if device.startswith("cuda") else _FIRST_GUESS
+        self._shares = [1.0] * len(self._guess)  # of the first guess: c = shares * guess
         # Apart, so that hours of one kind do not erase the others:
         self._decode, self._prompt, self._draft = _Equations(), _Equations(), _Equations()
         self._scale = 1.0  # what all shares would be if the first guess had the right ratios
@@ -98,7 +108,7 @@ class StepCost:
         """Learns from a step of this load that took `seconds`."""
         if seconds <= 0:
             return
-        x = _features(load)
+        x = self._features(load)
         log_ratio = math.log(seconds / self._predict(x))
         if self.num_observed >= _NUM_FREE:
             bound = math.log(_MAX_RATIO)
@@ -110,15 +120,13 @@ class StepCost:
             self._rescale(math.exp(self._drift))
         self.num_observed += 1
         predicted = self._predict(x)
-        equations = (
-            self._prompt if load.num_tokens > load.num_rows else self._draft if load.num_drafted else self._decode
-        )
+        equations = self._prompt if load.has_prompts else self._draft if load.num_drafted else self._decode
         equations.add([value / predicted for value in x], math.exp(log_ratio))
         self._scale += (1 - _FORGETTING) * (math.exp(log_ratio) * predicted / sum(x) - self._scale)
         self._fit()
 
     def seconds(self, load: StepLoad) -> float:
-        return self._predict(_features(load))
+        return self._predict(self._features(load))
 
     @property
     def seconds_per_token(self) -> float:
@@ -128,7 +136,7 @@ class StepCost:
     @property
     def coefficients(self) -> dict[str, float]:
         """The learned seconds for one more of each feature."""
-        return dict(zip(_FIRST_GUESS, map(mul, self._shares, _GUESSES), strict=True))
+        return dict(zip(self._guess, map(mul, self._shares, self._guess.values()), strict=True))
 
     @property
     def relative_error(self) -> float | None:
@@ -170,20 +178,13 @@ class StepCost:
         else:
             self._error = max(0.0, self._error + (0.005 if error > self._error else -0.005))
 
-
-def _features(load: StepLoad) -> _Features:
-    """The features times their first guess: each is in seconds, so that one ridge fits all."""
-    step, token, row, adapter, kv_token, attended_pair, drafting_step, draft_token = _GUESSES
-    return [
-        step,
-        token * load.num_tokens,
-        row * load.num_rows,
-        adapter * load.num_adapters,
-        kv_token * load.num_kv_read,
-        attended_pair * load.num_attended,
-        drafting_step * (load.num_drafted > 0),
-        draft_token * load.num_drafted,
-    ]
+    def _features(self, load: StepLoad) -> _Features:
+        """The features times their first guess: each is in seconds, so that one ridge fits all."""
+        counts = (
+            1, load.num_tokens, load.num_rows, load.num_adapters, load.num_kv_read, load.num_attended, load.has_prompts,
+            load.num_drafted > 0, load.num_drafted,
+        )  # fmt: skip
+        return list(map(mul, counts, self._guess.values()))
 
 
 def _sum(a: _Features, b: _Features, c: _Features) -> _Features:
@@ -300,17 +301,20 @@ class LatencyController:
         """
         if not running.num_decoding:
             return most
-        budget = max(budget, _CHEAP_CHUNK * self._seconds_with_tokens(running.num_rows, running))
+        without = self._seconds_with_tokens(running.num_rows, running)
+        budget = max(budget, _CHEAP_CHUNK * (without + self._cost.coefficients["prompt_step"]))
         found = self._most_tokens(budget, most, running)
         is_probe = self._cost.num_observed % _PROBE_EVERY == 0
         return min(most, _PROBE_SIZE * found) if is_probe else found
 
     def _tokens_for_stretch(self, limits: BatchLimits, most: int, running: Running) -> int:
-        """Prompts may lengthen a step to a multiple of its time with all rows decoding."""
+        """Prompts may lengthen a step to a multiple of its time with all rows decoding, and of what it costs to have
+        any prompt in it: that is paid however few tokens they are, so that fewer would only come to more such steps.
+        """
         if limits.prompt_stretch == 0 or not running.num_decoding:
             return most
         rows = min(limits.max_num_seqs, running.num_rows + running.num_waiting)
-        budget = limits.prompt_stretch * self._seconds_with_rows(rows)
+        budget = limits.prompt_stretch * (self._seconds_with_rows(rows) + self._cost.coefficients["prompt_step"])
         return self._most_tokens(budget, most, running)
 
     def _most_tokens(self, budget: float, most: int, running: Running) -> int:

@@ -29,12 +29,13 @@ class StepTime(Protocol):
 class RooflineSteps:
     """A model, not a measurement: a step is limited by bytes or by arithmetic, whichever takes longer.
 
-        seconds = overhead + max(bytes / (bandwidth * e_m), flops / (peak * e_c))
+        seconds = overhead + max(bytes / (bandwidth * e_m), flops / (peak * e_c), launches)
         bytes = weights + KV bytes read + adapters' bytes, each once per step
         flops = 2 * (parameters + adapter parameters) * tokens
 
     (Williams et al., "Roofline", CACM 2009.) Left out: attention's own arithmetic (7 % of an 8B model's at a context of
-    4 000), and everything between kernels, for which `overhead_seconds` and the two efficiencies stand.
+    4 000), and everything between kernels, for which `overhead_seconds` and the two efficiencies stand. `launches`:
+    what the host needs for a step with prompts, which is no captured graph.
     """
 
     num_parameters: float
@@ -46,6 +47,8 @@ class RooflineSteps:
     memory_efficiency: float
     compute_efficiency: float
     overhead_seconds: float
+    launch_seconds: float = 0.0  # of a step with prompts
+    adapter_launch_seconds: float = 0.0  # beside these, if a row has an adapter
 
     def seconds(self, load: StepLoad) -> float:
         num_bytes = self.weight_bytes + load.num_kv_read * self.kv_bytes_per_token
@@ -53,7 +56,8 @@ class RooflineSteps:
         flops = 2 * load.num_tokens * (self.num_parameters + self.adapter_bytes / 2)  # 2 bytes per adapter parameter
         by_memory = num_bytes / (self.bytes_per_second * self.memory_efficiency)
         by_compute = flops / (self.flops_per_second * self.compute_efficiency)
-        return self.overhead_seconds + max(by_memory, by_compute)
+        launches = load.has_prompts * (self.launch_seconds + self.adapter_launch_seconds * (load.num_adapters > 0))
+        return self.overhead_seconds + max(by_memory, by_compute, launches)
 
 
 class LearnedSteps:
@@ -105,6 +109,7 @@ class Profile:
     host_bytes: int
     disk_bytes: int
     load_threads: int
+    device: str = "cpu"
 
     def changed(self, **changes: Any) -> Profile:
         """The profile with other limits; None: unchanged."""

@@ -162,7 +162,7 @@ class Replica:
         self._num_turns = 0
         self.runner = SimulatedRunner(profile, self._clock)
         self.loader = SimulatedLoader(profile, self._clock, timeline, self.post)
-        spec = ModelSpec(profile.name, "Simulated", 2, profile.max_model_len, (), 1, {}, 0, "bfloat16", "none")
+        spec = ModelSpec(profile.name, "Simulated", 2, profile.max_model_len, (), 1, {}, 0, "bfloat16", profile.device)
         adapters = AdapterConfig(  # the tiers' limits; the stores of weights do not matter here
             store=Path(),
             max_loras=profile.max_loras,

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 import lora_serve
+from lora_serve.core import settings as settings_module
 from lora_serve.core.config import AdapterConfig, EngineConfig, ServerConfig
-from lora_serve.core.settings import SECRETS, Settings
+from lora_serve.core.setting_groups.model import has_cuda
+from lora_serve.core.settings import SECRETS, Settings, load_settings
 
 PACKAGE = Path(lora_serve.__file__).parent
 
@@ -35,3 +42,55 @@ def test_the_part_of_the_server_holds_no_secret() -> None:
     settings = Settings(model="m", admin_key="a long enough key", redis_url="redis://:password@h/0")
     assert not {field.name for field in fields(settings.part(ServerConfig))} & {*SECRETS}
     assert "long enough" not in repr(settings)
+
+
+def test_a_gpu_has_defaults_of_its_own_unless_others_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    def found(*flags: str) -> tuple[object, ...]:
+        s = load_settings(["--model", str(tmp_path), *flags])
+        return s.engine, s.max_num_seqs, s.max_num_batched_tokens, s.speculate
+
+    monkeypatch.setattr(settings_module, "has_cuda", lambda: False)
+    assert found() == ("thread", 64, 512, "auto")
+    assert found("--device", "cuda") == ("process", 256, 2048, "off")
+    assert found("--device", "cuda", "--max-num-batched-tokens", "128") == ("process", 128, 128, "off")
+    monkeypatch.setattr(settings_module, "has_cuda", lambda: True)
+    assert found() == ("process", 256, 2048, "off")
+    assert found("--device", "cpu") == ("thread", 64, 512, "auto")
+    monkeypatch.setenv("LORA_SERVE_MAX_NUM_SEQS", "32")
+    assert found("--engine", "thread", "--speculate", "auto") == ("thread", 32, 2048, "auto")
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "built_for", "visible", "is_found"),
+    [(2, "'13.0'", "0", True), (2, "'13.0'", "-1", False), (2, "None", "0", False), (0, "'13.0'", "0", False)],
+)
+def test_a_gpu_is_seen_by_its_driver_without_torch(
+    num_gpus: int, built_for: str, visible: str, is_found: bool, tmp_path: Path
+) -> None:
+    """A driver and a torch that say what they are asked, as a machine without a GPU has neither."""
+    source = (
+        f"int nvmlInit_v2() {{ return 0; }} int nvmlDeviceGetCount_v2(unsigned *n) {{ *n = {num_gpus}; return 0; }}"
+    )
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "torch" / "version.py").write_text(f"cuda = {built_for}")
+    here = {
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}",
+        "CUDA_VISIBLE_DEVICES": visible,
+    }
+    code = "from lora_serve.core.setting_groups.model import has_cuda; print(has_cuda())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **here}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(is_found)
+
+
+def test_a_gpu_is_seen_here_where_torch_sees_one() -> None:
+    import torch
+
+    assert has_cuda() == torch.cuda.is_available()

@@ -28,9 +28,9 @@ MIN_TARGET_MS, _MAX_TARGET_MS = 0.001, 1000.0 * YEAR
 class BatchLimits:
     """Limits of a batch's start and size, which may be changed while the server runs."""
 
-    max_num_seqs: HumanInt = setting(64, "rows in one step at most", ge=1, le=_MAX_ROWS)
+    max_num_seqs: HumanInt = setting(64, "rows in one step at most", on_cuda=256, ge=1, le=_MAX_ROWS)
     max_num_batched_tokens: HumanInt = setting(
-        512, "tokens in one step at most; longer prompts run in chunks", ge=16, le=2**20
+        512, "tokens in one step at most; longer prompts run in chunks", on_cuda=2048, ge=16, le=2**20
     )
     batch_wait_ms: float = setting(
         0.0, "milliseconds that the first waiting request waits for others; 0: none", ge=0, le=60_000
@@ -125,7 +125,9 @@ class HostSettings:
     """The engine's process."""
 
     engine: EngineHostName = setting(
-        "thread", "where the engine runs; process: in a child, which is started again if it crashes"
+        "thread",
+        "where the engine runs; process: in a child, which is started again if it crashes",
+        on_cuda="process",
     )
     engine_step_timeout: float = setting(
         300.0, "seconds without progress after which the engine counts as hung; 0: any number", ge=0, le=YEAR
@@ -153,6 +155,7 @@ class SchedulingSettings:
         "auto",
         "tokens of a row and step that may be guessed from its prompt and answer: 1 to 16; auto: as many as "
         "pay; off: none",
+        on_cuda="off",  # a step with guesses is no captured graph
     )
 
     @property

@@ -62,6 +62,7 @@ export const engine = {
       adapter: "adapter",
       kv_token: "cached token read",
       attended_pair: "pair of attention",
+      prompt_step: "step with prompts",
       drafting_step: "step with drafts",
       draft_token: "guessed token",
     },

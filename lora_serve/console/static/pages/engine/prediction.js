@@ -7,7 +7,8 @@ export const CONTEXT = 256; // tokens of a row that others are compared with
 /** Seconds of a step. @param {Cost} cost @param {{tokens: number, rows: number, adapters: number, kv?: number, pairs?: number}} load */
 function seconds(cost, { tokens, rows, adapters, kv = 0, pairs = 0 }) {
   const of = (/** @type {string} */ name) => cost[name] ?? 0;
-  const sum = of("step") + tokens * of("token") + rows * of("row") + adapters * of("adapter") + kv * of("kv_token") + pairs * of("attended_pair");
+  const constant = of("step") + (tokens > rows ? of("prompt_step") : 0);
+  const sum = constant + tokens * of("token") + rows * of("row") + adapters * of("adapter") + kv * of("kv_token") + pairs * of("attended_pair");
   return sum / 1e6;
 }
 
