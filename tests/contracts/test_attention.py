@@ -153,30 +153,3 @@ def test_varlen_is_refused_in_words_where_there_is_no_gpu_and_auto_takes_another
     with pytest.raises(ConfigError, match="--attention varlen: FlashAttention runs on CUDA"):
         create_attention("varlen", cache)
     assert type(create_attention("auto", cache)).__module__.endswith((".native", ".sdpa"))
-
-
-@pytest.mark.parametrize("length", [1, 255, 256, 257, 600])
-@pytest.mark.parametrize("window", [None, 3, 300])
-def test_decode_over_several_chunks_is_that_of_sdpa(length: int, window: int | None) -> None:
-    torch.manual_seed(0)
-    cache = filled_cache(45, 16, 2, 8)
-    rows = [(length - 1, 1, list(range(1, 2 + length // 16))), (4, 1, [40])]
-    step, query = step_of(rows), torch.randn(2, 6, 8)
-    paged = varlen.Backend(cache, older_varlen)._paged
-    assert paged is not None
-    found = paged(0, query, step.decode, 0.3, window, None)
-    assert torch.allclose(
-        found, create_attention("sdpa", cache).decode(0, query, step, AttentionSettings(0.3, window)), atol=1e-5
-    )  # type: ignore[attr-defined]
-
-
-def test_keys_that_are_no_numbers_stay_with_their_row() -> None:
-    cache = filled_cache(16, 4, 2, 8)
-    step, query = step_of([(6, 1, [3, 1]), (5, 1, [4, 5])]), torch.randn(2, 4, 8)
-    paged = varlen.Backend(cache, older_varlen)._paged
-    assert paged is not None
-    clean = paged(0, query, step.decode, 0.3, None, None)
-    cache.layer(0)[0][3, 1] = float("nan")
-    found = paged(0, query, step.decode, 0.3, None, None)
-    assert found[0].isnan().all()
-    assert torch.equal(found[1], clean[1])

@@ -29,6 +29,7 @@ _TYPES = (torch.bfloat16, torch.float16)
 _MAX_HEAD_DIM = 256
 _DECODE, _PREFILL = "varlen decode", "varlen prefill"
 _CHUNK, _MIN_DOT = 256, 16  # keys per program of `PagedDecode`
+_FOLDED = 16  # chunks that are read at a time
 _KEYS, _KEYS_OF_WIDE_HEADS, _WIDE_HEAD = 64, 32, 512  # keys per product; bytes: two stages of K and V must fit
 _NO_WINDOW = 2**31 - 1
 
@@ -246,17 +247,19 @@ class PagedDecode:
         sums = torch.empty(num_rows, num_heads, chunks, 2, dtype=torch.float32, device=query.device)
         out = torch.empty_like(query)
         group, wide = num_heads // num_kv_heads, _covering(head_dim)
+        limit = _NO_WINDOW if window is None else window
         keys = _KEYS if wide * query.element_size() <= _WIDE_HEAD else _KEYS_OF_WIDE_HEADS
         self._programs.decode_chunks[num_rows, num_kv_heads, chunks](
             query, pool_k, pool_v, rows.block_table, rows.lengths, partial, sums, scale,
-            1.0 if softcap is None else softcap, width, _NO_WINDOW if window is None else window,
+            1.0 if softcap is None else softcap, width, limit,
             G=group, D=head_dim, KV_HEADS=num_kv_heads, BLOCK_SIZE=size, CHUNK=_CHUNK, BLOCK_G=_covering(group),
             BLOCK_D=wide, BLOCK_N=keys, HAS_SOFTCAP=softcap is not None, HALF=self._programs.half_type(query),
             num_stages=2,
         )  # fmt: skip
         self._programs.fold_chunks[num_rows, num_heads](
-            partial, sums, rows.lengths, out, num_heads, chunks, D=head_dim, CHUNK=_CHUNK, BLOCK_D=wide
-        )
+            partial, sums, rows.lengths, out, num_heads, chunks, limit,
+            D=head_dim, CHUNK=_CHUNK, BLOCK_C=_FOLDED, BLOCK_D=wide,
+        )  # fmt: skip
         return out
 
 
