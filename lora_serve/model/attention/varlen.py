@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,7 @@ class Backend:
         self._varlen: Varlen = found
         self._features = Features.of(found)
         self._fits = cache.shape.dtype in types and cache.shape.head_dim <= _MAX_HEAD_DIM
+        self._takes_groups = self._features.groups or (self._fits and self._groups_unasked())
         self._reads_pages = self._fits and self._features.pages and self._can_read_pages()
         device = cache.device
         self._paged = PagedDecode(cache) if _can_decode_pages(device) else None
@@ -120,7 +122,7 @@ class Backend:
             keys, values = key[start:], value[start:]
         else:
             keys, values = (pool.flatten(0, 1).index_select(0, plan.places) for pool in self.cache.layer(layer))
-        if not self._features.groups:
+        if not self._takes_groups:
             group = query.shape[1] // keys.shape[1]
             keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
         return self._call(
@@ -160,6 +162,23 @@ class Backend:
             query.contiguous(), keys, values, query_ends, key_ends, max_query, max_keys, scale=settings.scale, **given
         )
         return found
+
+    def _groups_unasked(self) -> bool:
+        """Tries groups of two on a row of two tokens. torch 2.11 hands K and V to FlashAttention as they are, which
+        takes any number of heads that divides the query's; that its signature does not say.
+        """
+        shape, device = self.cache.shape, self.cache.device
+        size = (2, shape.num_kv_heads, shape.head_dim)
+        keys = torch.linspace(-1, 1, math.prod(size), device=device).view(size).to(shape.dtype)
+        query, repeated = torch.cat([keys, keys], dim=1), keys.repeat_interleave(2, dim=1)
+        ends = torch.tensor([0, 2], dtype=torch.int32, device=device)
+        try:
+            found, wanted = (
+                self._call(query, one, one, ends, ends, 2, 2, AttentionSettings(1.0)) for one in (keys, repeated)
+            )
+        except (RuntimeError, ValueError):
+            return False
+        return torch.equal(found, wanted)
 
     def _can_read_pages(self) -> bool:
         """Tries this block size with one row of one key: FlashAttention 2 wants multiples of 256."""
