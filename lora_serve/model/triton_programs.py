@@ -21,7 +21,8 @@ weighted values of its chunk,
 
     m' = max(m, max_j s_j)   l' = l e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
 
-and a second program folds a row's chunks in their order. A row's chunks depend on its own length alone.
+and a second program folds a row's chunks by the same formulas, some at a time. Which chunks a row has depends on its
+own length and the window alone; programs beyond them leave at once, and nobody reads what they did not write.
 """
 
 from __future__ import annotations
@@ -281,6 +282,8 @@ def decode_chunks(
     chunk = tl.program_id(2)
     length = tl.load(lengths + row).to(tl.int32)
     low = tl.maximum(length - window, 0)
+    if (chunk * CHUNK >= length) | ((chunk + 1) * CHUNK <= low):
+        return
     g = tl.arange(0, BLOCK_G)
     d = tl.arange(0, BLOCK_D)
     heads = kv_head * G + g
@@ -319,23 +322,29 @@ def decode_chunks(
 
 @triton.jit(do_not_specialize=["chunks"], do_not_specialize_on_alignment=["lengths"])
 def fold_chunks(
-    partial, sums, lengths, out, num_heads, chunks,
-    D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
+    partial, sums, lengths, out, num_heads, chunks, window,
+    D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, heads): out [rows, heads, D]."""
+    """Grid (rows, heads): out [rows, heads, D]. BLOCK_C chunks at a time, from the first one that the row sees."""
     row = tl.program_id(0).to(tl.int64)
-    place = row * num_heads + tl.program_id(1)
+    place = (row * num_heads + tl.program_id(1)) * chunks
+    length = tl.load(lengths + row).to(tl.int32)
+    end = (length + CHUNK - 1) // CHUNK
     d = tl.arange(0, BLOCK_D)
     values = tl.zeros([BLOCK_D], dtype=tl.float32)
-    total = 0.0
-    top = float("-inf")
-    for chunk in range((tl.load(lengths + row).to(tl.int32) + CHUNK - 1) // CHUNK):
-        own = tl.load(sums + (place * chunks + chunk) * 2)
-        higher = tl.maximum(top, own)
+    total, top = 0.0, float("-inf")
+    for start in range(tl.maximum(length - window, 0) // CHUNK, end, BLOCK_C):
+        chunk = start + tl.arange(0, BLOCK_C)
+        here = chunk < end
+        mask = here[:, None] & (d < D)[None, :]
+        found = tl.load(partial + (place + chunk)[:, None] * D + d[None, :], mask=mask, other=0.0)
+        tops = tl.load(sums + (place + chunk) * 2, mask=here, other=float("-inf"))
+        totals = tl.load(sums + (place + chunk) * 2 + 1, mask=here, other=0.0)
+        higher = tl.maximum(top, tl.max(tops, axis=0))
         anchor = tl.where(higher == float("-inf"), 0.0, higher)
         fade = tl.exp(top - anchor)
-        weight = tl.exp(own - anchor)
-        total = total * fade + tl.load(sums + (place * chunks + chunk) * 2 + 1) * weight
-        values = values * fade + tl.load(partial + (place * chunks + chunk) * D + d, mask=d < D, other=0.0) * weight
+        weights = tl.exp(tops - anchor)
+        total = total * fade + tl.sum(totals * weights, axis=0)
+        values = values * fade + tl.sum(found * weights[:, None], axis=0)
         top = higher
-    tl.store(out + place * D + d, (values / total).to(out.dtype.element_ty), mask=d < D)
+    tl.store(out + (row * num_heads + tl.program_id(1)) * D + d, (values / total).to(out.dtype.element_ty), mask=d < D)

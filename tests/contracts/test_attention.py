@@ -48,7 +48,8 @@ def plain_varlen(
 ) -> torch.Tensor:  # fmt: skip
     """torch 2.13's varlen_attn, as its documentation defines it, in plain maths."""
     out, group = torch.empty_like(query), query.shape[1] // key.shape[-2]
-    assert group == 1 or enable_gqa
+    if group > 1 and not enable_gqa:
+        raise ValueError("Try setting enable_gqa=True for GQA.")
     for row in range(len(cu_seq_q) - 1):
         first, end = int(cu_seq_q[row]), int(cu_seq_q[row + 1])
         begin, stop = int(cu_seq_k[row]), int(cu_seq_k[row + 1])
@@ -76,8 +77,21 @@ def older_varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor,
     max_q: int, max_k: int, *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:  # fmt: skip
-    """torch 2.11's: no pages, no groups of heads."""
+    """One without pages and groups of heads."""
     return plain_varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
+
+
+@functools.wraps(older_varlen)
+def silent_varlen(query: torch.Tensor, key: torch.Tensor, *others: Any, **given: Any) -> torch.Tensor:
+    """torch 2.11's: groups of heads are not in its signature, and go well."""
+    return plain_varlen(query, key, *others, **given, enable_gqa=True)
+
+
+@functools.wraps(older_varlen)
+def wrong_varlen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **given: Any) -> Any:
+    """One that takes fewer KV heads and pairs them with the wrong query heads."""
+    group = query.shape[1] // key.shape[1]
+    return plain_varlen(query, key.repeat(1, group, 1), value.repeat(1, group, 1), *others, **given)
 
 
 @functools.wraps(plain_varlen)
@@ -92,11 +106,19 @@ def test_files_are_the_values_of_the_setting() -> None:
     assert get_args(Settings.model_fields["attention"].annotation) == ("auto", *backend_names(attention))
 
 
+VARLEN = {
+    "varlen": plain_varlen,
+    "varlen of torch 2.11": silent_varlen,
+    "varlen without groups": older_varlen,
+    "varlen with wrong groups": wrong_varlen,
+    "varlen without pages": choosy_varlen,
+}
+
+
 def made(name: str, cache: KVCache) -> Attention:
     """A backend on the CPU; varlen with torch's function of several versions, its Triton programs interpreted."""
-    functions = {"varlen": plain_varlen, "varlen of torch 2.11": older_varlen, "varlen without pages": choosy_varlen}
-    if name in functions:
-        return varlen.Backend(cache, functions[name], (torch.float32,))
+    if name in VARLEN:
+        return varlen.Backend(cache, VARLEN[name], (torch.float32,))
     if name == "varlen of no type":  # decode rows are Triton's, others sdpa's
         return varlen.Backend(cache, plain_varlen, ())
     return create_attention(name, cache)
@@ -112,7 +134,7 @@ def test_attention_is_the_definition(
     check_definition(name, num_heads, num_kv_heads, window, softcap)
 
 
-@pytest.mark.parametrize("name", ["varlen without pages", "varlen of no type"])
+@pytest.mark.parametrize("name", [*list(VARLEN)[2:], "varlen of no type"])
 def test_varlen_falls_back_to_what_can_serve(name: str) -> None:
     check_definition(name, 6, 2, 4, None)
 
@@ -148,35 +170,13 @@ def test_what_torch_cannot_read_in_place_is_not_asked_of_it() -> None:
     assert not varlen.Backend(cache, plain_varlen)._fits  # float32
 
 
+def test_heads_are_repeated_only_for_a_function_that_cannot_group_them() -> None:
+    takes = {name: made(name, filled_cache(16, 4, 2, 8))._takes_groups for name in VARLEN}  # type: ignore[attr-defined]
+    assert takes == {**dict.fromkeys(VARLEN, True), "varlen without groups": False, "varlen with wrong groups": False}
+
+
 def test_varlen_is_refused_in_words_where_there_is_no_gpu_and_auto_takes_another() -> None:
     cache = filled_cache(16, 4, 2, 8)
     with pytest.raises(ConfigError, match="--attention varlen: FlashAttention runs on CUDA"):
         create_attention("varlen", cache)
     assert type(create_attention("auto", cache)).__module__.endswith((".native", ".sdpa"))
-
-
-@pytest.mark.parametrize("length", [1, 255, 256, 257, 600])
-@pytest.mark.parametrize("window", [None, 3, 300])
-def test_decode_over_several_chunks_is_that_of_sdpa(length: int, window: int | None) -> None:
-    torch.manual_seed(0)
-    cache = filled_cache(45, 16, 2, 8)
-    rows = [(length - 1, 1, list(range(1, 2 + length // 16))), (4, 1, [40])]
-    step, query = step_of(rows), torch.randn(2, 6, 8)
-    paged = varlen.Backend(cache, older_varlen)._paged
-    assert paged is not None
-    found = paged(0, query, step.decode, 0.3, window, None)
-    assert torch.allclose(
-        found, create_attention("sdpa", cache).decode(0, query, step, AttentionSettings(0.3, window)), atol=1e-5
-    )  # type: ignore[attr-defined]
-
-
-def test_keys_that_are_no_numbers_stay_with_their_row() -> None:
-    cache = filled_cache(16, 4, 2, 8)
-    step, query = step_of([(6, 1, [3, 1]), (5, 1, [4, 5])]), torch.randn(2, 4, 8)
-    paged = varlen.Backend(cache, older_varlen)._paged
-    assert paged is not None
-    clean = paged(0, query, step.decode, 0.3, None, None)
-    cache.layer(0)[0][3, 1] = float("nan")
-    found = paged(0, query, step.decode, 0.3, None, None)
-    assert found[0].isnan().all()
-    assert torch.equal(found[1], clean[1])

@@ -10,7 +10,7 @@ from tests.model.tiny import filled_cache, step_of
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
-LENGTHS = [(700, 1), (0, 1), (255, 1), (0, 300), (130, 77)]
+LENGTHS = [(700, 1), (0, 1), (255, 1), (5002, 1), (0, 300), (130, 77)]
 
 
 def laid_out(block_size: int) -> tuple[list[tuple[int, int, list[int]]], int]:

@@ -44,7 +44,7 @@ PROGRAMS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [  # constants, and
         {"num_warps": kernel._EXPAND_TILE_WARPS},
     ),
     (triton_programs.decode_chunks, {**DECODE, "HAS_SOFTCAP": True, "HALF": tl.bfloat16}, {"num_stages": 2}),
-    (triton_programs.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_D": 128}, {}),
+    (triton_programs.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_C": 16, "BLOCK_D": 128}, {}),
 ]
 
 

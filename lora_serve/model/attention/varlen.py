@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ _TYPES = (torch.bfloat16, torch.float16)
 _MAX_HEAD_DIM = 256
 _DECODE, _PREFILL = "varlen decode", "varlen prefill"
 _CHUNK, _MIN_DOT = 256, 16  # keys per program of `PagedDecode`
+_FOLDED = 16  # chunks that are read at a time
 _KEYS, _KEYS_OF_WIDE_HEADS, _WIDE_HEAD = 64, 32, 512  # keys per product; bytes: two stages of K and V must fit
 _NO_WINDOW = 2**31 - 1
 
@@ -70,6 +72,7 @@ class Backend:
         self._varlen: Varlen = found
         self._features = Features.of(found)
         self._fits = cache.shape.dtype in types and cache.shape.head_dim <= _MAX_HEAD_DIM
+        self._takes_groups = self._features.groups or (self._fits and self._groups_unasked())
         self._reads_pages = self._fits and self._features.pages and self._can_read_pages()
         device = cache.device
         self._paged = PagedDecode(cache) if _can_decode_pages(device) else None
@@ -119,7 +122,7 @@ class Backend:
             keys, values = key[start:], value[start:]
         else:
             keys, values = (pool.flatten(0, 1).index_select(0, plan.places) for pool in self.cache.layer(layer))
-        if not self._features.groups:
+        if not self._takes_groups:
             group = query.shape[1] // keys.shape[1]
             keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
         return self._call(
@@ -159,6 +162,23 @@ class Backend:
             query.contiguous(), keys, values, query_ends, key_ends, max_query, max_keys, scale=settings.scale, **given
         )
         return found
+
+    def _groups_unasked(self) -> bool:
+        """Tries groups of two on a row of two tokens. torch 2.11 hands K and V to FlashAttention as they are, which
+        takes any number of heads that divides the query's; that its signature does not say.
+        """
+        shape, device = self.cache.shape, self.cache.device
+        size = (2, shape.num_kv_heads, shape.head_dim)
+        keys = torch.linspace(-1, 1, math.prod(size), device=device).view(size).to(shape.dtype)
+        query, repeated = torch.cat([keys, keys], dim=1), keys.repeat_interleave(2, dim=1)
+        ends = torch.tensor([0, 2], dtype=torch.int32, device=device)
+        try:
+            found, wanted = (
+                self._call(query, one, one, ends, ends, 2, 2, AttentionSettings(1.0)) for one in (keys, repeated)
+            )
+        except (RuntimeError, ValueError):
+            return False
+        return torch.equal(found, wanted)
 
     def _can_read_pages(self) -> bool:
         """Tries this block size with one row of one key: FlashAttention 2 wants multiples of 256."""
@@ -246,17 +266,19 @@ class PagedDecode:
         sums = torch.empty(num_rows, num_heads, chunks, 2, dtype=torch.float32, device=query.device)
         out = torch.empty_like(query)
         group, wide = num_heads // num_kv_heads, _covering(head_dim)
+        limit = _NO_WINDOW if window is None else window
         keys = _KEYS if wide * query.element_size() <= _WIDE_HEAD else _KEYS_OF_WIDE_HEADS
         self._programs.decode_chunks[num_rows, num_kv_heads, chunks](
             query, pool_k, pool_v, rows.block_table, rows.lengths, partial, sums, scale,
-            1.0 if softcap is None else softcap, width, _NO_WINDOW if window is None else window,
+            1.0 if softcap is None else softcap, width, limit,
             G=group, D=head_dim, KV_HEADS=num_kv_heads, BLOCK_SIZE=size, CHUNK=_CHUNK, BLOCK_G=_covering(group),
             BLOCK_D=wide, BLOCK_N=keys, HAS_SOFTCAP=softcap is not None, HALF=self._programs.half_type(query),
             num_stages=2,
         )  # fmt: skip
         self._programs.fold_chunks[num_rows, num_heads](
-            partial, sums, rows.lengths, out, num_heads, chunks, D=head_dim, CHUNK=_CHUNK, BLOCK_D=wide
-        )
+            partial, sums, rows.lengths, out, num_heads, chunks, limit,
+            D=head_dim, CHUNK=_CHUNK, BLOCK_C=_FOLDED, BLOCK_D=wide,
+        )  # fmt: skip
         return out
 
 

@@ -1,0 +1,126 @@
+"""Decode attention in Triton over the cache as it lies, against the definition in float64; interpreted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lora_serve.model.attention import varlen
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.step_context import DecodeRows
+from tests.contracts.test_attention import older_varlen
+from tests.model.tiny import filled_cache, step_of
+
+BLOCK_SIZE = 16
+LENGTHS = (1, 15, 16, 255, 256, 257, 5003)  # the last is twenty chunks: more than are folded at a time
+NUM_BLOCKS = 640
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The tensors of the test that begin without values: here they begin as NaN."""
+    found: list[torch.Tensor] = []
+
+    def poisoned(*size: int, **given: Any) -> torch.Tensor:
+        found.append(torch.full(size, float("nan"), **given))
+        return found[-1]
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    monkeypatch.setattr(torch, "empty_like", lambda like: torch.full_like(like, float("nan")))
+    return found
+
+
+def decode_rows(lengths: tuple[int, ...]) -> DecodeRows:
+    rows, first = [], 1
+    for length in lengths:
+        count = -(-length // BLOCK_SIZE)
+        rows.append((length - 1, 1, list(range(first, first + count))))
+        first += count
+    return step_of(rows).decode
+
+
+def paged_decode(cache: KVCache) -> varlen.PagedDecode:
+    paged = varlen.Backend(cache, older_varlen)._paged
+    assert paged is not None
+    return paged
+
+
+def expected(
+    cache: KVCache, query: torch.Tensor, rows: DecodeRows, scale: float, window: int | None, softcap: float | None
+) -> torch.Tensor:
+    out = torch.zeros(query.shape, dtype=torch.float64)
+    group = query.shape[1] // cache.shape.num_kv_heads
+    for row, (blocks, length) in enumerate(zip(rows.block_table, rows.lengths.tolist(), strict=True)):
+        first = 0 if window is None else max(0, length - window)
+        keys, values = (
+            pool[blocks].flatten(0, 1)[first:length].double().repeat_interleave(group, 1) for pool in cache.layer(0)
+        )
+        scores = torch.einsum("hd,khd->hk", query[row].double(), keys) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "window", "softcap"),
+    [
+        (1, 1, 64, None, None),
+        (2, 2, 64, 300, None),
+        (6, 2, 80, None, 1.5),
+        (4, 1, 128, 4500, None),
+        (16, 1, 256, None, None),
+        (8, 1, 256, 256, 20.0),
+        (2, 1, 64, 1, None),
+    ],
+)
+def test_ragged_rows_are_the_definition(
+    made: list[torch.Tensor],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    torch.manual_seed(0)
+    cache, rows = filled_cache(NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim), decode_rows(LENGTHS)
+    query, paged = torch.randn(len(LENGTHS), num_heads, head_dim), paged_decode(cache)
+    made.clear()
+    found = paged(0, query, rows, 0.2, window, softcap)
+    assert torch.allclose(found.double(), expected(cache, query, rows, 0.2, window, softcap), atol=1e-5)
+    partial, sums = made
+    for row, length in enumerate(LENGTHS):
+        first = 0 if window is None else max(0, length - window) // 256
+        for written in (partial[row], sums[row]):
+            assert written[:, :first].isnan().all()
+            assert not written[:, first : -(-length // 256)].isnan().any()
+            assert written[:, -(-length // 256) :].isnan().all()
+
+
+@pytest.mark.parametrize("window", [None, 4400])
+def test_row_has_the_same_bits_alone_and_beside_a_longer_one(window: int | None) -> None:
+    torch.manual_seed(0)
+    lengths = (4500, 257, 5003)
+    cache, rows = filled_cache(NUM_BLOCKS, BLOCK_SIZE, 1, 64), decode_rows(lengths)
+    query, paged = torch.randn(3, 2, 64), paged_decode(cache)
+    together = paged(0, query, rows, 0.2, window, None)
+    for row in (0, 1):
+        table = rows.block_table[row : row + 1, : -(-lengths[row] // BLOCK_SIZE)].contiguous()
+        alone = paged(0, query[row : row + 1], DecodeRows(1, table, rows.lengths[row : row + 1]), 0.2, window, None)
+        assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("pool", [0, 1])
+def test_keys_and_values_that_are_no_numbers_stay_with_their_row(pool: int) -> None:
+    torch.manual_seed(0)
+    cache, rows = filled_cache(NUM_BLOCKS, BLOCK_SIZE, 2, 8), decode_rows((300, 40, 600))
+    query, paged = torch.randn(3, 4, 8), paged_decode(cache)
+    clean = paged(0, query, rows, 0.3, 280, None)
+    table = rows.block_table
+    cache.layer(0)[pool][table[0, 10], 1] = float("nan")
+    cache.layer(0)[pool][table[2, 1], 1] = float("nan")  # before the window
+    found = paged(0, query, rows, 0.3, 280, None)
+    assert found[0].isnan().all()
+    assert torch.equal(found[1:], clean[1:])
