@@ -16,8 +16,8 @@ from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import FrozenModule
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
+from lora_serve.model.runner.graphs import StepGraphs
 from lora_serve.model.runner.model_runner import ModelRunner
-from lora_serve.model.runner.packing import DecodeGraphs
 
 SHAPES = {  # hidden, intermediate, layers, heads, KV heads, vocabulary
     "8b": (4096, 14336, 32, 32, 8, 128256),
@@ -108,7 +108,7 @@ def make_world(
     base = BaseModel(loaded, cache, slots, config)
     captured = None
     if graphs and device.type == "cuda":
-        captured = DecodeGraphs(base, cache, slots, num_rows)
+        captured = StepGraphs(base, cache, slots, num_rows)
     return World(loaded.spec, ModelRunner(base, cache, slots, device, captured), cache, slots, context, steps)
 
 

@@ -106,9 +106,9 @@ class StepLoad:
     num_drafted: int = 0  # guesses, which are not among num_tokens
 
     @property
-    def has_prompts(self) -> bool:
-        """True if a row has more than one token that is no guess."""
-        return self.num_tokens > self.num_rows
+    def num_prompt_tokens(self) -> int:
+        """Tokens beyond the first of each row that are no guesses: 0 if all rows decode."""
+        return max(0, self.num_tokens - self.num_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ class ModelSpec:
     pooling: PoolingSpec | None = None  # None: it generates
     ties_embeddings: bool = False  # the output head multiplies by the input embedding's own weight
     kernels: KernelDescription | None = None  # None: on a GPU
+    captured_tokens: int = 0  # of rows of several tokens, at most, in a step that is captured as a CUDA graph
     saved_paths: Mapping[str, str] = field(default_factory=dict)  # of modules that checkpoints call otherwise
     unmet: Mapping[str, int] = field(default_factory=dict)  # parts that no text runs through -> their parameters
     long_rope: LongRope = ONE_ROPE

@@ -137,7 +137,7 @@ def build_engine(
     prefix_cache = PrefixCache(
         blocks, is_enabled=engine_config.enable_prefix_caching, shares_base=engine_config.share_base_prefixes
     )
-    cost = StepCost(spec.device)
+    cost = StepCost(spec.device, spec.captured_tokens)
     view = PolicyView(
         engine_config.max_wait, engine_config.tenant_weight, cost, lambda adapter: adapter.digest in residency.slots,
         lambda adapter: residency.is_here(adapter.digest), lambda: residency.slots.num_slots, prefix_cache.num_known,

@@ -29,7 +29,7 @@ _FIRST_GUESS = {
     "prompt_step": 0.0, "drafting_step": 1e-4, "draft_token": 1.6e-4,
 }  # fmt: skip
 # By the steps of an 8B model on an H200 (benchmarks/results/gpu-step.json): the bytes of the weights are the step, a
-# token costs little, and a step with a prompt or a draft, which is no captured graph, costs several of the others.
+# token costs little, and a step that is no captured graph costs several of the others.
 _FIRST_GUESS_ON_CUDA = {
     "step": 7.6e-3, "token": 3.3e-5, "row": 4e-5, "adapter": 4e-5, "kv_token": 7e-8, "attended_pair": 1e-10,
     "prompt_step": 3e-2, "drafting_step": 3e-2, "draft_token": 3.3e-5,
@@ -85,8 +85,8 @@ class StepCost:
     """seconds = c . (1, tokens, rows, adapters, KV tokens read, query-key pairs, 1 if there are prompts, 1 if there are
     drafts, their tokens), where every c is at least 0.
 
-    A step with prompts may cost more however few tokens they are: on a GPU it is no captured graph, and the host
-    launches each of its kernels.
+    1 if there are prompts: where steps are captured as graphs, if they have too many tokens for one. Such a step costs
+    the launches of its kernels, however few the tokens are.
 
     Least squares of the relative error with exponential forgetting: the normal equations A c = b are kept, and each
     step moves c by sweeps of coordinate descent that stay at or above 0 (Franc, Hlavac and Navara, Sequential
@@ -94,7 +94,8 @@ class StepCost:
     estimator. If all predictions err to the same side, the coefficients are scaled and not relearned.
     """
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", captured_tokens: int = 0) -> None:
+        self._captured_tokens = captured_tokens
         self._guess = _FIRST_GUESS_ON_CUDA if device.startswith("cuda") else _FIRST_GUESS
         self._shares = [1.0] * len(self._guess)  # of the first guess: c = shares * guess
         # Apart, so that hours of one kind do not erase the others:
@@ -120,7 +121,7 @@ class StepCost:
             self._rescale(math.exp(self._drift))
         self.num_observed += 1
         predicted = self._predict(x)
-        equations = self._prompt if load.has_prompts else self._draft if load.num_drafted else self._decode
+        equations = self._prompt if load.num_prompt_tokens else self._draft if load.num_drafted else self._decode
         equations.add([value / predicted for value in x], math.exp(log_ratio))
         self._scale += (1 - _FORGETTING) * (math.exp(log_ratio) * predicted / sum(x) - self._scale)
         self._fit()
@@ -132,6 +133,11 @@ class StepCost:
     def seconds_per_token(self) -> float:
         """The cost of one more prompt token."""
         return self.coefficients["token"]
+
+    @property
+    def seconds_of_prompts(self) -> float:
+        """The cost of any prompt in a step, however few its tokens are."""
+        return 0.0 if self._captured_tokens else self.coefficients["prompt_step"]
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -181,8 +187,8 @@ class StepCost:
     def _features(self, load: StepLoad) -> _Features:
         """The features times their first guess: each is in seconds, so that one ridge fits all."""
         counts = (
-            1, load.num_tokens, load.num_rows, load.num_adapters, load.num_kv_read, load.num_attended, load.has_prompts,
-            load.num_drafted > 0, load.num_drafted,
+            1, load.num_tokens, load.num_rows, load.num_adapters, load.num_kv_read, load.num_attended,
+            load.num_prompt_tokens > self._captured_tokens, load.num_drafted > 0, load.num_drafted,
         )  # fmt: skip
         return list(map(mul, counts, self._guess.values()))
 
@@ -302,7 +308,7 @@ class LatencyController:
         if not running.num_decoding:
             return most
         without = self._seconds_with_tokens(running.num_rows, running)
-        budget = max(budget, _CHEAP_CHUNK * (without + self._cost.coefficients["prompt_step"]))
+        budget = max(budget, _CHEAP_CHUNK * (without + self._cost.seconds_of_prompts))
         found = self._most_tokens(budget, most, running)
         is_probe = self._cost.num_observed % _PROBE_EVERY == 0
         return min(most, _PROBE_SIZE * found) if is_probe else found
@@ -314,7 +320,7 @@ class LatencyController:
         if limits.prompt_stretch == 0 or not running.num_decoding:
             return most
         rows = min(limits.max_num_seqs, running.num_rows + running.num_waiting)
-        budget = limits.prompt_stretch * (self._seconds_with_rows(rows) + self._cost.coefficients["prompt_step"])
+        budget = limits.prompt_stretch * (self._seconds_with_rows(rows) + self._cost.seconds_of_prompts)
         return self._most_tokens(budget, most, running)
 
     def _most_tokens(self, budget: float, most: int, running: Running) -> int:

@@ -61,6 +61,11 @@ class BaseModel(AdaptedModel[StepInputs]):
         if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
 
+    @property
+    def reads_tiles(self) -> bool:
+        """True if attention takes `StepInputs.tiled`."""
+        return self._attention.reads_tiles
+
     @torch.inference_mode()
     def _fuse(self, slots: LoraSlots) -> None:
         kernels = LayerKernels.load(self._cache.shape.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.weights import Undo
@@ -26,8 +26,8 @@ from lora_serve.model.memory_setup import MemorySetup
 from lora_serve.model.pooling.loading import load_pooling_model
 from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
 from lora_serve.model.pooling.runner import PoolingModel, PoolingRunner
+from lora_serve.model.runner.graphs import MAX_LONG_TOKENS, StepGraphs
 from lora_serve.model.runner.model_runner import ModelRunner
-from lora_serve.model.runner.packing import DecodeGraphs
 from lora_serve.model.system.process import keep_freed_memory, return_freed_memory
 from lora_serve.model.system.threads import TeamWaits, one_core, team_waits
 
@@ -98,7 +98,7 @@ def _build_generating_model(
     graphs = _graphs(base, cache, slots, model_config, engine_config)
     keep_freed_memory()
     return ModelParts(
-        spec,
+        replace(spec, captured_tokens=MAX_LONG_TOKENS if graphs is not None and base.reads_tiles else 0),
         ModelRunner(base, cache, slots, loaded.device, graphs, waits),
         cache.num_blocks - 1,
         functools.partial(fold, base=base),
@@ -109,11 +109,11 @@ def _build_generating_model(
 
 def _graphs(
     base: BaseModel, cache: KVCache, slots: LoraSlots, config: ModelConfig, engine_config: EngineConfig
-) -> DecodeGraphs | None:
-    """The captured decode steps; None where steps are not captured. Made last: memory was measured without them."""
+) -> StepGraphs | None:
+    """The captured steps; None where steps are not captured. Made last: memory was measured without them."""
     if base.device.type != "cuda" or not config.cuda_graphs or not base.kernel.reads_device_tokens:
         return None
-    return DecodeGraphs(base, cache, slots, engine_config.batch.max_num_seqs)
+    return StepGraphs(base, cache, slots, engine_config.batch.max_num_seqs)
 
 
 def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int) -> ModelParts:

@@ -55,6 +55,7 @@ class StepVocabularies(OutputWidths):
 
 SHORT_SEGMENT = 64  # tokens; longer ones are tiles, which took 2.5 to 3.5 times as long at 64 tokens when it was chosen
 TILE_TOKENS = 64  # of one matrix product of a long segment
+QUERY_TILE = 16  # tokens of one row that one program of attention takes
 PIECE = 32  # the most tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
 _SHORT_PIECE = 12  # where longer ones would leave threads without any
 ChangeTable = Mapping[int, Any]  # an adapter's changes of one module by slot; kept up to date by `LoraSlots`
@@ -79,17 +80,10 @@ class DeviceTokens:
     def of(num_tokens: int, segments: Sequence[LoraSegment], device: torch.device) -> DeviceTokens:
         """`segments`: in packed order; other tokens have no adapter. One copy."""
         slots, scales = torch.full((num_tokens,), BASE_SLOT, dtype=torch.int32), torch.ones(num_tokens)
-        tiles: list[tuple[int, int, int]] = []
-        tile_scales: list[float] = []
-        end_of_short = 0
-        for segment in segments:
-            if segment.num_tokens <= SHORT_SEGMENT:
-                slots[segment.start : segment.end], scales[segment.start : segment.end] = segment.slot, segment.scale
-                end_of_short = segment.end
-            else:
-                firsts = range(segment.start, segment.end, TILE_TOKENS)
-                tiles += [(first, min(TILE_TOKENS, segment.end - first), segment.slot) for first in firsts]
-                tile_scales += [segment.scale] * len(firsts)
+        short, tiles, tile_scales = short_and_tiles(segments)
+        for segment in short:
+            slots[segment.start : segment.end], scales[segment.start : segment.end] = segment.slot, segment.scale
+        end_of_short = short[-1].end if short else 0
         numbers = torch.tensor(tile_scales, dtype=torch.float32)
         places = torch.tensor(tiles, dtype=torch.int32).reshape(-1)
         host = torch.cat([slots, scales.view(torch.int32), places, numbers.view(torch.int32)])
@@ -126,6 +120,14 @@ class PrefillRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TiledRows:
+    """Rows of several tokens in a form whose sizes do not depend on the rows, for captured graphs."""
+
+    tiles: Tensor  # [num_tiles, 4] int64: first packed token, tokens of one row (0: none), position, row of the table
+    block_table: Tensor  # [rows, max_blocks] int64
+
+
+@dataclass(frozen=True, slots=True)
 class LoraSegment:
     """Neighbouring packed tokens start .. end that use the same slot with the same scale."""
 
@@ -137,6 +139,38 @@ class LoraSegment:
     @property
     def num_tokens(self) -> int:
         return self.end - self.start
+
+
+def short_and_tiles(
+    segments: Iterable[LoraSegment],
+) -> tuple[list[LoraSegment], list[tuple[int, int, int]], list[float]]:
+    """The short segments, and the long ones' tiles (first token, number of tokens, slot) with their scales."""
+    short: list[LoraSegment] = []
+    tiles: list[tuple[int, int, int]] = []
+    scales: list[float] = []
+    for segment in segments:
+        if segment.num_tokens <= SHORT_SEGMENT:
+            short.append(segment)
+        else:
+            firsts = range(segment.start, segment.end, TILE_TOKENS)
+            tiles += [(first, min(TILE_TOKENS, segment.end - first), segment.slot) for first in firsts]
+            scales += [segment.scale] * len(firsts)
+    return short, tiles, scales
+
+
+def segments_of(pieces: Iterable[TokenPiece]) -> tuple[list[LoraSegment], int]:
+    """Merges pieces in packed order, equal neighbours to one segment; and the number of tokens of all pieces."""
+    segments: list[LoraSegment] = []
+    position = 0
+    for length, slot, scale in pieces:
+        end = position + length
+        last = segments[-1] if segments else None
+        if last is not None and (last.slot, last.scale, last.end) == (slot, scale, position):
+            segments[-1] = LoraSegment(last.start, end, slot, scale)
+        elif length > 0 and slot != BASE_SLOT:
+            segments.append(LoraSegment(position, end, slot, scale))
+        position = end
+    return segments, position
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +189,13 @@ class LoraTokens:
 
     @staticmethod
     def of(pieces: Iterable[TokenPiece]) -> LoraTokens:
-        """Merges pieces in packed order; equal neighbours become one segment."""
-        segments: list[LoraSegment] = []
-        position = 0
-        for length, slot, scale in pieces:
-            end = position + length
-            last = segments[-1] if segments else None
-            if last is not None and (last.slot, last.scale, last.end) == (slot, scale, position):
-                segments[-1] = LoraSegment(last.start, end, slot, scale)
-            elif length > 0 and slot != BASE_SLOT:
-                segments.append(LoraSegment(position, end, slot, scale))
-            position = end
+        """The segments of pieces in packed order."""
+        segments, num_tokens = segments_of(pieces)
         cut = [(segment, first, count) for segment in segments for first, count in _cut(segment)]
         table = torch.tensor([(first, count, segment.slot) for segment, first, count in cut], dtype=torch.int32)
         is_scaled = any(segment.scale != 1.0 for segment in segments)
         weights = torch.tensor([segment.scale for segment, *_ in cut]) if is_scaled else None
-        return LoraTokens(tuple(segments), position, table.view(-1, 3), weights)
+        return LoraTokens(tuple(segments), num_tokens, table.view(-1, 3), weights)
 
 
 def _cut(segment: LoraSegment) -> Iterator[tuple[int, int]]:
@@ -195,14 +220,15 @@ def passes_of(
         LoraTokens.of(
             piece
             for adapters, span in zip(rows, spans, strict=True)
-            for piece in _pieces(adapters[index] if index < len(adapters) else None, *span)
+            for piece in pieces_of(adapters[index] if index < len(adapters) else None, *span)
         )
         for index in range(most)
     )
     return tuple(tokens.placed(device) if device.type == "cuda" else tokens for tokens in passes)
 
 
-def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[TokenPiece, ...]:
+def pieces_of(adapter: RowAdapter | None, start: int, end: int) -> tuple[TokenPiece, ...]:
+    """The tokens at positions start .. end of a row, before its adapter begins and from there on."""
     if adapter is None:
         return ((end - start, BASE_SLOT, 1.0),)
     first = min(max(adapter.start, start), end)
@@ -229,6 +255,7 @@ class StepInputs(AdapterStep):
     decode: DecodeRows
     prefill: tuple[PrefillRow, ...]
     logit_positions: Tensor  # [num_logits] int64, packed tokens whose logits are wanted
+    tiled: TiledRows | None = None  # in place of `prefill`, where the backend `reads_tiles`
     vocabularies: StepVocabularies | None = None
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # attention's own, worked out once for all layers
 

@@ -35,7 +35,7 @@ class RooflineSteps:
 
     (Williams et al., "Roofline", CACM 2009.) Left out: attention's own arithmetic (7 % of an 8B model's at a context of
     4 000), and everything between kernels, for which `overhead_seconds` and the two efficiencies stand. `launches`:
-    what the host needs for a step with prompts, which is no captured graph.
+    what the host needs for a step with prompts of more than `captured_tokens`, which is no captured graph.
     """
 
     num_parameters: float
@@ -47,7 +47,8 @@ class RooflineSteps:
     memory_efficiency: float
     compute_efficiency: float
     overhead_seconds: float
-    launch_seconds: float = 0.0  # of a step with prompts
+    captured_tokens: int = 0
+    launch_seconds: float = 0.0
     adapter_launch_seconds: float = 0.0  # beside these, if a row has an adapter
 
     def seconds(self, load: StepLoad) -> float:
@@ -56,8 +57,9 @@ class RooflineSteps:
         flops = 2 * load.num_tokens * (self.num_parameters + self.adapter_bytes / 2)  # 2 bytes per adapter parameter
         by_memory = num_bytes / (self.bytes_per_second * self.memory_efficiency)
         by_compute = flops / (self.flops_per_second * self.compute_efficiency)
-        launches = load.has_prompts * (self.launch_seconds + self.adapter_launch_seconds * (load.num_adapters > 0))
-        return self.overhead_seconds + max(by_memory, by_compute, launches)
+        launches = self.launch_seconds + self.adapter_launch_seconds * (load.num_adapters > 0)
+        is_captured = load.num_prompt_tokens <= self.captured_tokens
+        return self.overhead_seconds + max(by_memory, by_compute, 0.0 if is_captured else launches)
 
 
 class LearnedSteps:

@@ -162,7 +162,10 @@ class Replica:
         self._num_turns = 0
         self.runner = SimulatedRunner(profile, self._clock)
         self.loader = SimulatedLoader(profile, self._clock, timeline, self.post)
-        spec = ModelSpec(profile.name, "Simulated", 2, profile.max_model_len, (), 1, {}, 0, "bfloat16", profile.device)
+        spec = ModelSpec(
+            profile.name, "Simulated", 2, profile.max_model_len, (), 1, {}, 0, "bfloat16", profile.device,
+            captured_tokens=getattr(profile.steps, "captured_tokens", 0),
+        )  # fmt: skip
         adapters = AdapterConfig(  # the tiers' limits; the stores of weights do not matter here
             store=Path(),
             max_loras=profile.max_loras,

@@ -22,7 +22,8 @@ LENGTHS = (1, 7, 17, 63, 64, 65, 66, 80, 96, 100, 113, 119)  # of prompts
 def compiled() -> Iterator[list[str]]:
     """The programs that Triton compiles meanwhile, none of which it knows from earlier tests."""
     triton = importlib.import_module("triton")
-    for program in vars(importlib.import_module("lora_serve.model.triton_programs")).values():
+    modules = (importlib.import_module(f"lora_serve.model.{name}") for name in ("triton_programs", "triton_attention"))
+    for program in (program for module in modules for program in vars(module).values()):
         if isinstance(program, triton.JITFunction):
             program.device_caches.clear()
     names: list[str] = []

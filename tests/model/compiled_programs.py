@@ -14,19 +14,20 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lora_serve.model import triton_programs
+from lora_serve.model import triton_attention, triton_programs
 from lora_serve.model.lora.kernels import triton as kernel
 
 H100 = GPUTarget("cuda", 90, 32)
 KINDS = {
-    "*i64": ("table", "lengths"),
+    "*i64": ("table", "lengths", "row_tiles"),
     "*i32": ("slots", "tiles"),
     "*fp32": ("h", "scales", "partial", "sums"),
     "*bf16": ("x", "y", "query", "pool_k", "pool_v", "out"),
     "fp32": ("scale", "softcap"),
 }
 ALIGNED = ("x_stride", "y_stride", "in_features", "out_features", "width")
-DECODE = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "CHUNK": 256, "BLOCK_G": 16, "BLOCK_D": 128, "BLOCK_N": 64}
+PAGES = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "BLOCK_D": 128, "BLOCK_N": 64, "HALF": tl.bfloat16}
+DECODE = {**PAGES, "CHUNK": 256, "BLOCK_G": 16, "HAS_SOFTCAP": True}
 ROWS = {"BLOCK_R": kernel._ROW_RANKS, "ALIGNED": True}
 TILES = {"HALF": tl.bfloat16, "BLOCK_M": 64, "BLOCK_R": kernel._TILE_RANKS, "ALIGNED": True}
 SHRUNK_TILE = {**TILES, "BLOCK_K": kernel._TILE_INPUTS, "PART": kernel._TILE_PART}
@@ -43,8 +44,9 @@ PROGRAMS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [  # constants, and
         {**TILES, "BLOCK_N": kernel._TILE_OUTPUTS},
         {"num_warps": kernel._EXPAND_TILE_WARPS},
     ),
-    (triton_programs.decode_chunks, {**DECODE, "HAS_SOFTCAP": True, "HALF": tl.bfloat16}, {"num_stages": 2}),
-    (triton_programs.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_C": 16, "BLOCK_D": 128}, {}),
+    (triton_attention.decode_chunks, DECODE, {"num_stages": 2}),
+    (triton_attention.attend_tiles, {**PAGES, "HEADS": 4, "BLOCK_M": 64, "HAS_SOFTCAP": True}, {"num_stages": 2}),
+    (triton_attention.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_C": 16, "BLOCK_D": 128}, {}),
 ]
 
 

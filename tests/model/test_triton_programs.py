@@ -24,10 +24,10 @@ def test_programs_compile_and_weights_come_in_whole_vectors(tmp_path: Path) -> N
     loads = json.loads(done.stdout)
     assert set(loads) == {
         *("shrink_rows", "expand_rows", "shrink_tiles", "expand_tiles"),
-        *("decode_chunks", "fold_chunks"),
+        *("decode_chunks", "fold_chunks", "attend_tiles"),
     }
     for name in ("shrink_rows", "expand_rows", "expand_tiles"):
         assert loads[name]["ld.global.v4.b32"] >= 8, loads
-    for name in ("shrink_tiles", "decode_chunks"):
+    for name in ("shrink_tiles", "decode_chunks", "attend_tiles"):
         assert loads[name]["cp.async.cg.shared.global"] >= 8, loads
     assert not any(kind.endswith("b16") for found in loads.values() for kind in found), loads

@@ -32,6 +32,8 @@ class AttentionSettings:
 class Attention(Protocol):
     """The class that a file of this folder provides as `Backend`."""
 
+    reads_tiles: bool  # it takes `StepInputs.tiled`, so that a captured graph can hold rows of several tokens
+
     def __init__(self, cache: KVCache) -> None: ...
 
     def __call__(

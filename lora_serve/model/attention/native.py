@@ -36,6 +36,8 @@ def why_not(cache: KVCache) -> str | None:
 
 
 class Backend:
+    reads_tiles = False
+
     def __init__(self, cache: KVCache) -> None:
         kernels = library.load(cache.shape.dtype)
         kernels.paged_attention.argtypes, kernels.paged_attention.restype = _ARGUMENTS, None

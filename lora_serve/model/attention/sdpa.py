@@ -24,6 +24,8 @@ def why_not(cache: KVCache) -> str | None:
 
 
 class Backend:
+    reads_tiles = False
+
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
 

@@ -1,18 +1,16 @@
 """Paged attention with torch's `varlen_attn` (FlashAttention) on GPUs, with the features of the installed torch.
 
 Decode rows and rows of several tokens are one call each. What a call does not support here goes elsewhere: decode rows
-to `PagedDecode`, soft caps and unsupported types or sizes to `sdpa`. torch 2.11 has no block tables; there K and V of
-rows with a context are gathered first. No GPU has run the calls with block tables yet.
+and tiles to `PagedAttention`, soft caps and unsupported types or sizes to `sdpa`. torch 2.11 has no block tables; there
+K and V of rows with a context are gathered first. No GPU has run the calls with block tables, or tiles, yet.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import itertools
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +20,7 @@ from torch import Tensor
 
 from lora_serve.model.attention import AttentionSettings, sdpa
 from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.paged_attention import PagedAttention, can_run
 from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
 from lora_serve.model.system.device_memory import columns_to_device
 
@@ -29,10 +28,6 @@ PREFERENCE = 3
 _TYPES = (torch.bfloat16, torch.float16)
 _MAX_HEAD_DIM = 256
 _DECODE, _PREFILL = "varlen decode", "varlen prefill"
-_CHUNK, _MIN_DOT = 256, 16  # keys per program of `PagedDecode`
-_FOLDED = 16  # chunks that are read at a time
-_KEYS, _KEYS_OF_WIDE_HEADS, _WIDE_HEAD = 64, 32, 512  # keys per product; bytes: two stages of K and V must fit
-_NO_WINDOW = 2**31 - 1
 
 Varlen = Callable[..., Any]
 
@@ -75,15 +70,19 @@ class Backend:
         self._takes_groups = self._features.groups or (self._fits and self._groups_unasked())
         self._reads_pages = self._fits and self._features.pages and self._can_read_pages()
         device = cache.device
-        self._paged = PagedDecode(cache) if _can_decode_pages(device) else None
+        self._paged = PagedAttention(cache) if can_run(device) else None
+        self.reads_tiles = self._paged is not None
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
-        out = torch.empty_like(query)
+        out = torch.empty_like(query) if step.tiled is None else torch.zeros_like(query)
         rows = step.decode.num_rows
         if rows:
             out[:rows] = self._decode(layer, query[:rows], step, settings)
+        if step.tiled is not None:
+            assert self._paged is not None
+            self._paged.attend_tiles(layer, query, step.tiled, out, settings)
         if step.prefill:
             can = settings.softcap is None and self._fits and (settings.window is None or self._features.windows)
             attend = self._prefill if can else self._prefill_elsewhere
@@ -95,7 +94,7 @@ class Backend:
         if self._reads_pages and settings.softcap is None:
             return self._decode_pages(layer, query, step, settings)
         if self._paged is not None:
-            return self._paged(layer, query, step.decode, settings.scale, settings.window, settings.softcap)
+            return self._paged.decode(layer, query, step.decode, settings)
         return self._sdpa.decode(layer, query, step, settings)
 
     def _decode_pages(self, layer: int, query: Tensor, step: StepInputs, settings: AttentionSettings) -> Tensor:
@@ -231,57 +230,3 @@ def _plan_of(rows: Sequence[PrefillRow], block_size: int, device: torch.device) 
         places = torch.cat(each)
     query_ends, key_ends = (column.to(torch.int32) for column in ends)
     return _PrefillPlan(query_ends, key_ends, max(counts), max(lengths), places)
-
-
-def _can_decode_pages(device: torch.device) -> bool:
-    """True if Triton is here and compiles for this device, or interprets."""
-    is_here = importlib.util.find_spec("triton") is not None
-    return is_here and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
-
-
-class PagedDecode:
-    """Attention of rows with one query token each over the cache as it lies, for blocks that torch cannot read itself.
-
-    torch's own kernel takes a block table from 2.12 on, and FlashAttention 2 inside it only blocks of 256 tokens.
-    Gathering every row's K and V first reads and writes them once more than they are read here. Tests without a GPU run
-    it in Triton's interpreter.
-    """
-
-    def __init__(self, cache: KVCache) -> None:
-        self._cache = cache
-        # imported here: a machine without Triton has this file too
-        self._programs: Any = importlib.import_module("lora_serve.model.triton_programs")
-
-    def __call__(
-        self, layer: int, query: Tensor, rows: DecodeRows, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """query [rows, num_heads, head_dim] -> the same shape; see `Attention`."""
-        query = query.contiguous()
-        pool_k, pool_v = self._cache.layer(layer)
-        num_rows, num_heads, head_dim = query.shape
-        size, num_kv_heads = pool_k.shape[1:3]
-        width = rows.block_table.shape[1]
-        chunks = -(-width * size // _CHUNK)
-        partial = torch.empty(num_rows, num_heads, chunks, head_dim, dtype=torch.float32, device=query.device)
-        sums = torch.empty(num_rows, num_heads, chunks, 2, dtype=torch.float32, device=query.device)
-        out = torch.empty_like(query)
-        group, wide = num_heads // num_kv_heads, _covering(head_dim)
-        limit = _NO_WINDOW if window is None else window
-        keys = _KEYS if wide * query.element_size() <= _WIDE_HEAD else _KEYS_OF_WIDE_HEADS
-        self._programs.decode_chunks[num_rows, num_kv_heads, chunks](
-            query, pool_k, pool_v, rows.block_table, rows.lengths, partial, sums, scale,
-            1.0 if softcap is None else softcap, width, limit,
-            G=group, D=head_dim, KV_HEADS=num_kv_heads, BLOCK_SIZE=size, CHUNK=_CHUNK, BLOCK_G=_covering(group),
-            BLOCK_D=wide, BLOCK_N=keys, HAS_SOFTCAP=softcap is not None, HALF=self._programs.half_type(query),
-            num_stages=2,
-        )  # fmt: skip
-        self._programs.fold_chunks[num_rows, num_heads](
-            partial, sums, rows.lengths, out, num_heads, chunks, limit,
-            D=head_dim, CHUNK=_CHUNK, BLOCK_C=_FOLDED, BLOCK_D=wide,
-        )  # fmt: skip
-        return out
-
-
-def _covering(number: int) -> int:
-    """The power of two that covers it and is large enough for a product."""
-    return max(_MIN_DOT, 1 << (number - 1).bit_length())

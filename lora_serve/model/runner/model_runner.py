@@ -17,7 +17,8 @@ from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.runner.packing import DecodeGraphs, LogitSpan, StepPacker
+from lora_serve.model.runner.graphs import StepGraphs
+from lora_serve.model.runner.packing import LogitSpan, StepPacker
 from lora_serve.model.runner.sampler import SampledToken, choose, is_cheap, logprobs_of
 from lora_serve.model.system.device_memory import to_device, within_memory
 from lora_serve.model.system.threads import TeamWaits
@@ -165,7 +166,7 @@ class ModelRunner(AdapterRunner):
         cache: KVCache,
         slots: LoraSlots,
         device: torch.device,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         waits: TeamWaits | None = None,
     ) -> None:
         """`graphs`: for batches that they can replay; None: no batch is replayed. `waits`: looks after each batch."""
@@ -240,10 +241,8 @@ class ModelRunner(AdapterRunner):
 
     def _logits(self, rows: Sequence[Row]) -> tuple[Tensor, list[LogitSpan]]:
         """[num_logits, vocab] float32, valid until the next step, and each row's part of them."""
-        if self._graphs is not None and self._graphs.can_replay(rows):
-            logits = self._graphs.logits(rows)
-            if logits is not None:
-                return logits, [LogitSpan(i, i + 1) for i in range(len(rows))]
+        if self._graphs is not None and (found := self._graphs.logits(rows)) is not None:
+            return found
         step, spans = self._packer.pack(rows)
         return self._model.logits(step), spans
 

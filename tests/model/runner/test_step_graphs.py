@@ -1,9 +1,9 @@
-"""Captured decode steps give what the ordinary way gives, whatever the rows, slots and sizes of later steps are."""
+"""Captured steps give what the ordinary way gives, whatever the rows, slots and sizes of later steps are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.core.batch import ActivationModel, Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
+from lora_serve.core.batch import ActivationModel, Batch, NextToken, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.attention import varlen
 from lora_serve.model.memory_setup import ActivationProbe
 from lora_serve.model.native import operators
+from lora_serve.model.runner.graphs import MAX_LONG_TOKENS, StepGraphs
 from lora_serve.model.runner.model_runner import ModelRunner
-from lora_serve.model.runner.packing import DecodeGraphs
 from tests.contracts.test_attention import older_varlen
 from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
@@ -31,9 +31,10 @@ MAX_ROWS = 6
 class World:
     """One model with an ordinary runner, and one that captures."""
 
-    def __init__(self, root: Path, **config: Any) -> None:
+    def __init__(self, root: Path, targets: Sequence[str] | None = None, **config: Any) -> None:
         model = save_tiny_model("llama", root / "model", **config)
-        adapters = {name: save_adapter(model, root / name, seed=i) for i, name in enumerate("abc")}
+        given = {"target_modules": list(targets)} if targets else {}
+        adapters = {name: save_adapter(model, root / name, seed=i, **given) for i, name in enumerate("abc")}
         adapters["wide"] = save_adapter(model, root / "wide", r=20)
         with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
             patch.setattr(operators, "why_not", lambda weight: "not on a GPU")
@@ -47,7 +48,7 @@ class World:
         self.pools: list[list[RecordedCall]] = []  # the graphs of each
         kernel = self.plain._model.kernel
         kernel._programs = WatchedPrograms(kernel._programs, self.recorders)
-        self.graphs = DecodeGraphs(
+        self.graphs = StepGraphs(
             self.plain._model,
             self.plain._cache,
             self.plain._slots,
@@ -84,7 +85,7 @@ class World:
 
     def agree(self, rows: list[Row]) -> None:
         """Both runners on the same rows, which write the same K and V again."""
-        assert self.graphs.can_replay(rows)
+        assert self.graphs.shape_of(rows) is not None
         before = self.num_replays
         found = self.captured.run(Batch(tuple(rows), ()))
         assert self.num_replays == before + 1
@@ -97,9 +98,18 @@ class World:
 
 
 def same(mine: RowOutput, plain: RowOutput) -> bool:
-    if (mine.token_id, mine.error) != (plain.token_id, plain.error) or mine.logprobs is None or plain.logprobs is None:
+    if (mine.token_id, mine.error) != (plain.token_id, plain.error) or len(mine.following) != len(plain.following):
         return False
-    return math.isclose(mine.logprobs.logprob, plain.logprobs.logprob, abs_tol=1e-5)
+    pairs = [(mine, plain), *zip(mine.following, plain.following, strict=True)]
+    return all(
+        one.token_id == other.token_id and math.isclose(logprob_of(one), logprob_of(other), abs_tol=1e-5)
+        for one, other in pairs
+    )
+
+
+def logprob_of(output: RowOutput | NextToken) -> float:
+    assert (output.logprobs is None) == (output.token_id is None)
+    return 0.0 if output.logprobs is None else output.logprobs.logprob
 
 
 def decode(i: int, length: int, table: tuple[int, ...], token: int, *adapters: RowAdapter) -> Row:
@@ -150,16 +160,53 @@ def test_idle_rows_write_nothing_that_is_somebodys(world: World) -> None:
     assert not after[:, :, 0].any()
 
 
-def test_replays_follow_when_attention_reads_the_cache_in_place(tmp_path: Path) -> None:
-    world = World(tmp_path)
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world whose attention reads the cache as it lies: a graph can hold rows of several tokens."""
+    world = World(tmp_path_factory.mktemp("paged"), ("q_proj", "lm_head"), num_hidden_layers=1)  # soon interpreted
     backend: Any = varlen.Backend(world.plain._cache, older_varlen, (torch.float32,))
     backend._paged._programs = WatchedPrograms(backend._paged._programs, world.recorders)
     world.plain._model._attention = backend
-    a = world.load("a", 0, 1)
-    tables = [world.prompt(i, 4 + i) for i in range(2)]
-    world.agree([decode(0, 4, tables[0], 9, a), decode(1, 5, tables[1], 8)])
-    world.agree([decode(1, 5, tables[1], 7, a), decode(0, 4, tables[0], 6)])
-    assert len(world.recorders) == 1
+    return world
+
+
+def test_replays_follow_when_attention_reads_the_cache_in_place(paged: World) -> None:
+    a = paged.load("a", 0, 1)
+    tables = [paged.prompt(i, 4 + i) for i in range(2)]
+    paged.agree([decode(0, 4, tables[0], 9, a), decode(1, 5, tables[1], 8)])
+    num_captured = len(paged.recorders)
+    paged.agree([decode(1, 5, tables[1], 7, a), decode(0, 4, tables[0], 6)])
+    assert len(paged.recorders) == num_captured
+
+
+def chunk(i: int, start: int, count: int, first_block: int, *adapters: RowAdapter, **given: Any) -> Row:
+    """`count` tokens of a prompt or, with `num_draft`, of an answer from `start` on."""
+    blocks = tuple(range(first_block, first_block + -(-(start + count) // 4)))
+    tokens = tuple((7 * i + 3 * position) % 50 for position in range(start, start + count))
+    return Row(i, tokens, start, blocks, adapters, **{"sample": GREEDY, "prompt_targets": None, **given})
+
+
+def test_prompts_and_drafts_beside_decoding_rows_are_replayed(paged: World) -> None:
+    a, b = paged.load("a", 0, 2), paged.load("b", 1, 2)
+    tables = [paged.prompt(i, 4 + i) for i in range(2)]
+    decoding = [decode(0, 4, tables[0], 9, a), decode(1, 5, tables[1], 8)]
+    unfinished = chunk(2, 0, 40, 20, b, sample=None)
+    paged.agree([*decoding, unfinished])
+    num_captured = len(paged.recorders)
+    paged.agree([decode(1, 5, tables[1], 7, b), chunk(2, 40, 9, 20, b), chunk(3, 0, 3, 40, a), chunk(4, 0, 20, 42)])
+    paged.agree([chunk(2, 49, 5, 20, b, num_draft=4), chunk(3, 3, 2, 40, replace(a, start=4))])
+    assert len(paged.recorders) == num_captured, "all of them are one size"
+    paged.agree([decode(0, 4, tables[0], 9, b), chunk(5, 0, 70, 50, replace(a, scale=0.5)), chunk(6, 0, 30, 70, a)])
+
+
+def test_rows_of_several_tokens_that_are_too_many_go_the_ordinary_way(paged: World) -> None:
+    fits = [chunk(i, 0, 8, 1) for i in range(MAX_LONG_TOKENS // 8)]
+    assert paged.graphs.shape_of(fits) is not None
+    assert paged.graphs.shape_of([*fits, chunk(99, 0, 2, 1)]) is None
+    assert paged.graphs.shape_of([chunk(0, 0, MAX_LONG_TOKENS + 1, 1)]) is None
+    drafts = [chunk(i, 0, 8, 1, num_draft=7) for i in range(MAX_LONG_TOKENS // 64)]
+    assert paged.graphs.shape_of(drafts) is not None
+    assert paged.graphs.shape_of([*drafts, chunk(99, 0, 2, 1)]) is None
 
 
 def test_replays_follow_which_rows_are_long(tmp_path: Path) -> None:
@@ -194,20 +241,19 @@ def test_what_a_graph_cannot_hold_goes_the_ordinary_way(world: World) -> None:
     a, b = world.load("a", 0, 9), world.load("b", 1, 9)
     table = (1, 2, 3)
     base = decode(0, 4, table, 9)
-    assert world.graphs.can_replay([base])
+    assert world.graphs.shape_of([base]) is not None
     refused = {
-        "a prompt's tokens": Row(0, (9, 9), 4, table, (), GREEDY, None),
-        "a draft": Row(0, (9, 9), 4, table, (), GREEDY, None, num_draft=1),
+        "a prompt's tokens, where attention reads no tiles": chunk(0, 4, 2, 1),
         "prompt log-probabilities": Row(0, (9,), 4, table, (), GREEDY, (3,)),
         "composed adapters": decode(0, 4, table, 9, a, b),
-        "an adapter that begins later": decode(0, 4, table, 9, RowAdapter(a.slot, 1.0, 5)),
     }
     for words, row in refused.items():
-        assert not world.graphs.can_replay([base, row]), words
-    assert not world.graphs.can_replay([base] * (MAX_ROWS + 1))
+        assert world.graphs.shape_of([base, row]) is None, words
+    assert world.graphs.shape_of([base] * (MAX_ROWS + 1)) is None
+    world.agree([base, decode(1, 4, table, 9, RowAdapter(a.slot, 1.0, 5))])  # it begins with a later token
     world.plain._slots._contents[1].has_changes = True
-    assert not world.graphs.can_replay([decode(0, 4, table, 9, b)])
-    assert world.graphs.can_replay([decode(0, 4, table, 9, a)])
+    assert world.graphs.shape_of([decode(0, 4, table, 9, b)]) is None
+    assert world.graphs.shape_of([decode(0, 4, table, 9, a)]) is not None
     world.plain._slots._contents[1].has_changes = False
 
 
@@ -225,13 +271,16 @@ def test_a_model_that_cannot_be_captured_is_served_the_ordinary_way(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = world.plain
-    graphs = DecodeGraphs(plain._model, plain._cache, plain._slots, 4, lambda: Refused)
+    graphs = StepGraphs(plain._model, plain._cache, plain._slots, 4, lambda: Refused)
     runner = ModelRunner(plain._model, plain._cache, plain._slots, torch.device("cpu"), graphs)
     row = decode(0, 0, (1,), 9)
-    assert graphs.can_replay([row])
-    assert same(runner.run(Batch((row,), (1,)))[0], plain.run(Batch((row,), (1,)))[0])
-    assert "not captured" in caplog.text
-    assert not graphs.can_replay([row])
+    for _ in range(2):
+        assert same(runner.run(Batch((row,), (1,)))[0], plain.run(Batch((row,), (1,)))[0])
+    assert caplog.text.count("not captured") == 1
+    graphs._new_graph = world.new_pool()
+    rows = [decode(i, 0, (1 + i,), 9) for i in range(3)]
+    runner.run(Batch(tuple(rows), (1, 2, 3)))
+    assert [shape.num_rows for shape in graphs._captured] == [4], "other sizes are captured all the same"
 
 
 def test_waiting_for_the_device_within_a_capture_is_seen() -> None:

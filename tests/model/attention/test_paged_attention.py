@@ -1,4 +1,4 @@
-"""Decode attention in Triton over the cache as it lies, against the definition in float64; interpreted."""
+"""Paged attention in Triton over the cache as it lies, against the definition in float64; interpreted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.model.attention import varlen
+from lora_serve.model.attention import AttentionSettings, varlen
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step_context import DecodeRows
+from lora_serve.model.paged_attention import PagedAttention
+from lora_serve.model.step_context import QUERY_TILE, DecodeRows, TiledRows
 from tests.contracts.test_attention import older_varlen
 from tests.model.tiny import filled_cache, step_of
 
@@ -41,7 +42,7 @@ def decode_rows(lengths: tuple[int, ...]) -> DecodeRows:
     return step_of(rows).decode
 
 
-def paged_decode(cache: KVCache) -> varlen.PagedDecode:
+def paged_attention(cache: KVCache) -> PagedAttention:
     paged = varlen.Backend(cache, older_varlen)._paged
     assert paged is not None
     return paged
@@ -86,9 +87,9 @@ def test_ragged_rows_are_the_definition(
 ) -> None:
     torch.manual_seed(0)
     cache, rows = filled_cache(NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim), decode_rows(LENGTHS)
-    query, paged = torch.randn(len(LENGTHS), num_heads, head_dim), paged_decode(cache)
+    query, paged = torch.randn(len(LENGTHS), num_heads, head_dim), paged_attention(cache)
     made.clear()
-    found = paged(0, query, rows, 0.2, window, softcap)
+    found = paged.decode(0, query, rows, AttentionSettings(0.2, window, softcap))
     assert torch.allclose(found.double(), expected(cache, query, rows, 0.2, window, softcap), atol=1e-5)
     partial, sums = made
     for row, length in enumerate(LENGTHS):
@@ -104,11 +105,16 @@ def test_row_has_the_same_bits_alone_and_beside_a_longer_one(window: int | None)
     torch.manual_seed(0)
     lengths = (4500, 257, 5003)
     cache, rows = filled_cache(NUM_BLOCKS, BLOCK_SIZE, 1, 64), decode_rows(lengths)
-    query, paged = torch.randn(3, 2, 64), paged_decode(cache)
-    together = paged(0, query, rows, 0.2, window, None)
+    query, paged = torch.randn(3, 2, 64), paged_attention(cache)
+    together = paged.decode(0, query, rows, AttentionSettings(0.2, window, None))
     for row in (0, 1):
         table = rows.block_table[row : row + 1, : -(-lengths[row] // BLOCK_SIZE)].contiguous()
-        alone = paged(0, query[row : row + 1], DecodeRows(1, table, rows.lengths[row : row + 1]), 0.2, window, None)
+        alone = paged.decode(
+            0,
+            query[row : row + 1],
+            DecodeRows(1, table, rows.lengths[row : row + 1]),
+            AttentionSettings(0.2, window, None),
+        )
         assert torch.equal(alone[0], together[row])
 
 
@@ -116,11 +122,64 @@ def test_row_has_the_same_bits_alone_and_beside_a_longer_one(window: int | None)
 def test_keys_and_values_that_are_no_numbers_stay_with_their_row(pool: int) -> None:
     torch.manual_seed(0)
     cache, rows = filled_cache(NUM_BLOCKS, BLOCK_SIZE, 2, 8), decode_rows((300, 40, 600))
-    query, paged = torch.randn(3, 4, 8), paged_decode(cache)
-    clean = paged(0, query, rows, 0.3, 280, None)
+    query, paged = torch.randn(3, 4, 8), paged_attention(cache)
+    clean = paged.decode(0, query, rows, AttentionSettings(0.3, 280, None))
     table = rows.block_table
     cache.layer(0)[pool][table[0, 10], 1] = float("nan")
     cache.layer(0)[pool][table[2, 1], 1] = float("nan")  # before the window
-    found = paged(0, query, rows, 0.3, 280, None)
+    found = paged.decode(0, query, rows, AttentionSettings(0.3, 280, None))
     assert found[0].isnan().all()
     assert torch.equal(found[1:], clean[1:])
+
+
+TILED = (
+    (0, 1),
+    (0, 40),
+    (37, 16),
+    (300, 17),
+    (5, 3),
+)  # (context, tokens) of rows, whose tokens lie one after the other
+
+
+def tiled_rows(num_idle_tiles: int) -> TiledRows:
+    tiles, tables, token, block = [], [], 0, 1
+    for row, (context, num_tokens) in enumerate(TILED):
+        count = -(-(context + num_tokens) // BLOCK_SIZE)
+        tables.append([*range(block, block + count), *[0] * (24 - count)])
+        for first in range(0, num_tokens, QUERY_TILE):
+            tiles.append((token + first, min(QUERY_TILE, num_tokens - first), context + first, row))
+        token, block = token + num_tokens, block + count
+    tiles += [(0, 0, 0, 0)] * num_idle_tiles
+    return TiledRows(torch.tensor(tiles), torch.tensor(tables))
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "window", "softcap"),
+    [
+        (1, 1, 64, None, None),
+        (14, 2, 64, 30, None),
+        (6, 2, 80, None, 1.5),
+        (16, 1, 128, 280, None),
+        (12, 1, 256, None, 20.0),
+        (2, 1, 16, 1, None),
+    ],
+)
+def test_tiles_of_rows_are_the_definition(
+    num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, softcap: float | None
+) -> None:
+    torch.manual_seed(0)
+    cache, rows = filled_cache(64, BLOCK_SIZE, num_kv_heads, head_dim), tiled_rows(2)
+    num_tokens = sum(count for _, count in TILED)
+    query, out = (
+        torch.randn(num_tokens + 1, num_heads, head_dim),
+        torch.full((num_tokens + 1, num_heads, head_dim), 7.0),
+    )
+    paged_attention(cache).attend_tiles(0, query, rows, out, AttentionSettings(0.2, window, softcap))
+    token = 0
+    for row, (context, count) in enumerate(TILED):
+        lengths = torch.arange(context + 1, context + count + 1)
+        each = DecodeRows(count, rows.block_table[row].expand(count, -1), lengths)
+        here = slice(token, token + count)
+        assert torch.allclose(out[here].double(), expected(cache, query[here], each, 0.2, window, softcap), atol=1e-5)
+        token += count
+    assert (out[num_tokens:] == 7.0).all(), "a token of no tile"

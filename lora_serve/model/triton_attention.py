@@ -1,0 +1,157 @@
+"""Paged attention in Triton, compiled where it runs; without a GPU its interpreter runs it in tests.
+
+Decode attention over the cache as it lies is Flash-Decoding (Dao et al., 2023) over a block table: for row i with query
+heads of one KV head, the keys are cut into chunks of CHUNK, each program keeps the running maximum m, sum l and
+weighted values of its chunk,
+
+    m' = max(m, max_j s_j)   l' = l e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
+
+and a second program folds a row's chunks by the same formulas, some at a time. Which chunks a row has depends on its
+own length and the window alone; programs beyond them leave at once, and nobody reads what they did not write.
+
+Rows of several tokens are cut into tiles of QUERY_TILE tokens, and one program computes a tile's tokens over all keys
+that they see, for HEADS query heads of one KV head: a product has a row for each of its tokens' heads. A token's sums
+have the order of its keys, from the first that some token of its tile sees.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lora_serve.model.triton_programs import half_type  # noqa: F401 - asked of this module
+
+
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["table", "lengths"])
+def decode_chunks(
+    query, pool_k, pool_v, table, lengths, partial, sums, scale, softcap, width, window,
+    G: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, kv heads, chunks). query [rows, kv heads * G, D]; pools [blocks, BLOCK_SIZE, kv heads, D]; partial
+    [rows, kv heads * G, chunks, D] float32; sums [rows, kv heads * G, chunks, 2] float32: m and l.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    chunk = tl.program_id(2)
+    length = tl.load(lengths + row).to(tl.int32)
+    low = tl.maximum(length - window, 0)
+    if (chunk * CHUNK >= length) | ((chunk + 1) * CHUNK <= low):
+        return
+    g = tl.arange(0, BLOCK_G)
+    d = tl.arange(0, BLOCK_D)
+    heads = kv_head * G + g
+    top = tl.full([BLOCK_G], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_G], dtype=tl.float32)
+    values = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
+    q_mask = (g < G)[:, None] & (d < D)[None, :]
+    q = tl.load(query + (row * KV_HEADS * G + heads[:, None]) * D + d[None, :], mask=q_mask, other=0.0).to(HALF)
+    end = tl.minimum((chunk + 1) * CHUNK, length)
+    begin = tl.maximum(chunk * CHUNK, low // BLOCK_N * BLOCK_N)
+    for start in range(begin, end, BLOCK_N):
+        p = start + tl.arange(0, BLOCK_N)
+        seen = (p < end) & (p >= low)
+        block = tl.load(table + row * width + p // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        place = ((block * BLOCK_SIZE + p % BLOCK_SIZE) * KV_HEADS + kv_head) * D
+        mask = seen[:, None] & (d < D)[None, :]
+        k = tl.load(pool_k + place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
+        v = tl.load(pool_v + place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if HAS_SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, axis=1))
+        anchor = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+        weights = tl.exp(scores - anchor[:, None])
+        fade = tl.exp(top - anchor)
+        total = total * fade + tl.sum(weights, axis=1)
+        values = values * fade[:, None] + tl.dot(weights.to(HALF), v, input_precision="ieee")
+        top = higher
+    chunks = tl.num_programs(2)
+    place_of = (row * KV_HEADS * G + heads) * chunks + chunk
+    tl.store(partial + place_of[:, None] * D + d[None, :], values, mask=q_mask)
+    tl.store(sums + place_of * 2, top, mask=g < G)
+    tl.store(sums + place_of * 2 + 1, total, mask=g < G)
+
+
+@triton.jit(do_not_specialize=["chunks"], do_not_specialize_on_alignment=["lengths"])
+def fold_chunks(
+    partial, sums, lengths, out, num_heads, chunks, window,
+    D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, heads): out [rows, heads, D]. BLOCK_C chunks at a time, from the first one that the row sees."""
+    row = tl.program_id(0).to(tl.int64)
+    place = (row * num_heads + tl.program_id(1)) * chunks
+    length = tl.load(lengths + row).to(tl.int32)
+    end = (length + CHUNK - 1) // CHUNK
+    d = tl.arange(0, BLOCK_D)
+    values = tl.zeros([BLOCK_D], dtype=tl.float32)
+    total, top = 0.0, float("-inf")
+    for start in range(tl.maximum(length - window, 0) // CHUNK, end, BLOCK_C):
+        chunk = start + tl.arange(0, BLOCK_C)
+        here = chunk < end
+        mask = here[:, None] & (d < D)[None, :]
+        found = tl.load(partial + (place + chunk)[:, None] * D + d[None, :], mask=mask, other=0.0)
+        tops = tl.load(sums + (place + chunk) * 2, mask=here, other=float("-inf"))
+        totals = tl.load(sums + (place + chunk) * 2 + 1, mask=here, other=0.0)
+        higher = tl.maximum(top, tl.max(tops, axis=0))
+        anchor = tl.where(higher == float("-inf"), 0.0, higher)
+        fade = tl.exp(top - anchor)
+        weights = tl.exp(tops - anchor)
+        total = total * fade + tl.sum(totals * weights, axis=0)
+        values = values * fade + tl.sum(found * weights[:, None], axis=0)
+        top = higher
+    tl.store(out + (row * num_heads + tl.program_id(1)) * D + d, (values / total).to(out.dtype.element_ty), mask=d < D)
+
+
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["row_tiles", "table"])
+def attend_tiles(
+    query, pool_k, pool_v, row_tiles, table, out, scale, softcap, width, window,
+    G: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles, kv heads, pieces of HEADS of their G heads): query and out [tokens, kv heads * G, D]; pools [blocks,
+    BLOCK_SIZE, kv heads, D]; row_tiles [tiles, 4] int64: first token, number of tokens (0: none), position of the
+    first, row of table. Tokens of no tile are left as they are.
+    """
+    tile = row_tiles + tl.program_id(0) * 4
+    count = tl.load(tile + 1).to(tl.int32)
+    if count > 0:
+        first = tl.load(tile)
+        position = tl.load(tile + 2).to(tl.int32)
+        blocks = table + tl.load(tile + 3) * width
+        kv_head = tl.program_id(1)
+        m = tl.arange(0, BLOCK_M)
+        token = m // HEADS
+        head = tl.program_id(2) * HEADS + m % HEADS
+        d = tl.arange(0, BLOCK_D)
+        q_mask = ((token < count) & (head < G))[:, None] & (d < D)[None, :]
+        place = ((first + token) * KV_HEADS * G + kv_head * G + head) * D
+        q = tl.load(query + place[:, None] + d[None, :], mask=q_mask, other=0.0).to(HALF)
+        own = position + token
+        top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+        total = tl.zeros([BLOCK_M], dtype=tl.float32)
+        values = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+        end = position + count
+        begin = tl.maximum(position - window + 1, 0) // BLOCK_N * BLOCK_N
+        for start in range(begin, end, BLOCK_N):
+            p = start + tl.arange(0, BLOCK_N)
+            block = tl.load(blocks + p // BLOCK_SIZE, mask=p < end, other=0).to(tl.int64)
+            key_place = ((block * BLOCK_SIZE + p % BLOCK_SIZE) * KV_HEADS + kv_head) * D
+            mask = (p < end)[:, None] & (d < D)[None, :]
+            k = tl.load(pool_k + key_place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
+            v = tl.load(pool_v + key_place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            if HAS_SOFTCAP:
+                scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+            seen = (p[None, :] <= own[:, None]) & (p[None, :] > (own - window)[:, None])
+            scores = tl.where(seen, scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, axis=1))
+            anchor = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+            weights = tl.exp(scores - anchor[:, None])
+            fade = tl.exp(top - anchor)
+            total = total * fade + tl.sum(weights, axis=1)
+            values = values * fade[:, None] + tl.dot(weights.to(HALF), v, input_precision="ieee")
+            top = higher
+        found = values / tl.where(token < count, total, 1.0)[:, None]
+        tl.store(out + place[:, None] + d[None, :], found.to(out.dtype.element_ty), mask=q_mask)
