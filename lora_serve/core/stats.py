@@ -122,6 +122,18 @@ class SwapStats:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphStats:
+    """Steps captured as CUDA graphs, since the engine's start."""
+
+    num_replayed: Annotated[Count, MetricName("lora_serve_graph_steps", "Passes that replayed a CUDA graph.")] = 0
+    num_captured: Annotated[Count, MetricName("lora_serve_graph_captures", "CUDA graphs that were captured.")] = 0
+    num_failed: Annotated[
+        Count, MetricName("lora_serve_graph_captures_failed", "Sizes of steps that could not be captured.")
+    ] = 0
+    capture_seconds: Annotated[Seconds, MetricName("lora_serve_graph_capture_seconds", "Seconds of captures.")] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ConstraintStats:
     """Grammars and the masks that they give, since the engine's start."""
 
@@ -220,6 +232,7 @@ class EngineStats:
     num_constrained: Annotated[int, MetricName("lora_serve_grammar_rows", "Rows in the batch that obey a grammar.")] = 0
     num_forced: Annotated[Count, MetricName("lora_serve_grammar_forced_tokens", "Tokens that no step sampled.")] = 0
     constraints: Annotated[ConstraintStats, COUNTS] = field(default_factory=ConstraintStats)
+    graphs: Annotated[GraphStats, COUNTS] = field(default_factory=GraphStats)
     speculation: Annotated[SpeculationStats, COUNTS] = field(default_factory=SpeculationStats)
     # That ended with LoadHangsError.
     num_hung_loads: Annotated[

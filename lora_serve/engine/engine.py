@@ -15,7 +15,7 @@ from lora_serve.core.constraints import Constraints, GrammarCompiled
 from lora_serve.core.live import EngineView
 from lora_serve.core.messages import Command, Event, StepEvent, Watch
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.stats import EngineStats
+from lora_serve.core.stats import EngineStats, GraphStats
 from lora_serve.engine.batcher import Batcher, padded_length
 from lora_serve.engine.blocks import BlockManager, PrefixCache
 from lora_serve.engine.commands import Commands
@@ -119,11 +119,13 @@ def build_engine(
     clock: Callable[[], float] = time.monotonic,
     memory: MemoryPlan | None = None,
     constraints: Constraints | None = None,
+    graphs: Callable[[], GraphStats] = GraphStats,
 ) -> Engine:
     """An engine over `runner`; `submit` starts the load of an adapter, which ends with a `LoadFinished`.
 
     `clock`: the present time in seconds; the simulator brings its own. `memory`: how the device's memory was shared
     out; None: unknown and unlimited. `constraints`: compiles grammars; None: requests that have one are refused.
+    `graphs`: what the runner counts of its captured steps.
     """
     memory = memory or MemoryPlan()
     blocks = BlockManager(num_blocks, engine_config.block_size)
@@ -154,5 +156,5 @@ def build_engine(
     )  # fmt: skip
     execution = Execution(runner, residency, swapping, guard, constraints, clock)
     commands = Commands(execution, scheduler, residency)
-    figures = EngineFigures(scheduler, residency, blocks, guard, constraints, recorder)
+    figures = EngineFigures(scheduler, residency, blocks, guard, constraints, recorder, graphs)
     return Engine(scheduler, execution, residency, commands, figures, recorder, clock)

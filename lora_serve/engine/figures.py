@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
@@ -14,7 +14,7 @@ from lora_serve.core import live
 from lora_serve.core.batch import Batch
 from lora_serve.core.constraints import Constraints
 from lora_serve.core.messages import Watch
-from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats
+from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats, GraphStats
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.residency import AdapterResidency
@@ -36,6 +36,7 @@ class EngineFigures:
     _memory: MemoryGuard
     _constraints: Constraints | None
     _recorder: Recorder
+    _graphs: Callable[[], GraphStats]
     num_steps: int = 0
     _step_seconds: float = 0.0
     _num_step_tokens: int = 0
@@ -81,6 +82,7 @@ class EngineFigures:
             num_constrained=sum(sequence.constraint is not None for sequence in scheduler.running),
             num_forced=scheduler.outputs.num_forced,
             constraints=ConstraintStats() if self._constraints is None else self._constraints.stats(),
+            graphs=self._graphs(),
             speculation=scheduler.drafting.stats({slot.digest: slot.name for slot in slots}),
             num_hung_loads=residency.num_hung_loads,
             num_waiting_tokens=sum(

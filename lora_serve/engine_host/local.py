@@ -67,6 +67,7 @@ class LocalEngine:
             self._loader.submit,
             memory=parts.memory,
             constraints=self._constraints,
+            graphs=parts.graphs,
         )
         return self.engine
 

@@ -14,6 +14,7 @@ from lora_serve.core.batch import MemoryPlan
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.stats import GraphStats
 from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.exactness import check_exactness, check_small_copy, plain_logprobs, probe_tokens
 from lora_serve.model.kv_cache import KVCache
@@ -26,7 +27,7 @@ from lora_serve.model.memory_setup import MemorySetup
 from lora_serve.model.pooling.loading import load_pooling_model
 from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
 from lora_serve.model.pooling.runner import PoolingModel, PoolingRunner
-from lora_serve.model.runner.graphs import MAX_LONG_TOKENS, StepGraphs
+from lora_serve.model.runner.graphs import MAX_LONG_TOKENS, StepGraphs, captured_load
 from lora_serve.model.runner.model_runner import ModelRunner
 from lora_serve.model.system.process import keep_freed_memory, return_freed_memory
 from lora_serve.model.system.threads import TeamWaits, one_core, team_waits
@@ -47,6 +48,7 @@ class ModelParts:
     fold: Callable[[SavedAdapter], HostAdapter]  # for the loaders' threads
     undo: Undo  # for the registry's threads; see `folding.undo`
     memory: MemoryPlan = field(default_factory=MemoryPlan)
+    graphs: Callable[[], GraphStats] = GraphStats  # what was counted so far
 
 
 def build_model(
@@ -91,11 +93,14 @@ def _build_generating_model(
     base = BaseModel(loaded, cache, slots, model_config)
     return_freed_memory()  # the weights as they were loaded, of which `base` has laid out its own
     runner = ModelRunner(base, cache, slots, loaded.device)
-    memory = MemorySetup(base, runner, cache, slots, engine_config).run(num_slots, adapter_bytes)
+    captures = base.device.type == "cuda" and model_config.cuda_graphs and base.kernel.reads_device_tokens
+    max_rows = engine_config.batch.max_num_seqs
+    captured = captured_load(max_rows, spec.max_model_len, size) if captures else None
+    memory = MemorySetup(base, runner, cache, slots, engine_config, captured).run(num_slots, adapter_bytes)
     dtype = loaded.observation.kv_shape.dtype
     check_exactness(runner.run, expected, probe, cache.block_size, dtype, spec.architecture, spec.long_rope)
     check_small_copy(model_config)
-    graphs = _graphs(base, cache, slots, model_config, engine_config)
+    graphs = StepGraphs(base, cache, slots, max_rows) if captures else None
     keep_freed_memory()
     return ModelParts(
         replace(spec, captured_tokens=MAX_LONG_TOKENS if graphs is not None and base.reads_tiles else 0),
@@ -104,16 +109,8 @@ def _build_generating_model(
         functools.partial(fold, base=base),
         functools.partial(undo, base=base),
         memory,
+        GraphStats if graphs is None else graphs.stats,
     )
-
-
-def _graphs(
-    base: BaseModel, cache: KVCache, slots: LoraSlots, config: ModelConfig, engine_config: EngineConfig
-) -> StepGraphs | None:
-    """The captured steps; None where steps are not captured. Made last: memory was measured without them."""
-    if base.device.type != "cuda" or not config.cuda_graphs or not base.kernel.reads_device_tokens:
-        return None
-    return StepGraphs(base, cache, slots, engine_config.batch.max_num_seqs)
 
 
 def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int) -> ModelParts:

@@ -44,6 +44,7 @@ _SAMPLED = SampleInput(SamplingParams(temperature=0.7, top_p=0.9, top_k=8, logpr
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of the memory that is free, for the KV cache
 _CUDA_SWAP_SPACE = 4 * 2**30
 _USUAL_RANK = 16  # of the adapters that memory is kept for where no budget was given
+_MAX_GRAPH_SHARE = 0.1  # of all memory, for captured steps
 _MAX_ADAPTER_SHARE = 0.25  # and at most this share of what weights and steps leave
 _PROBE_SLOT = 0
 _COPIES = 4
@@ -136,9 +137,14 @@ def share_out(
     activations: ActivationModel,
     num_slots: int,
     adapter_bytes: int | None,
+    captured: MemoryLoad | None = None,
 ) -> MemoryShares:
-    """Raises ConfigError if not even one sequence of full length fits. `adapter_bytes`: the configured budget."""
+    """Raises ConfigError if not even one sequence of full length fits. `adapter_bytes`: the configured budget.
+    `captured`: the largest step of a CUDA graph; graphs for which there is no memory are not captured.
+    """
     left = facts.limit - spec.num_bytes - activations.num_bytes(largest_step(spec, config))
+    if captured is not None:
+        left -= min(activations.num_bytes(captured), int(_MAX_GRAPH_SHARE * facts.limit))
     if adapter_bytes is None and (facts.is_cuda or config.memory_limit is not None):
         adapter_bytes = min(_usual_bytes(spec, num_slots), int(max(0, left) * _MAX_ADAPTER_SHARE))
     num_blocks = _num_blocks(facts, spec, config, activations, left - (adapter_bytes or 0))
@@ -194,6 +200,7 @@ class MemorySetup:
     cache: KVCache
     slots: LoraSlots
     config: EngineConfig
+    captured: MemoryLoad | None  # see `share_out`
 
     def run(self, num_slots: int, adapter_bytes: int | None) -> MemoryPlan:
         """Measures, shares out, and gives the pool its blocks."""
@@ -205,7 +212,7 @@ class MemorySetup:
         limit = limit_of(self.config, gpu_bytes, free + spec.num_bytes)
         block_bytes = cache.shape.block_bytes(cache.block_size)
         facts = DeviceFacts(is_cuda, limit, free, block_bytes)
-        shares = share_out(facts, spec, self.config, activations, num_slots, adapter_bytes)
+        shares = share_out(facts, spec, self.config, activations, num_slots, adapter_bytes, self.captured)
         cache.resize(shares.num_blocks + 1, shares.num_host_blocks)
         return MemoryPlan(
             limit,

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.core.batch import ActivationModel, Batch, BlockCopy, BlockMoves, Row, SampleInput, StepLoad, memory_load
+from lora_serve.core.batch import (
+    ActivationModel,
+    Batch,
+    BlockCopy,
+    BlockMoves,
+    MemoryLoad,
+    Row,
+    SampleInput,
+    StepLoad,
+    memory_load,
+)
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError, DeviceMemoryError
 from lora_serve.core.model_spec import LinearShape, ModelSpec
@@ -20,6 +30,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.step_cost import StepCost
 from lora_serve.model.kv_cache import KVCache, KVShape
 from lora_serve.model.memory_setup import DeviceFacts, MemoryShares, largest_step, limit_of, share_out
+from lora_serve.model.runner.graphs import captured_load
 from lora_serve.model.system.device_memory import free_memory, is_out_of_memory, peak_bytes, peak_meter
 from lora_serve.model.system.process import return_freed_memory
 from tests.local_engine import LocalEngine
@@ -76,12 +87,19 @@ SPEC = ModelSpec("m", "M", 100, 64, (0,), 2, {"q": LinearShape(10, 10)}, 1000, "
 MODEL = ActivationModel(100, per_token=10, per_logit=5, per_decode_key=1, per_chunk_key=2, per_score=0.25)
 
 
-def shares(limit: int, *, is_cuda: bool = False, adapter_bytes: int | None = None, **settings: Any) -> MemoryShares:
+def shares(
+    limit: int,
+    *,
+    is_cuda: bool = False,
+    adapter_bytes: int | None = None,
+    captured: MemoryLoad | None = None,
+    **settings: Any,
+) -> MemoryShares:
     config = Settings(model="m", max_num_seqs=4, max_num_batched_tokens=16, block_size=16, **settings).part(
         EngineConfig
     )
     facts = DeviceFacts(is_cuda, limit, limit - SPEC.num_bytes, block_bytes=500)
-    return share_out(facts, SPEC, config, MODEL, 2, adapter_bytes)
+    return share_out(facts, SPEC, config, MODEL, 2, adapter_bytes, captured)
 
 
 def test_kv_blocks_leave_room_for_weights_adapters_and_the_largest_step() -> None:
@@ -92,6 +110,20 @@ def test_kv_blocks_leave_room_for_weights_adapters_and_the_largest_step() -> Non
     assert (found.num_blocks, found.adapter_bytes) == (5, 700)
     assert shares(10**9, kv_cache_memory=10**6).num_blocks == 16, "no more than all rows can fill"
     assert shares(10**9, kv_cache_memory=2500).num_blocks == 5
+
+
+def test_captured_steps_have_their_memory_but_no_more_than_a_tenth() -> None:
+    captured = captured_load(4, 64, 16)
+    assert captured == MemoryLoad(4 + 512, 4 + 64, 4, 4, 64)
+    without, with_graphs = (shares(10**5, captured=one, kv_cache_memory=10**6) for one in (None, captured))
+    assert without.num_blocks == with_graphs.num_blocks == 16
+    step = MODEL.num_bytes(MemoryLoad(16, 4, 4, longest_chunk=64, num_scores=16 * 64))
+    limit = 1000 + step + 12 * 516
+    taken = min(MODEL.num_bytes(captured), limit // 10)
+    assert taken == limit // 10
+    found = shares(limit, captured=captured, kv_cache_memory=10**6)
+    assert found.num_blocks == (12 * 516 - taken) // 516 == 10
+    assert MODEL.num_bytes(captured) == 100 + 516 * 10 + 68 * 5 + 4 * 64
 
 
 @pytest.mark.parametrize(
