@@ -22,20 +22,20 @@ weighted values of its chunk,
     m' = max(m, max_j s_j)   l' = l e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
 
 and a second program folds a row's chunks by the same formulas, some at a time. Which chunks a row has depends on its
-own length and the window alone; programs beyond them leave at once, and nobody reads what they did not write.
+own length and the window alone; programs beyond them leave at once, and what they did not write is never read.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 
-def half_type(x):
-    """The type of products with bfloat16 weights or keys: x's, as in PEFT the wider of the two; the interpreter has no
-    such product of bfloat16.
-    """
-    return getattr(tl, str(x.dtype).removeprefix("torch.")) if x.is_cuda else tl.float32
+def product_type(x, other):
+    """The type that holds x's numbers and those of the type `other`; float32 where the interpreter has no product."""
+    wide = str(torch.promote_types(x.dtype, other)).removeprefix("torch.")
+    return tl.float32 if wide == "bfloat16" and not x.is_cuda else getattr(tl, wide)
 
 
 @triton.jit

@@ -126,6 +126,25 @@ def test_delta_is_the_formula(
     assert torch.allclose(y.double(), wanted, atol=tolerance, rtol=tolerance)
 
 
+def test_triton_of_a_float16_model_gives_a_token_the_same_alone_and_in_a_long_segment() -> None:
+    """With weights that bfloat16 holds and float16 does not."""
+    torch.manual_seed(0)
+    slots = filled_slots(LinearShape(24, 40), (3,), torch.bfloat16)
+    delta = slots.delta(slots.module_index[MODULE], 0)
+    assert delta is not None
+    assert delta.a is not None
+    assert delta.b is not None
+    delta.a.mul_(3e5)
+    delta.b.div_(2e5)
+    kernel, module = create_kernel("triton", slots), slots.module_index[MODULE]
+    x, y = torch.randn(70, 24).half(), torch.randn(70, 40).half()
+    in_tiles, alone = y.clone(), y[:1].clone()
+    kernel.add(in_tiles, x, module, tokens_of([(70, 0)]))
+    kernel.add(alone, x[:1], module, tokens_of([(1, 0)]))
+    assert torch.allclose(in_tiles.double(), expected(y, x, slots, [(70, 0)]), atol=2e-3, rtol=2e-3)
+    assert torch.allclose(in_tiles[0].float(), alone[0].float(), atol=2e-3, rtol=2e-3)
+
+
 def run_with(kernel: LoraKernel, slots: LoraSlots, x: torch.Tensor, rows: list[tuple[int, int]]) -> torch.Tensor:
     y = torch.zeros(x.shape[0], 40)
     kernel.add(y, x, slots.module_index[MODULE], tokens_of(rows))

@@ -272,8 +272,8 @@ class PagedDecode:
             query, pool_k, pool_v, rows.block_table, rows.lengths, partial, sums, scale,
             1.0 if softcap is None else softcap, width, limit,
             G=group, D=head_dim, KV_HEADS=num_kv_heads, BLOCK_SIZE=size, CHUNK=_CHUNK, BLOCK_G=_covering(group),
-            BLOCK_D=wide, BLOCK_N=keys, HAS_SOFTCAP=softcap is not None, HALF=self._programs.half_type(query),
-            num_stages=2,
+            BLOCK_D=wide, BLOCK_N=keys, HAS_SOFTCAP=softcap is not None,
+            HALF=self._programs.product_type(query, pool_k.dtype), num_stages=2,
         )  # fmt: skip
         self._programs.fold_chunks[num_rows, num_heads](
             partial, sums, rows.lengths, out, num_heads, chunks, limit,

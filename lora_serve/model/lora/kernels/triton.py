@@ -83,7 +83,7 @@ class Kernel:
         in_features, out_features, num_tiles = x.shape[1], y.shape[1], len(tokens.tiles)
         parts = _pieces(in_features, _TILE_PART)
         hidden = torch.empty(len(x), parts, width, dtype=torch.float32, device=x.device)
-        half = self._programs.half_type(x)
+        half = self._programs.product_type(x, torch.bfloat16)
         if rank:
             self._programs.shrink_tiles[num_tiles, parts, _pieces(rank, _TILE_RANKS)](
                 x, x.stride(0), tokens.tiles, records, hidden, width, in_features, module, records.shape[1],
