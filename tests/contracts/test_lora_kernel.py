@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import product
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from lora_serve.core.model_spec import LinearShape
 from lora_serve.core.settings import Settings
 from lora_serve.model import backend_names
 from lora_serve.model.lora import kernels
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel, native, triton
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step_context import LoraTokens
@@ -163,8 +164,6 @@ def test_row_that_is_not_a_number_stays_alone(name: str) -> None:
 
 
 def test_new_owner_of_a_slot_is_used_at_once(name: str) -> None:
-    from tests.model.tiny import random_adapter
-
     shape = LinearShape(24, 40)
     slots = filled_slots(shape, (4, 4))
     kernel = create_kernel(name, slots)
@@ -209,9 +208,64 @@ def test_triton_on_wide_layers_is_the_formula_and_keeps_a_rows_bits(form: str, m
     assert torch.equal(alone, beside_wider)
 
 
-def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
-    from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
+class Noted:
+    """Stands for the module of Triton programs and notes the type of weights of each launch for tiles."""
 
+    def __init__(self, programs: Any) -> None:
+        self._programs, self.types = programs, []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._programs, name)
+        return NotedProgram(found, self.types) if name.endswith("_tiles") else found
+
+
+class NotedProgram:
+    def __init__(self, program: Any, types: list[str]) -> None:
+        self._program, self._types = program, types
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **constants: Any) -> None:
+            self._types.append(str(constants["DTYPE"]))
+            self._program[grid](*args, **constants)
+
+        return launch
+
+
+def test_triton_takes_weights_of_both_types_in_one_batch_and_launches_what_there_is() -> None:
+    torch.manual_seed(0)
+    shape = LinearShape(24, 40)
+    slots = filled_slots(shape, (4, 3), torch.bfloat16)
+    slots.load(SlotRef(1, 2, "wide"), random_adapter("wide", 3, shape))
+    delta = LinearDelta(None, None, 0.0, torch.rand(40) + 0.5, torch.randn(40))
+    slots.load(SlotRef(3, 1, "bias"), HostAdapter("bias", 0, {MODULE: delta}))
+    kernel: Any = create_kernel("triton", slots)
+    noted = kernel._programs = Noted(kernel._programs)
+    x, y = torch.randn(300, 24), torch.randn(300, 40)
+    rows = [(70, 0), (70, 1), (80, 3), (80, 0, 0.5)]
+    types = {
+        (0, 1, 3): ["bf16"] * 2 + ["fp32"] * 2,
+        (0,): ["bf16"] * 2,
+        (1,): ["fp32"] * 2,
+        (3,): ["bf16"] * 2,
+        (2,): [],
+    }
+
+    def added(rows: list[tuple[float, ...]]) -> torch.Tensor:
+        num_tokens, found = int(sum(row[0] for row in rows)), y.clone()
+        kernel.add(found[:num_tokens], x[:num_tokens], slots.module_index[MODULE], tokens_of(rows))
+        return found
+
+    together = added(rows)
+    assert torch.allclose(together.double(), expected(y, x, slots, rows), atol=1e-4)
+    for slots_of_step, launched in types.items():
+        noted.types.clear()
+        alone = added([(70, slot) for slot in slots_of_step])
+        assert sorted(noted.types) == launched
+        if slots_of_step == (0,):
+            assert torch.equal(alone[:70], together[:70])
+
+
+def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
     shape = LinearShape(24, 40)
     slots = filled_slots(shape, (4,))
     delta = LinearDelta(None, None, 0.0, torch.rand(40) + 0.5, torch.randn(40))
