@@ -88,7 +88,7 @@ class PagedAttention:
             "G": num_heads // num_kv_heads, "D": head_dim, "KV_HEADS": num_kv_heads,
             "BLOCK_SIZE": self._cache.block_size, "BLOCK_D": wide,
             "BLOCK_N": _KEYS if wide * query.element_size() <= _WIDE_HEAD else _KEYS_OF_WIDE_HEADS,
-            "HAS_SOFTCAP": softcap is not None, "HALF": self._programs.half_type(query),
+            "HAS_SOFTCAP": softcap is not None, "HALF": self._programs.product_type(query, self._cache.shape.dtype),
         }  # fmt: skip
         return numbers, sizes
 

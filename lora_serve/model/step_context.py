@@ -75,6 +75,7 @@ class DeviceTokens:
     tiles: Tensor  # [num_tiles, 3] integers
     tile_scales: Tensor  # [num_tiles] float32
     end_of_short: int  # of the last short segment; 0: there is none
+    tile_slots: frozenset[int] | None = frozenset()  # None: a captured graph's, which any slot may have
 
     @staticmethod
     def of(num_tokens: int, segments: Sequence[LoraSegment], device: torch.device) -> DeviceTokens:
@@ -90,8 +91,9 @@ class DeviceTokens:
         moved = to_device(host, torch.int32, device)
         parts = torch.split(moved, [num_tokens, num_tokens, 3 * len(tiles), len(tiles)])
         return DeviceTokens(
-            parts[0], parts[1].view(torch.float32), parts[2].view(-1, 3), parts[3].view(torch.float32), end_of_short
-        )
+            parts[0], parts[1].view(torch.float32), parts[2].view(-1, 3), parts[3].view(torch.float32), end_of_short,
+            frozenset(slot for *_, slot in tiles),
+        )  # fmt: skip
 
     @staticmethod
     def of_rows(slots: Tensor, scales: Tensor) -> DeviceTokens:

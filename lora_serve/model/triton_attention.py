@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lora_serve.model.triton_programs import half_type  # noqa: F401 - asked of this module
+from lora_serve.model.triton_programs import product_type  # noqa: F401 - asked of this module
 
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["table", "lengths"])

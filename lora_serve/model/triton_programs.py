@@ -18,15 +18,20 @@ another number) Triton would compile once more, and every tenant would wait for 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 
-def half_type(x):
-    """The type of products with bfloat16 weights or keys: x's, as in PEFT the wider of the two; the interpreter has no
-    such product of bfloat16.
-    """
-    return getattr(tl, str(x.dtype).removeprefix("torch.")) if x.is_cuda else tl.float32
+def type_of(dtype):
+    """Triton's word for a type of torch."""
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+def product_type(x, other):
+    """The type that holds x's numbers and those of the type `other`; float32 where the interpreter has no product."""
+    wide = torch.promote_types(x.dtype, other)
+    return type_of(torch.float32 if wide == torch.bfloat16 and not x.is_cuda else wide)
 
 
 @triton.jit
@@ -41,6 +46,12 @@ def _scale_of(record):
 
 
 @triton.jit
+def _is_of(record, address, dtype: tl.constexpr):
+    """True for weights of a type; a layer that has none counts as bfloat16."""
+    return ((address == 0) | (tl.load(record + 6) != 0)) == (dtype == tl.bfloat16)
+
+
+@triton.jit
 def _weights(address, rows, columns, rank, width, dtype: tl.constexpr, ALIGNED: tl.constexpr):
     """Elements (rows[:, None], columns[None, :]) of a matrix [rank, width] at an address; 0 beyond it."""
     pointers = address.to(tl.pointer_type(dtype)) + rows[:, None].to(tl.int64) * width + columns[None, :]
@@ -50,8 +61,8 @@ def _weights(address, rows, columns, rank, width, dtype: tl.constexpr, ALIGNED: 
 
 
 @triton.jit
-def _vector(address, columns, mask):
-    return tl.load(address.to(tl.pointer_type(tl.float32)) + columns, mask=mask, other=0.0)
+def _vector(address, columns, mask, other: tl.constexpr):
+    return tl.load(address.to(tl.pointer_type(tl.float32)) + columns, mask=mask, other=other)
 
 
 @triton.jit
@@ -125,9 +136,9 @@ def expand_rows(
             found = tl.load(place, mask=inside, other=0.0).to(tl.float32)
             delta = tl.zeros([BLOCK_N], dtype=tl.float32)
             if gain != 0:
-                found *= _vector(gain, n, inside)
+                found *= _vector(gain, n, inside, 0.0)
             if shift != 0:
-                delta += _vector(shift, n, inside)
+                delta += _vector(shift, n, inside, 0.0)
             if b != 0:
                 rank = tl.load(record + 4).to(tl.int32)
                 row = h + token * parts * width
@@ -144,116 +155,72 @@ def expand_rows(
             tl.store(place, found.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _shrunk_tile(
-    x, x_stride, tokens, here, a, r, rank, begin, end, in_features,
-    dtype: tl.constexpr, wide: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):  # fmt: skip
-    total = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
-    for start in range(begin, end, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        inside = k < in_features
-        inputs = tl.load(x + tokens[:, None] * x_stride + k[None, :], mask=here[:, None] & inside[None, :], other=0.0)
-        weights = _weights(a, r, k, rank, in_features, dtype, ALIGNED)
-        total = tl.dot(inputs.to(wide), tl.trans(weights.to(wide)), total, input_precision="tf32x3")
-    return total
-
-
 @triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["tiles"])
 def shrink_tiles(
     x, x_stride, tiles, table, h, width, in_features, module, num_modules,
-    HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PART: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    DTYPE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    PART: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of tokens of one slot, parts of PART inputs, pieces of BLOCK_R ranks): x [num_tokens, in] -> h
-    [num_tokens, parts, width] float32. Products with bfloat16 weights are in HALF.
+    [num_tokens, parts, width] float32. Only slots whose weights are of DTYPE; products in WIDE.
     """
     tile = tiles + tl.program_id(0) * 3
     record = _record(table, tl.load(tile + 2), module, num_modules)
     a = tl.load(record)
     rank = tl.load(record + 4).to(tl.int32)
     first = tl.program_id(2) * BLOCK_R
-    if (a != 0) & (first < rank):
+    if (tl.load(tile + 1) > 0) & (a != 0) & (first < rank) & _is_of(record, a, DTYPE):
         m = tl.arange(0, BLOCK_M)
         here = m < tl.load(tile + 1)
         tokens = (tl.load(tile) + m).to(tl.int64)
         r = first + tl.arange(0, BLOCK_R)
         part = tl.program_id(1)
-        begin = part * PART
-        end = min(begin + PART, in_features)
-        if tl.load(record + 6) != 0:
-            total = _shrunk_tile(
-                x, x_stride, tokens, here, a, r, rank, begin, end, in_features,
-                tl.bfloat16, HALF, BLOCK_M, BLOCK_R, BLOCK_K, ALIGNED,
-            )  # fmt: skip
-        else:
-            total = _shrunk_tile(
-                x, x_stride, tokens, here, a, r, rank, begin, end, in_features,
-                tl.float32, tl.float32, BLOCK_M, BLOCK_R, BLOCK_K, ALIGNED,
-            )  # fmt: skip
+        total = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
+        for start in range(part * PART, min(part * PART + PART, in_features), BLOCK_K):
+            k = start + tl.arange(0, BLOCK_K)
+            mask = here[:, None] & (k < in_features)[None, :]
+            inputs = tl.load(x + tokens[:, None] * x_stride + k[None, :], mask=mask, other=0.0).to(WIDE)
+            weights = _weights(a, r, k, rank, in_features, DTYPE, ALIGNED).to(WIDE)
+            total = tl.dot(inputs, tl.trans(weights), total, input_precision="tf32x3")
         place = (tokens * tl.num_programs(1) + part) * width
         tl.store(h + place[:, None] + r[None, :], total, mask=here[:, None] & (r < rank)[None, :])
-
-
-@triton.jit
-def _expanded_tile(
-    h, parts, width, tokens, here, b, n, rank, out_features,
-    dtype: tl.constexpr, wide: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):  # fmt: skip
-    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for start in range(0, rank, BLOCK_R):
-        r = start + tl.arange(0, BLOCK_R)
-        mask = here[:, None] & (r < rank)[None, :]
-        inputs = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
-        for part in range(parts):
-            place = (tokens * parts + part) * width
-            inputs += tl.load(h + place[:, None] + r[None, :], mask=mask, other=0.0)
-        weights = _weights(b, r, n, rank, out_features, dtype, ALIGNED)
-        total = tl.dot(inputs.to(wide), weights.to(wide), total, input_precision="tf32x3")
-    return total
 
 
 @triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["tiles", "scales"])
 def expand_tiles(
     y, y_stride, tiles, scales, table, h, parts, width, out_features, module, num_modules,
-    HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+    DTYPE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of tokens of one slot, pieces of BLOCK_N outputs): y [num_tokens, out] in place; h [num_tokens,
-    parts, width].
+    parts, width]. Only slots whose weights are of DTYPE; products in WIDE.
     """
     tile = tiles + tl.program_id(0) * 3
     record = _record(table, tl.load(tile + 2), module, num_modules)
     b = tl.load(record + 1)
     gain = tl.load(record + 2)
     shift = tl.load(record + 3)
-    if (b != 0) | (gain != 0) | (shift != 0):
+    if (tl.load(tile + 1) > 0) & ((b != 0) | (gain != 0) | (shift != 0)) & _is_of(record, b, DTYPE):
         m = tl.arange(0, BLOCK_M)
         here = m < tl.load(tile + 1)
         tokens = (tl.load(tile) + m).to(tl.int64)
         n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = n < out_features
+        rank = tl.where(b != 0, tl.load(record + 4), 0).to(tl.int32)
+        total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        for start in range(0, rank, BLOCK_R):
+            r = start + tl.arange(0, BLOCK_R)
+            mask = here[:, None] & (r < rank)[None, :]
+            inputs = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
+            for part in range(parts):
+                row = (tokens * parts + part) * width
+                inputs += tl.load(h + row[:, None] + r[None, :], mask=mask, other=0.0)
+            weights = _weights(b, r, n, rank, out_features, DTYPE, ALIGNED).to(WIDE)
+            total = tl.dot(inputs.to(WIDE), weights, total, input_precision="tf32x3")
+        # y only comes now: beside the products there would not be registers enough
+        delta = _scale_of(record) * total + _vector(shift, n, inside & (shift != 0), 0.0)[None, :]
         place = y + tokens[:, None] * y_stride + n[None, :]
-        mask = here[:, None] & inside[None, :]
-        found = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-        delta = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-        if gain != 0:
-            found *= _vector(gain, n, inside)[None, :]
-        if shift != 0:
-            delta += _vector(shift, n, inside)[None, :]
-        if b != 0:
-            rank = tl.load(record + 4).to(tl.int32)
-            if tl.load(record + 6) != 0:
-                total = _expanded_tile(
-                    h, parts, width, tokens, here, b, n, rank, out_features,
-                    tl.bfloat16, HALF, BLOCK_M, BLOCK_R, BLOCK_N, ALIGNED,
-                )  # fmt: skip
-            else:
-                total = _expanded_tile(
-                    h, parts, width, tokens, here, b, n, rank, out_features,
-                    tl.float32, tl.float32, BLOCK_M, BLOCK_R, BLOCK_N, ALIGNED,
-                )  # fmt: skip
-            delta += _scale_of(record) * total
+        within = here[:, None] & inside[None, :]
+        found = tl.load(place, mask=within, other=0.0).to(tl.float32) * _vector(gain, n, inside & (gain != 0), 1.0)
         found += tl.load(scales + tl.program_id(0)) * delta
-        tl.store(place, found.to(y.dtype.element_ty), mask=mask)
+        tl.store(place, found.to(y.dtype.element_ty), mask=within)

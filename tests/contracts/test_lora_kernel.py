@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import product
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from lora_serve.core.model_spec import LinearShape
 from lora_serve.core.settings import Settings
 from lora_serve.model import backend_names
 from lora_serve.model.lora import kernels
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel, native, triton
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step_context import LoraTokens
@@ -126,6 +127,25 @@ def test_delta_is_the_formula(
     assert torch.allclose(y.double(), wanted, atol=tolerance, rtol=tolerance)
 
 
+def test_triton_of_a_float16_model_gives_a_token_the_same_alone_and_in_a_long_segment() -> None:
+    """With weights that bfloat16 holds and float16 does not."""
+    torch.manual_seed(0)
+    slots = filled_slots(LinearShape(24, 40), (3,), torch.bfloat16)
+    delta = slots.delta(slots.module_index[MODULE], 0)
+    assert delta is not None
+    assert delta.a is not None
+    assert delta.b is not None
+    delta.a.mul_(3e5)
+    delta.b.div_(2e5)
+    kernel, module = create_kernel("triton", slots), slots.module_index[MODULE]
+    x, y = torch.randn(70, 24).half(), torch.randn(70, 40).half()
+    in_tiles, alone = y.clone(), y[:1].clone()
+    kernel.add(in_tiles, x, module, tokens_of([(70, 0)]))
+    kernel.add(alone, x[:1], module, tokens_of([(1, 0)]))
+    assert torch.allclose(in_tiles.double(), expected(y, x, slots, [(70, 0)]), atol=2e-3, rtol=2e-3)
+    assert torch.allclose(in_tiles[0].float(), alone[0].float(), atol=2e-3, rtol=2e-3)
+
+
 def run_with(kernel: LoraKernel, slots: LoraSlots, x: torch.Tensor, rows: list[tuple[int, int]]) -> torch.Tensor:
     y = torch.zeros(x.shape[0], 40)
     kernel.add(y, x, slots.module_index[MODULE], tokens_of(rows))
@@ -144,8 +164,6 @@ def test_row_that_is_not_a_number_stays_alone(name: str) -> None:
 
 
 def test_new_owner_of_a_slot_is_used_at_once(name: str) -> None:
-    from tests.model.tiny import random_adapter
-
     shape = LinearShape(24, 40)
     slots = filled_slots(shape, (4, 4))
     kernel = create_kernel(name, slots)
@@ -190,9 +208,64 @@ def test_triton_on_wide_layers_is_the_formula_and_keeps_a_rows_bits(form: str, m
     assert torch.equal(alone, beside_wider)
 
 
-def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
-    from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
+class Noted:
+    """Stands for the module of Triton programs and notes the type of weights of each launch for tiles."""
 
+    def __init__(self, programs: Any) -> None:
+        self._programs, self.types = programs, []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._programs, name)
+        return NotedProgram(found, self.types) if name.endswith("_tiles") else found
+
+
+class NotedProgram:
+    def __init__(self, program: Any, types: list[str]) -> None:
+        self._program, self._types = program, types
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **constants: Any) -> None:
+            self._types.append(str(constants["DTYPE"]))
+            self._program[grid](*args, **constants)
+
+        return launch
+
+
+def test_triton_takes_weights_of_both_types_in_one_batch_and_launches_what_there_is() -> None:
+    torch.manual_seed(0)
+    shape = LinearShape(24, 40)
+    slots = filled_slots(shape, (4, 3), torch.bfloat16)
+    slots.load(SlotRef(1, 2, "wide"), random_adapter("wide", 3, shape))
+    delta = LinearDelta(None, None, 0.0, torch.rand(40) + 0.5, torch.randn(40))
+    slots.load(SlotRef(3, 1, "bias"), HostAdapter("bias", 0, {MODULE: delta}))
+    kernel: Any = create_kernel("triton", slots)
+    noted = kernel._programs = Noted(kernel._programs)
+    x, y = torch.randn(300, 24), torch.randn(300, 40)
+    rows = [(70, 0), (70, 1), (80, 3), (80, 0, 0.5)]
+    types = {
+        (0, 1, 3): ["bf16"] * 2 + ["fp32"] * 2,
+        (0,): ["bf16"] * 2,
+        (1,): ["fp32"] * 2,
+        (3,): ["bf16"] * 2,
+        (2,): [],
+    }
+
+    def added(rows: list[tuple[float, ...]]) -> torch.Tensor:
+        num_tokens, found = int(sum(row[0] for row in rows)), y.clone()
+        kernel.add(found[:num_tokens], x[:num_tokens], slots.module_index[MODULE], tokens_of(rows))
+        return found
+
+    together = added(rows)
+    assert torch.allclose(together.double(), expected(y, x, slots, rows), atol=1e-4)
+    for slots_of_step, launched in types.items():
+        noted.types.clear()
+        alone = added([(70, slot) for slot in slots_of_step])
+        assert sorted(noted.types) == launched
+        if slots_of_step == (0,):
+            assert torch.equal(alone[:70], together[:70])
+
+
+def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
     shape = LinearShape(24, 40)
     slots = filled_slots(shape, (4,))
     delta = LinearDelta(None, None, 0.0, torch.rand(40) + 0.5, torch.randn(40))

@@ -16,7 +16,7 @@ CUDA = torch.device("cuda")
 
 
 @pytest.mark.parametrize("popularity", POPULARITIES)
-@pytest.mark.parametrize("model_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("adapter_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [LinearShape(24, 40), LinearShape(65, 7), LinearShape(4096, 1024)])
 def test_delta_is_the_formula(

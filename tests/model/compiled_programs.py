@@ -1,4 +1,5 @@
-"""Compiles the Triton programs for a large GPU, which needs no GPU, and prints the load instructions of each as JSON.
+"""Compiles the Triton programs for a large GPU, which needs no GPU, and prints the load instructions, registers and
+bytes of stack of each as JSON.
 
 A script, run with TRITON_INTERPRET=0 in a process of its own: the tests' process has them interpreted.
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import tempfile
 from typing import Any
 
 import triton
@@ -29,31 +32,45 @@ ALIGNED = ("x_stride", "y_stride", "in_features", "out_features", "width")
 PAGES = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "BLOCK_D": 128, "BLOCK_N": 64, "HALF": tl.bfloat16}
 DECODE = {**PAGES, "CHUNK": 256, "BLOCK_G": 16, "HAS_SOFTCAP": True}
 ROWS = {"BLOCK_R": kernel._ROW_RANKS, "ALIGNED": True}
-TILES = {"HALF": tl.bfloat16, "BLOCK_M": 64, "BLOCK_R": kernel._TILE_RANKS, "ALIGNED": True}
+TILES = {"BLOCK_M": 64, "BLOCK_R": kernel._TILE_RANKS, "ALIGNED": True}
 SHRUNK_TILE = {**TILES, "BLOCK_K": kernel._TILE_INPUTS, "PART": kernel._TILE_PART}
-PROGRAMS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [  # constants, and options of the compiler
-    (triton_programs.shrink_rows, {**ROWS, "BLOCK_K": kernel._ROW_INPUTS}, {"num_warps": kernel._SHRINK_WARPS}),
-    (
+EXPANDED_TILE = {**TILES, "BLOCK_N": kernel._TILE_OUTPUTS}
+TYPES = {  # of weights, and of products with a bfloat16 model's inputs; of a float16 model's
+    "": {"DTYPE": tl.bfloat16, "WIDE": tl.bfloat16},
+    " float32": {"DTYPE": tl.float32, "WIDE": tl.float32},
+    " float16": {"DTYPE": tl.bfloat16, "WIDE": tl.float32},
+}
+SHRINK_TILES, EXPAND_TILES = {"num_stages": kernel._SHRINK_TILE_STAGES}, {"num_warps": kernel._EXPAND_TILE_WARPS}
+PROGRAMS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {  # constants, and options of the compiler
+    "shrink_rows": (
+        triton_programs.shrink_rows,
+        {**ROWS, "BLOCK_K": kernel._ROW_INPUTS},
+        {"num_warps": kernel._SHRINK_WARPS},
+    ),
+    "expand_rows": (
         triton_programs.expand_rows,
         {**ROWS, "MAX_PARTS": 4, "BLOCK_N": kernel._ROW_OUTPUTS},
         {"num_warps": kernel._EXPAND_WARPS},
     ),
-    (triton_programs.shrink_tiles, SHRUNK_TILE, {"num_stages": kernel._SHRINK_TILE_STAGES}),
-    (
-        triton_programs.expand_tiles,
-        {**TILES, "BLOCK_N": kernel._TILE_OUTPUTS},
-        {"num_warps": kernel._EXPAND_TILE_WARPS},
+    **{f"shrink_tiles{n}": (triton_programs.shrink_tiles, SHRUNK_TILE | t, SHRINK_TILES) for n, t in TYPES.items()},
+    **{f"expand_tiles{n}": (triton_programs.expand_tiles, EXPANDED_TILE | t, EXPAND_TILES) for n, t in TYPES.items()},
+    "decode_chunks": (triton_attention.decode_chunks, DECODE, {"num_stages": 2}),
+    "attend_tiles": (
+        triton_attention.attend_tiles,
+        {**PAGES, "HEADS": 4, "BLOCK_M": 64, "HAS_SOFTCAP": True},
+        {"num_stages": 2},
     ),
-    (triton_attention.decode_chunks, DECODE, {"num_stages": 2}),
-    (triton_attention.attend_tiles, {**PAGES, "HEADS": 4, "BLOCK_M": 64, "HAS_SOFTCAP": True}, {"num_stages": 2}),
-    (triton_attention.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_C": 16, "BLOCK_D": 128}, {}),
-]
+    "fold_chunks": (triton_attention.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_C": 16, "BLOCK_D": 128}, {}),
+}
 
 
-def loads_of(program: Any, constants: dict[str, Any], options: dict[str, int]) -> dict[str, int]:
-    """How often each kind of load from global memory is in the program's PTX."""
+def facts_of(program: Any, constants: dict[str, Any], options: dict[str, int], model: str) -> dict[str, int]:
+    """How often each kind of load from global memory is in the program's PTX; what one thread takes.
+
+    `model`: the type of a model's own tensors.
+    """
     names = program.arg_names
-    kinds = {name: kind for kind, members in KINDS.items() for name in members}
+    kinds = {name: kind.replace("bf16", model) for kind, members in KINDS.items() for name in members}
     signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
     unknown = {one.name for one in program.params if one.do_not_specialize or one.do_not_specialize_on_alignment}
     known = [name for name in names if name not in unknown]
@@ -64,10 +81,21 @@ def loads_of(program: Any, constants: dict[str, Any], options: dict[str, int]) -
         {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in divisible},
     )
-    text = triton.compile(source, target=H100, options=options or None).asm["ptx"]
-    found = re.findall(r"ld\.global\.[\w.]+|cp\.async\.c[ag]\.shared\.global", text)
-    return {kind: found.count(kind) for kind in sorted(set(found))}
+    compiled = triton.compile(source, target=H100, options=options or None).asm
+    found = re.findall(r"ld\.global\.[\w.]+|cp\.async\.c[ag]\.shared\.global", compiled["ptx"])
+    return {kind: found.count(kind) for kind in sorted(set(found))} | resources_of(compiled["cubin"])
+
+
+def resources_of(cubin: bytes) -> dict[str, int]:
+    """REG: registers of a thread; STACK: bytes, which hold what had no register."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(number) for name, number in re.findall(r"\b(REG|STACK):(\d+)", text)}
 
 
 if __name__ == "__main__":
-    print(json.dumps({one[0].__name__: loads_of(*one) for one in PROGRAMS}))
+    facts = {n: facts_of(*one, "fp16" if "float16" in n else "bf16") for n, one in PROGRAMS.items()}
+    print(json.dumps(facts))

@@ -102,6 +102,7 @@ class LoraSlots:
         self.tables = SlotTables.empty(len(linears), num_slots)  # another object after growth: kernels look again
         self.device = device
         self.max_rank = 0  # of any adapter that was ever here, as a power of two
+        self.types: set[torch.dtype] = set()  # of the weights of any adapter that was ever here
         self._records: SlotRecords | None = None
         self._stream = stream
         self._contents: dict[int, _SlotContent] = {}  # by slot
@@ -189,6 +190,7 @@ class LoraSlots:
         columns = self._columns(adapter)
         rank = int(columns.tables.rank.max())
         self.max_rank = max(self.max_rank, 1 << (rank - 1).bit_length() if rank else 0)
+        self.types |= {delta.a.dtype for delta in columns.deltas if delta is not None and delta.a is not None}
         self.tables.set(index, columns.tables)
         if self._records is not None:
             self._records.write(index, columns.tables)

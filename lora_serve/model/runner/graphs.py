@@ -161,9 +161,11 @@ class StepGraphs:
             return False
         return not any(self._slots.has_changes(adapter.slot.index) for adapter in row.adapters)
 
-    def _seen(self) -> tuple[int, int, int]:
-        """The pools whose addresses and sizes are in the graphs: when one changes, all graphs are captured anew."""
-        return self._cache.num_resizes, self._slots.num_slots, self._slots.max_rank
+    def _seen(self) -> tuple[Any, ...]:
+        """The pools whose addresses and sizes are in the graphs, and the types of adapters that they have programs for:
+        when one changes, all graphs are captured anew.
+        """
+        return self._cache.num_resizes, self._slots.num_slots, self._slots.max_rank, frozenset(self._slots.types)
 
     def _logits_of(self, shape: GraphShape) -> Tensor:
         """The memory of the logits, which all graphs share: what they computed on the way is free for the next one."""

@@ -159,7 +159,7 @@ class StepBuffers:
             lora = _on_device(
                 DeviceTokens(
                     parts["slots"], scales["scales"], parts["lora_tiles"].view(-1, 3), scales["lora_tile_scales"],
-                    shape.num_tokens,
+                    shape.num_tokens, tile_slots=None,
                 )
             )  # fmt: skip
             lora_logits = _on_device(DeviceTokens.of_rows(parts["logit_slots"], scales["logit_scales"]))

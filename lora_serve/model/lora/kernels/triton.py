@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class Kernel:
         self._programs: Any = importlib.import_module("lora_serve.model.triton_programs")
         self._slots = slots
         self._records = slots.device_records()
+        self._met: set[int] = set()  # layers that had tiles
 
     def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
         placed = tokens.on_device or tokens.placed(x.device).on_device
@@ -83,19 +85,33 @@ class Kernel:
         in_features, out_features, num_tiles = x.shape[1], y.shape[1], len(tokens.tiles)
         parts = _pieces(in_features, _TILE_PART)
         hidden = torch.empty(len(x), parts, width, dtype=torch.float32, device=x.device)
-        half = self._programs.half_type(x)
-        if rank:
-            self._programs.shrink_tiles[num_tiles, parts, _pieces(rank, _TILE_RANKS)](
-                x, x.stride(0), tokens.tiles, records, hidden, width, in_features, module, records.shape[1],
-                HALF=half, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS, BLOCK_K=_TILE_INPUTS, PART=_TILE_PART,
-                ALIGNED=_is_aligned(in_features), num_stages=_SHRINK_TILE_STAGES,
-            )  # fmt: skip
         outputs = _block(out_features, _TILE_OUTPUTS)
-        self._programs.expand_tiles[num_tiles, _pieces(out_features, outputs)](
-            y, y.stride(0), tokens.tiles, tokens.tile_scales, records, hidden, parts, width, out_features, module,
-            records.shape[1], HALF=half, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS, BLOCK_N=outputs,
-            ALIGNED=_is_aligned(out_features), num_warps=_EXPAND_TILE_WARPS,
-        )  # fmt: skip
+        for own in self._types(module, tokens.tile_slots):
+            dtype, wide = self._programs.type_of(own), self._programs.product_type(x, own)
+            if rank:
+                self._programs.shrink_tiles[num_tiles, parts, _pieces(rank, _TILE_RANKS)](
+                    x, x.stride(0), tokens.tiles, records, hidden, width, in_features, module, records.shape[1],
+                    DTYPE=dtype, WIDE=wide, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS, BLOCK_K=_TILE_INPUTS,
+                    PART=_TILE_PART, ALIGNED=_is_aligned(in_features), num_stages=_SHRINK_TILE_STAGES,
+                )  # fmt: skip
+            self._programs.expand_tiles[num_tiles, _pieces(out_features, outputs)](
+                y, y.stride(0), tokens.tiles, tokens.tile_scales, records, hidden, parts, width, out_features, module,
+                records.shape[1], DTYPE=dtype, WIDE=wide, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS, BLOCK_N=outputs,
+                ALIGNED=_is_aligned(out_features), num_warps=_EXPAND_TILE_WARPS,
+            )  # fmt: skip
+
+    def _types(self, module: int, slots: Iterable[int] | None) -> set[torch.dtype]:
+        """The types of weights that these slots have in a layer: each has its own program, so that neither takes the
+        other's registers, and a slot's sums have one order whatever the others hold. bfloat16 where there are only a
+        gain or a shift. All of them when the layer is first met: later no tenant waits for the compiler.
+        """
+        if self._slots.max_rank and module not in self._met:
+            self._met.add(module)
+            return {torch.bfloat16, torch.float32}
+        if slots is None:
+            return self._slots.types or {torch.bfloat16}
+        deltas = (self._slots.delta(module, slot) for slot in slots)
+        return {torch.bfloat16 if delta.a is None else delta.a.dtype for delta in deltas if delta is not None}
 
 
 def _width(rank: int) -> int:
