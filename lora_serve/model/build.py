@@ -33,6 +33,7 @@ from lora_serve.model.system.process import keep_freed_memory, return_freed_memo
 from lora_serve.model.system.threads import TeamWaits, one_core, team_waits
 
 _SMOKE_TEST_ROWS = 3  # see ModelRunner.smoke_test
+_FIRST_RANK = 64  # on a GPU; an adapter of a greater one has all graphs captured anew
 # Bytes of weights below which thousands of products of a few rows are faster on one core beside the imports that run
 # meanwhile: on two cores that others kept busy a build took 29 s of processor time instead of 2.
 _SMALL_MODEL = 2**30
@@ -101,6 +102,8 @@ def _build_generating_model(
     check_exactness(runner.run, expected, probe, cache.block_size, dtype, spec.architecture, spec.long_rope)
     check_small_copy(model_config)
     graphs = StepGraphs(base, cache, slots, max_rows) if captures else None
+    if graphs is not None and model_config.warmup != "off":
+        graphs.capture_all(spec.max_model_len)
     keep_freed_memory()
     return ModelParts(
         replace(spec, captured_tokens=MAX_LONG_TOKENS if graphs is not None and base.reads_tiles else 0),
@@ -126,4 +129,5 @@ def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int)
 
 def _slots(loaded: LoadedModel, num_slots: int) -> LoraSlots:
     """The slots of adapters and one for smoke tests."""
-    return LoraSlots(loaded.spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device))
+    first_rank = _FIRST_RANK if loaded.device.type == "cuda" else 0
+    return LoraSlots(loaded.spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device), first_rank)

@@ -66,7 +66,7 @@ def test_steps_in_bfloat16_are_captured(folders: tuple[Path, dict[str, Path]]) -
 
 def test_graphs_are_captured_anew_after_an_adapter_of_a_greater_rank(tmp_path: Path) -> None:
     model = save_tiny_model("llama", tmp_path / "model")
-    adapters = {f"r{rank}": save_adapter(model, tmp_path / f"r{rank}", seed=rank, r=rank) for rank in (8, 16, 40)}
+    adapters = {f"r{rank}": save_adapter(model, tmp_path / f"r{rank}", seed=rank, r=rank) for rank in (8, 16, 100)}
     engine = LocalEngine(
         model, adapters, device="cuda", dtype="float32", kv_cache_memory="4MiB", swap_space="1MiB",
         adapter_memory="4MiB",
@@ -74,11 +74,11 @@ def test_graphs_are_captured_anew_after_an_adapter_of_a_greater_rank(tmp_path: P
     graphs = engine.parts.runner._graphs  # type: ignore[union-attr]
     assert graphs is not None
     on_cpu = LocalEngine(model, adapters, device="cpu")
-    for name, greatest in {"r8": 8, "r16": 16, "r40": 64}.items():
+    for name, greatest in {"r8": 64, "r16": 64, "r100": 128}.items():
         answer, wanted = (one.run([one.request([5, 6, 7], name, ignore_eos=True)])[0] for one in (engine, on_cpu))
         assert answer.error is None
         assert answer.token_ids == wanted.token_ids
-        assert not graphs._is_off
+        assert not graphs._failed
         assert graphs._captured
         assert graphs._world[2] == greatest
 

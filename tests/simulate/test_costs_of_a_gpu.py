@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -13,7 +13,7 @@ from lora_serve.core.flags import default_on_cuda
 from lora_serve.core.messages import FinishEvent, StepEvent, TokenEvent
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
-from lora_serve.simulate.profiles import read_profile
+from lora_serve.simulate.profiles import RooflineSteps, read_profile
 from lora_serve.simulate.replica import Replica, Timeline
 
 _DEFAULTS = ("max_num_seqs", "max_num_batched_tokens", "speculate")
@@ -27,12 +27,15 @@ class Users:
     num_users: int
     num_adapters: int
     prompt_stretch: float
+    captured_tokens: int = 0
     timeline: Timeline = field(default_factory=Timeline)
     num_sent: int = 0
     num_tokens: int = 0
 
     def tokens_per_second(self) -> float:
         profile = read_profile("llama-8b-h200")
+        assert isinstance(profile.steps, RooflineSteps)
+        profile = replace(profile, steps=replace(profile.steps, captured_tokens=self.captured_tokens))
         on_cuda = {name: default_on_cuda(Settings.model_fields[name]) for name in _DEFAULTS}
         config = EngineConfig(**on_cuda, prompt_stretch=self.prompt_stretch)
         self._draw = random.Random(0)
@@ -63,3 +66,10 @@ def test_prompts_are_not_cut_small_where_a_step_with_prompts_costs_its_launches(
     """A step with prompts costs two to four others, whatever their tokens are: few and large ones give most tokens."""
     stretched = Users(64, num_adapters, EngineConfig().prompt_stretch).tokens_per_second()
     assert stretched >= 0.98 * Users(64, num_adapters, 0.0).tokens_per_second()
+
+
+@pytest.mark.parametrize("num_adapters", [0, 16])
+def test_captured_steps_with_prompts_give_half_as_many_tokens_again(num_adapters: int) -> None:
+    """Where steps of up to 512 tokens of prompts are captured, the defaults keep to them."""
+    eager, captured = (Users(64, num_adapters, EngineConfig().prompt_stretch, size) for size in (0, 512))
+    assert captured.tokens_per_second() >= 1.5 * eager.tokens_per_second()

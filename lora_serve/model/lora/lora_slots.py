@@ -95,14 +95,21 @@ class LoraSlots:
     """
 
     def __init__(
-        self, linears: Mapping[str, LinearShape], num_slots: int, device: torch.device, stream: CopyStream | None = None
+        self,
+        linears: Mapping[str, LinearShape],
+        num_slots: int,
+        device: torch.device,
+        stream: CopyStream | None = None,
+        first_rank: int = 0,
     ) -> None:
-        """`num_slots`: the tables' width at first; a slot beyond it widens them. `stream` None: nothing is copied."""
+        """`num_slots`: the tables' width at first; a slot beyond it widens them. `stream` None: nothing is copied.
+        `first_rank`: a power of two that kernels are launched for from the start, so that lower ones change no graph.
+        """
         self.module_index = {name: index for index, name in enumerate(linears)}
         self.tables = SlotTables.empty(len(linears), num_slots)  # another object after growth: kernels look again
         self.device = device
-        self.max_rank = 0  # of any adapter that was ever here, as a power of two
-        self.types: set[torch.dtype] = set()  # of the weights of any adapter that was ever here
+        self.max_rank = first_rank  # or of any adapter that was ever here, as a power of two
+        self.types = {torch.bfloat16}  # and those of the weights of any adapter that was ever here
         self._records: SlotRecords | None = None
         self._stream = stream
         self._contents: dict[int, _SlotContent] = {}  # by slot

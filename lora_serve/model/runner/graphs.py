@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,6 +129,37 @@ class StepGraphs:
         self._num_replayed += 1
         return found.logits, spans
 
+    def capture_all(self, max_model_len: int) -> None:
+        """Captures the steps that are to be expected, so that no request waits for a capture: all sizes, up to widths
+        of some thousands of tokens. Steps of longer rows are captured when they are first met.
+        """
+        start = time.perf_counter()
+        for shape in self._expected(max_model_len):
+            self._capture(shape)
+        seconds = time.perf_counter() - start
+        _log.info("CUDA graphs: %d captured in %.1f s, %d failed", self._num_captured, seconds, self._num_failed)
+
+    def _expected(self, max_model_len: int) -> Iterator[GraphShape]:
+        most = _power_of_two(self._max_num_rows)
+        rows = {min(1 << power, self._max_num_rows) for power in range(most.bit_length())}
+        beside_long = {min(self._rows_beside_long(count), self._max_num_rows) for count in rows}
+        long_tokens = [_MIN_LONG_TOKENS << power for power in range((MAX_LONG_TOKENS // _MIN_LONG_TOKENS).bit_length())]
+        narrowest, factor = _WIDTHS
+        widths = [narrowest]
+        if max_model_len > narrowest * self._cache.block_size:
+            widths.append(narrowest * factor)
+        for width, with_lora in itertools.product(widths, (False, True)):
+            shapes = [GraphShape(count, 0, width, with_lora) for count in sorted(rows, reverse=True)]
+            if self._model.reads_tiles:
+                pairs = itertools.product(sorted(beside_long, reverse=True), reversed(long_tokens))
+                shapes += [GraphShape(count, tokens, width, with_lora) for count, tokens in pairs]
+            yield from (shape for shape in shapes if shape.num_rows * width <= _MAX_TABLE)
+
+    @staticmethod
+    def _rows_beside_long(num_rows: int) -> int:
+        """The rows of one token that a graph with rows of several has, for so many: a power of four, from 16."""
+        return max(16, num_rows << (num_rows.bit_length() + 1) % 2)
+
     def shape_of(self, rows: Sequence[Row]) -> GraphShape | None:
         """The sizes of the graph for these rows; None: no graph can run them.
 
@@ -146,9 +178,7 @@ class StepGraphs:
         if num_long_tokens > MAX_LONG_TOKENS:
             return None
         num_rows = _power_of_two(num_short)
-        if long:  # a power of four, from 16
-            num_rows = max(16, num_rows << (num_rows.bit_length() + 1) % 2)
-        num_rows = min(num_rows, self._max_num_rows)
+        num_rows = min(self._rows_beside_long(num_rows) if long else num_rows, self._max_num_rows)
         width, factor = _WIDTHS
         while width < max(len(row.block_table) for row in rows):
             width *= factor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +198,29 @@ def test_prompts_and_drafts_beside_decoding_rows_are_replayed(paged: World) -> N
     paged.agree([chunk(2, 49, 5, 20, b, num_draft=4), chunk(3, 3, 2, 40, replace(a, start=4))])
     assert len(paged.recorders) == num_captured, "all of them are one size"
     paged.agree([decode(0, 4, tables[0], 9, b), chunk(5, 0, 70, 50, replace(a, scale=0.5)), chunk(6, 0, 30, 70, a)])
+
+
+def test_every_step_up_to_some_thousands_of_tokens_is_captured_at_start(paged: World) -> None:
+    graphs = StepGraphs(paged.plain._model, paged.plain._cache, paged.plain._slots, 100, lambda: Counted)
+    graphs.capture_all(1000)
+    generator = random.Random(0)
+    for _ in range(300):
+        rows = [decode(i, generator.randrange(900), tuple(range(240)), 5) for i in range(generator.randrange(100))]
+        rows += [chunk(i, 0, generator.randrange(2, 90), 1) for i in range(generator.randrange(9))]
+        shape = graphs.shape_of(rows) if rows else None
+        assert shape is None or shape in graphs._captured
+    found = graphs.stats()
+    assert (found.num_captured, found.num_failed) == (2 * 2 * (8 + 3 * 4), 0)
+
+
+class Counted:
+    """A graph that takes no time."""
+
+    def capture(self, call: Any) -> torch.Tensor:
+        return torch.empty(0)
+
+    def replay(self) -> None:
+        raise AssertionError("nothing was captured")
 
 
 def test_rows_of_several_tokens_that_are_too_many_go_the_ordinary_way(paged: World) -> None:

@@ -109,7 +109,7 @@ class Kernel:
             self._met.add(module)
             return {torch.bfloat16, torch.float32}
         if slots is None:
-            return self._slots.types or {torch.bfloat16}
+            return self._slots.types
         deltas = (self._slots.delta(module, slot) for slot in slots)
         return {torch.bfloat16 if delta.a is None else delta.a.dtype for delta in deltas if delta is not None}
 
