@@ -87,6 +87,11 @@ class Row:
         """Positions at which a token is drawn."""
         return 0 if self.sample is None else self.num_draft + 1
 
+    @property
+    def num_logits(self) -> int:
+        """Positions whose logits are wanted."""
+        return len(self.prompt_targets) if self.prompt_targets else self.num_sampled
+
     def without_draft(self) -> Row:
         """The row with none of its guesses."""
         sample = None if self.sample is None else replace(self.sample, allowed_after=())
@@ -205,15 +210,21 @@ class MemoryLoad:
     def num_decode_keys(self) -> int:
         return self.num_decode_rows * self.longest_decode
 
-    def plus(self, start: int, count: int, num_logits: int) -> MemoryLoad:
-        """The load with one more row of `count` tokens at positions start, start + 1, ..."""
-        load = replace(self, num_tokens=self.num_tokens + count, num_logits=self.num_logits + num_logits)
-        keys = start + count
-        if count == 1:
-            longest = max(self.longest_decode, keys)
-            return replace(load, num_decode_rows=self.num_decode_rows + 1, longest_decode=longest)
-        scores = max(self.num_scores, count * keys)
-        return replace(load, longest_chunk=max(self.longest_chunk, keys), num_scores=scores)
+    def plus(self, start: int, count: int, num_logits: int, num_adapters: int | None = None) -> MemoryLoad:
+        """The load with one more row of `count` tokens at positions start, start + 1, ...
+
+        `num_adapters`: of all rows then; None: as before.
+        """
+        keys, is_decode = start + count, count == 1  # made at once, as it is made for every row of every step
+        return MemoryLoad(
+            self.num_tokens + count,
+            self.num_logits + num_logits,
+            self.num_adapters if num_adapters is None else num_adapters,
+            self.num_decode_rows + is_decode,
+            max(self.longest_decode, keys) if is_decode else self.longest_decode,
+            self.longest_chunk if is_decode else max(self.longest_chunk, keys),
+            self.num_scores if is_decode else max(self.num_scores, count * keys),
+        )
 
 
 def memory_load(rows: Iterable[Row]) -> MemoryLoad:
@@ -221,8 +232,7 @@ def memory_load(rows: Iterable[Row]) -> MemoryLoad:
     load, digests = MemoryLoad(), set[str]()
     for row in rows:
         digests.update(adapter.slot.digest for adapter in row.adapters)
-        num_logits = len(row.prompt_targets) if row.prompt_targets else row.num_sampled
-        load = load.plus(row.start, len(row.token_ids), num_logits)
+        load = load.plus(row.start, len(row.token_ids), row.num_logits)
     return replace(load, num_adapters=len(digests))
 
 

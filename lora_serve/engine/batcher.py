@@ -137,7 +137,7 @@ def running_of(running: list[Sequence], num_waiting: int = 0) -> Running:
     under_way = [sequence.num_computed for sequence in running if not sequence.is_decoding]
     return Running(
         len(running), len(running) - len(under_way), sum(sequence.num_computed for sequence in running),
-        max(under_way, default=0), len({ref.digest for sequence in running for ref in sequence.refs}), num_waiting,
+        max(under_way, default=0), len({use.ref.digest for sequence in running for use in sequence.adapters}), num_waiting,
     )  # fmt: skip
 
 

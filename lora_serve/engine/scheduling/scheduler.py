@@ -60,10 +60,8 @@ class Scheduler:
     def add(self, request: InferenceRequest) -> list[Event]:
         """Takes a request in; whether it may wait was decided at the door (`queue_gate.py`)."""
         seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
-        sequence = Sequence(
-            self._num_added, request, seed, list(request.prompt_token_ids), request.adapters, request.fallback,
-            self._ends,
-        )  # fmt: skip
+        prompt, adapters = list(request.prompt_token_ids), request.adapters
+        sequence = Sequence(self._num_added, request, seed, prompt, adapters, request.fallback, self._ends)
         self._num_added += 1
         self._by_request[request.request_id] = sequence
         self._enqueue(sequence, request.arrival_time)
@@ -184,9 +182,11 @@ class Scheduler:
         self.batcher.observe_step(load, seconds)
 
     def _schedule_running(self, rows: StepRows) -> None:
+        before = self.num_preemptions
         for sequence in sorted(self.running, key=lambda s: s.step_order):
             count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
-            if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
+            is_here = before == self.num_preemptions or sequence in self.running
+            if count > 0 and is_here and self._reserve(sequence, count, rows):
                 rows.add(row_of(sequence, count), count)
 
     def _admit(self, rows: StepRows, limits: StepLimits, now: float) -> list[StepEvent]:

@@ -80,6 +80,11 @@ class MemoryGuard:
         """The most tokens of the next step."""
         return configured if self._max_tokens is None else min(configured, self._max_tokens)
 
+    @property
+    def is_bounded(self) -> bool:
+        """True if there is a limit that a step may not exceed."""
+        return self._plan.limit is not None
+
     def fits(self, load: MemoryLoad, adapters: Iterable[AdapterRef]) -> bool:
         """True if a step may be composed that makes these `adapters` resident, if they are not yet."""
         if self._plan.limit is None:
@@ -130,23 +135,18 @@ class StepRows:
         self.now = now  # seconds of time.monotonic()
         self._memory = memory
         self._rows: dict[int, tuple[Row, int]] = {}
-        self._load = MemoryLoad()
+        self.load = MemoryLoad()
         self._digests: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    @property
-    def load(self) -> MemoryLoad:
-        return replace(self._load, num_adapters=len(self._digests))
-
     def add(self, row: Row, num_tokens: int) -> None:
         """Adds a row that takes `num_tokens` of the budget, padding included."""
         self._rows[row.sequence_id] = (row, num_tokens)
         self.budget -= num_tokens
-        one = memory_load((row,))
-        self._load = self._load.plus(row.start, one.num_tokens, one.num_logits)
-        self._digests.update(adapter.slot.digest for adapter in row.adapters)
+        self._digests.update([adapter.slot.digest for adapter in row.adapters])
+        self.load = self.load.plus(row.start, len(row.token_ids), row.num_logits, len(self._digests))
 
     def row(self, sequence_id: int) -> Row | None:
         """A sequence's row, if it has one."""
@@ -161,22 +161,21 @@ class StepRows:
         row = replace(row, token_ids=row.token_ids + draft, num_draft=len(draft), sample=sample)
         self._rows[row.sequence_id] = (row, num_tokens + len(draft))
         self.budget -= len(draft)
-        self._load = self._with_draft(row.start, len(draft))
+        self.load = self._with_draft(row.start, len(draft))
 
     def fits_draft(self, start: int, count: int) -> bool:
         """True if so many guesses fit into memory in a row at `start`."""
-        load = replace(self._with_draft(start, count), num_adapters=len(self._digests))
-        return self._memory.fits(load, ())
+        return self._memory.fits(self._with_draft(start, count), ())
 
     def _with_draft(self, start: int, count: int) -> MemoryLoad:
         """The row is counted as a chunk beside its decode row, a little more than it takes."""
-        return self._load.plus(start, 1 + count, count)
+        return self.load.plus(start, 1 + count, count)
 
     def drop(self, sequence_id: int) -> None:
         """Removes the row of a preempted sequence, if it has one."""
         _, num_tokens = self._rows.pop(sequence_id, (None, 0))
         self.budget += num_tokens
-        self._load = memory_load(self.rows())
+        self.load = memory_load(self.rows())
         self._digests = {adapter.slot.digest for row in self.rows() for adapter in row.adapters}
 
     def rows(self) -> tuple[Row, ...]:
@@ -207,7 +206,9 @@ class StepRows:
         return self._memory.fits(self.load, (adapter,))
 
     def _fits(self, sequence: Sequence, count: int) -> bool:
+        if not self._memory.is_bounded:
+            return True
         num_logits = count if sequence.wants_prompt_logprobs else 1
-        load = self._load.plus(sequence.num_computed, count, num_logits)
-        digests = self._digests.union(ref.digest for ref in sequence.refs)
-        return self._memory.fits(replace(load, num_adapters=len(digests)), sequence.refs)
+        num_new = len({use.ref.digest for use in sequence.adapters} - self._digests) if sequence.adapters else 0
+        load = self.load.plus(sequence.num_computed, count, num_logits, len(self._digests) + num_new)
+        return self._memory.fits(load, () if sequence.slots else sequence.refs)  # what runs is resident
