@@ -135,9 +135,10 @@ class Batcher:
 def running_of(running: list[Sequence], num_waiting: int = 0) -> Running:
     """The load that the next step has to run in any case."""
     under_way = [sequence.num_computed for sequence in running if not sequence.is_decoding]
+    digests = {use.ref.digest for sequence in running for use in sequence.adapters}
     return Running(
         len(running), len(running) - len(under_way), sum(sequence.num_computed for sequence in running),
-        max(under_way, default=0), len({use.ref.digest for sequence in running for use in sequence.adapters}), num_waiting,
+        max(under_way, default=0), len(digests), num_waiting,
     )  # fmt: skip
 
 
