@@ -140,6 +140,7 @@ class Loaded(Generic[T]):
 
     value: T
     times: LoadTimes
+    num_bytes: int = 0  # of host memory behind it; 0: as many as its tensors have
 
 
 @dataclass(frozen=True, slots=True)

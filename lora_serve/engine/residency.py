@@ -47,6 +47,7 @@ class AdapterResidency(Generic[V]):
     _estimate: LoadEstimate = field(default_factory=LoadEstimate)
     num_hung_loads: int = 0  # since start
     _load_seconds: dict[str, float] = field(default_factory=dict)  # by digest: adapters that load slowly stay longer
+    _host_bytes: dict[str, int] = field(default_factory=dict)  # by digest, as the last load found them
 
     # -- for the scheduler -------------------------------------------------------------------------------------
 
@@ -145,9 +146,10 @@ class AdapterResidency(Generic[V]):
         self.num_hung_loads += isinstance(message.error, LoadHangsError)
         if message.adapter is None:
             return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
+        self._host_bytes[message.digest] = num_bytes = message.num_bytes or adapter.num_bytes
         try:
             evicted = self.host.put(
-                message.digest, message.adapter, adapter.num_bytes, adapter.tenant, message.seconds, self._reluctance
+                message.digest, message.adapter, num_bytes, adapter.tenant, message.seconds, self._reluctance
             )
         except AdapterUnavailableError as error:
             return error
@@ -217,6 +219,7 @@ class AdapterResidency(Generic[V]):
         if forget:
             self._counters_of(digest).forget(digest)
             self._load_seconds.pop(digest, None)
+            self._host_bytes.pop(digest, None)
         return True
 
     def resize(self, command: Resize) -> None:
@@ -295,8 +298,12 @@ class AdapterResidency(Generic[V]):
 
     def _can_load(self, adapter: AdapterRef) -> bool:
         """True if host memory can hold it beside all wanted adapters that are not on the device yet, floors kept."""
-        coming = [ref.num_bytes for ref, _ in self._in_flight.values()]
+        coming = [self._needed_on_host(ref) for ref, _ in self._in_flight.values()]
         wanted = frozenset(digest for digest in self._wanted if digest in self.host and digest not in self.slots)
         if not coming and not wanted:
             return True
-        return self.host.has_room(adapter.tenant, adapter.num_bytes, wanted, sum(coming), len(coming))
+        needed = self._needed_on_host(adapter)
+        return self.host.has_room(adapter.tenant, needed, wanted, sum(coming), len(coming))
+
+    def _needed_on_host(self, adapter: AdapterRef) -> int:
+        return self._host_bytes.get(adapter.digest, adapter.num_bytes)

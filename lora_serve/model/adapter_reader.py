@@ -48,6 +48,10 @@ class AdapterReader:
 
     def load(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
         """Reads one adapter. Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
+        loaded = self._load(adapter)
+        return dataclasses.replace(loaded, num_bytes=loaded.value.host_bytes)
+
+    def _load(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
         if adapter.digest == DUMMY_DIGEST:
             return Loaded(self._parts.fold(dummy_adapter(self._parts.spec)), LoadTimes("none"))
         if (value := self._last_folded(adapter)) is not None:

@@ -40,7 +40,7 @@ def started(posted: queue.Queue[LoadFinished[str]]) -> Iterator[Started]:
     loaders: list[Loader[str]] = []
 
     def start(fetch: Callable[[AdapterRef], str], num_threads: int = 2, **options: Any) -> Loader[str]:
-        loaders.append(Loader(lambda adapter: Loaded(fetch(adapter), TIMES), posted.put, num_threads, **options))
+        loaders.append(Loader(lambda adapter: Loaded(fetch(adapter), TIMES, 128), posted.put, num_threads, **options))
         return loaders[-1]
 
     yield start
@@ -53,7 +53,7 @@ def test_posts_what_was_fetched(started: Started, posted: queue.Queue[LoadFinish
     message = posted.get(timeout=5)
     assert (message.digest, message.adapter, message.error) == ("d", "tenant/d", None)
     assert message.seconds >= 0
-    assert message.times == TIMES
+    assert (message.times, message.num_bytes) == (TIMES, 128)
 
 
 def test_many_waiters_share_one_load(started: Started, posted: queue.Queue[LoadFinished[str]]) -> None:

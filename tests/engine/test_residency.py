@@ -282,6 +282,20 @@ def test_split_of_the_last_load_is_kept_with_the_copy_into_the_slot() -> None:
     assert dataclasses.replace(found, copy=0.0) == times
 
 
+def test_host_memory_counts_what_a_load_says_that_it_takes() -> None:
+    world = World(auto_load=False, adapter_host_memory=40)
+    padded, other, third = adapter("padded"), adapter("other"), adapter("third")
+    assert world.residency.request(padded)
+    message = LoadFinished(padded.digest, padded.digest, None, 1.0, num_bytes=32)
+    assert world.residency.load_finished(message) is None
+    assert world.engine.stats().tiers["host"].num_bytes == 32
+    assert world.residency.evict(padded.digest)
+    for ref in (other, third):
+        world.residency.want(ref)
+        assert world.residency.request(ref)
+    assert not world.residency.request(padded), "its 10 bytes would fit, its 32 do not"
+
+
 def test_engine_is_busy_while_sequences_run() -> None:
     world = World()
     assert not world.engine.is_busy

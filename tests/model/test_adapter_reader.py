@@ -20,7 +20,7 @@ from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 from lora_serve.model.adapter_reader import AdapterReader
-from lora_serve.model.lora.host_adapter import HostAdapter
+from lora_serve.model.lora.host_adapter import HostAdapter, pinned_bytes
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model
 
@@ -218,3 +218,20 @@ def test_warm_up_adapter_needs_no_store(house: House, engine: LocalEngine, tmp_p
     house.source.keep(ref, loaded.value)
     assert loaded.times.tier == "none"
     assert loaded.value.digest == ref.digest
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "taken"), [(0, 0), (1, 1), (64, 64), (65, 128), (2**26, 2**26), (84_000_000, 2**27)]
+)
+def test_pinned_memory_is_the_next_power_of_two(num_bytes: int, taken: int) -> None:
+    assert pinned_bytes(num_bytes) == taken
+
+
+def test_a_load_says_what_its_pinned_memory_takes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = house.load_and_keep()
+    assert house.source.load(house.ref).num_bytes == value.num_bytes
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    loaded = house.source.load(house.ref)
+    assert loaded.times.tier == "disk"
+    assert loaded.value.arena is not None
+    assert loaded.num_bytes == pinned_bytes(loaded.value.arena.nbytes) > value.num_bytes

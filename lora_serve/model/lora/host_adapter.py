@@ -118,6 +118,18 @@ class HostAdapter:
         changes = sum(change.num_bytes for table in self.changes.values() for change in table)
         return changes + sum(delta.num_bytes for delta in self.deltas.values())
 
+    @property
+    def host_bytes(self) -> int:
+        """The host memory behind it, which is more than its tensors have where it is pinned."""
+        if self.arena is None or not self.arena.is_pinned():
+            return self.num_bytes
+        return self.num_bytes - sum(delta.num_bytes for delta in self.deltas.values()) + pinned_bytes(self.arena.nbytes)
+
+
+def pinned_bytes(num_bytes: int) -> int:
+    """The bytes that torch's allocator takes for a pinned piece: the next power of two, 128 MiB for 84 MB."""
+    return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
+
 
 def _row(delta: LinearDelta) -> tuple[int, int, int, int, int, float, int]:
     a, b, gain, shift = delta.a, delta.b, delta.gain, delta.shift
