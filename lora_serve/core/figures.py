@@ -140,7 +140,7 @@ class Loaded(Generic[T]):
 
     value: T
     times: LoadTimes
-    num_bytes: int = 0  # of host memory behind it; 0: as many as its tensors have
+    extra_bytes: int = 0  # of host memory that it takes beyond those of its adapter
 
 
 @dataclass(frozen=True, slots=True)

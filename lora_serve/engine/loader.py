@@ -39,7 +39,7 @@ class LoadFinished(Generic[V]):
     error: LoraServeError | None
     seconds: float  # spent fetching; waiting for a thread is not counted
     times: LoadTimes | None = None  # None: the load failed
-    num_bytes: int = 0  # see `Loaded`
+    extra_bytes: int = 0  # see `Loaded`
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,8 @@ class Loader(Generic[V]):
             if self._in_flight.get(digest) is not load:
                 return
             del self._in_flight[digest]
-        value, times, size = (None, None, 0) if loaded is None else (loaded.value, loaded.times, loaded.num_bytes)
-        self._post(LoadFinished(digest, value, error, seconds, times, size))
+        value, times, extra = (None, None, 0) if loaded is None else (loaded.value, loaded.times, loaded.extra_bytes)
+        self._post(LoadFinished(digest, value, error, seconds, times, extra))
 
     def _try(self, adapter: AdapterRef) -> tuple[Loaded[V] | None, LoraServeError | None]:
         try:

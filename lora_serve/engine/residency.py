@@ -47,7 +47,7 @@ class AdapterResidency(Generic[V]):
     _estimate: LoadEstimate = field(default_factory=LoadEstimate)
     num_hung_loads: int = 0  # since start
     _load_seconds: dict[str, float] = field(default_factory=dict)  # by digest: adapters that load slowly stay longer
-    _host_bytes: dict[str, int] = field(default_factory=dict)  # by digest, as the last load found them
+    _extra_bytes: dict[str, int] = field(default_factory=dict)  # of host memory, by digest, where a load found some
 
     # -- for the scheduler -------------------------------------------------------------------------------------
 
@@ -146,7 +146,9 @@ class AdapterResidency(Generic[V]):
         self.num_hung_loads += isinstance(message.error, LoadHangsError)
         if message.adapter is None:
             return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
-        self._host_bytes[message.digest] = num_bytes = message.num_bytes or adapter.num_bytes
+        if message.extra_bytes:
+            self._extra_bytes[message.digest] = message.extra_bytes
+        num_bytes = self._needed_on_host(adapter)
         try:
             evicted = self.host.put(
                 message.digest, message.adapter, num_bytes, adapter.tenant, message.seconds, self._reluctance
@@ -219,7 +221,7 @@ class AdapterResidency(Generic[V]):
         if forget:
             self._counters_of(digest).forget(digest)
             self._load_seconds.pop(digest, None)
-            self._host_bytes.pop(digest, None)
+            self._extra_bytes.pop(digest, None)
         return True
 
     def resize(self, command: Resize) -> None:
@@ -306,4 +308,4 @@ class AdapterResidency(Generic[V]):
         return self.host.has_room(adapter.tenant, needed, wanted, sum(coming), len(coming))
 
     def _needed_on_host(self, adapter: AdapterRef) -> int:
-        return self._host_bytes.get(adapter.digest, adapter.num_bytes)
+        return adapter.num_bytes + self._extra_bytes.get(adapter.digest, 0)

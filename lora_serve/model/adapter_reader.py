@@ -49,7 +49,7 @@ class AdapterReader:
     def load(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
         """Reads one adapter. Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
         loaded = self._load(adapter)
-        return dataclasses.replace(loaded, num_bytes=loaded.value.host_bytes)
+        return dataclasses.replace(loaded, extra_bytes=loaded.value.extra_bytes)
 
     def _load(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
         if adapter.digest == DUMMY_DIGEST:

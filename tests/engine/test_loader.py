@@ -53,7 +53,7 @@ def test_posts_what_was_fetched(started: Started, posted: queue.Queue[LoadFinish
     message = posted.get(timeout=5)
     assert (message.digest, message.adapter, message.error) == ("d", "tenant/d", None)
     assert message.seconds >= 0
-    assert (message.times, message.num_bytes) == (TIMES, 128)
+    assert (message.times, message.extra_bytes) == (TIMES, 128)
 
 
 def test_many_waiters_share_one_load(started: Started, posted: queue.Queue[LoadFinished[str]]) -> None:

@@ -286,7 +286,7 @@ def test_host_memory_counts_what_a_load_says_that_it_takes() -> None:
     world = World(auto_load=False, adapter_host_memory=40)
     padded, other, third = adapter("padded"), adapter("other"), adapter("third")
     assert world.residency.request(padded)
-    message = LoadFinished(padded.digest, padded.digest, None, 1.0, num_bytes=32)
+    message = LoadFinished(padded.digest, padded.digest, None, 1.0, extra_bytes=22)
     assert world.residency.load_finished(message) is None
     assert world.engine.stats().tiers["host"].num_bytes == 32
     assert world.residency.evict(padded.digest)

@@ -119,11 +119,11 @@ class HostAdapter:
         return changes + sum(delta.num_bytes for delta in self.deltas.values())
 
     @property
-    def host_bytes(self) -> int:
-        """The host memory behind it, which is more than its tensors have where it is pinned."""
+    def extra_bytes(self) -> int:
+        """Bytes of host memory that it takes beyond its tensors', where they are pinned."""
         if self.arena is None or not self.arena.is_pinned():
-            return self.num_bytes
-        return self.num_bytes - sum(delta.num_bytes for delta in self.deltas.values()) + pinned_bytes(self.arena.nbytes)
+            return 0
+        return pinned_bytes(self.arena.nbytes) - sum(delta.num_bytes for delta in self.deltas.values())
 
 
 def pinned_bytes(num_bytes: int) -> int:

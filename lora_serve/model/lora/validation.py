@@ -109,7 +109,7 @@ class LastFolded:
         """Drops the oldest beyond a limit; keeps none that a load would fold differently, for its base or its rank."""
         left = KEPT_BYTES
         for digest, other in reversed(list(self._adapters.items())):  # each change is one call: others come between
-            if (left := left - other.host_bytes) < 0 or digest == adapter.digest:
+            if (left := left - other.num_bytes - other.extra_bytes) < 0 or digest == adapter.digest:
                 self._adapters.pop(digest, None)
         if adapter.is_plain:
             self._adapters[adapter.digest] = adapter
