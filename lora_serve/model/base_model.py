@@ -20,7 +20,7 @@ from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.model.attention import Attention, AttentionSettings, create_attention
+from lora_serve.model.attention import Attention, create_attention
 from lora_serve.model.fusion import fuse
 from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.kv_cache import KVCache
@@ -44,7 +44,7 @@ from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
 from lora_serve.model.native.operators import LayerKernels
-from lora_serve.model.step_context import StepContext, StepInputs
+from lora_serve.model.step_context import AttentionSettings, StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.model.attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step_context import QUERY_TILE, DecodeRows, TiledRows
+from lora_serve.model.step_context import QUERY_TILE, AttentionSettings, DecodeRows, TiledRows
 
 _CHUNK, _MIN_DOT = 256, 16  # keys per program of a decode row
 _FOLDED = 16  # chunks that are folded at a time

@@ -103,6 +103,18 @@ class DeviceTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """The constants of a layer's attention: scores become scale * q k, with `softcap` c also c * tanh(score / c).
+
+    With `window` w a token sees itself and the w - 1 before it.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeRows:
     """The first `num_rows` tokens of the step: one query token per row."""
 

@@ -7,7 +7,7 @@ weighted values of its chunk,
     m' = max(m, max_j s_j)   l' = l e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
 
 and a second program folds a row's chunks by the same formulas, some at a time. Which chunks a row has depends on its
-own length and the window alone; programs beyond them leave at once, and nobody reads what they did not write.
+own length and the window alone; programs beyond them leave at once, and what they did not write is never read.
 
 Rows of several tokens are cut into tiles of QUERY_TILE tokens, and one program computes a tile's tokens over all keys
 that they see, for HEADS query heads of one KV head: a product has a row for each of its tokens' heads. A token's sums

@@ -12,8 +12,9 @@ import torch
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import Settings
 from lora_serve.model import attention, backend_names
-from lora_serve.model.attention import Attention, AttentionSettings, create_attention, varlen
+from lora_serve.model.attention import Attention, create_attention, varlen
 from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.step_context import AttentionSettings
 from tests.model.tiny import filled_cache, step_of
 
 # (context, tokens, blocks of 4 tokens), decode rows first

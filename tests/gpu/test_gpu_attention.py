@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lora_serve.model.attention import AttentionSettings, create_attention, varlen
+from lora_serve.model.attention import create_attention, varlen
+from lora_serve.model.step_context import AttentionSettings
 from tests.model.tiny import filled_cache, step_of
 
 pytestmark = pytest.mark.gpu

@@ -7,26 +7,13 @@ every file. The contract tests run over all files (tests/contracts/test_attentio
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from lora_serve.model import load_backend
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step_context import StepInputs
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSettings:
-    """The constants of a layer's attention: scores become scale * q k, with `softcap` c also c * tanh(score / c).
-
-    With `window` w a token sees itself and the w - 1 before it.
-    """
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
+from lora_serve.model.step_context import AttentionSettings, StepInputs
 
 
 class Attention(Protocol):

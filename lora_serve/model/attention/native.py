@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.model.attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.native import library
-from lora_serve.model.step_context import StepInputs
+from lora_serve.model.step_context import AttentionSettings, StepInputs
 
 PREFERENCE = 2
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lora_serve.model.attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step_context import PrefillRow, StepInputs
+from lora_serve.model.step_context import AttentionSettings, PrefillRow, StepInputs
 
 PREFERENCE = 1
 

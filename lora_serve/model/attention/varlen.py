@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.model.attention import AttentionSettings, sdpa
+from lora_serve.model.attention import sdpa
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.paged_attention import PagedAttention, can_run
-from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
+from lora_serve.model.step_context import AttentionSettings, DecodeRows, PrefillRow, StepInputs
 from lora_serve.model.system.device_memory import columns_to_device
 
 PREFERENCE = 3

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lora_serve.model.attention import Attention, AttentionSettings
+from lora_serve.model.attention import Attention
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.adapted_model import LoraLinear
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native.operators import LayerKernels, PackedLinear, Weight, join
-from lora_serve.model.step_context import DecodeRows, PrefillRow, StepContext, StepInputs
+from lora_serve.model.step_context import AttentionSettings, DecodeRows, PrefillRow, StepContext, StepInputs
 
 
 @dataclass(frozen=True, slots=True)

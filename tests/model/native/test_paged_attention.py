@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from lora_serve.model.attention import AttentionSettings
 from lora_serve.model.attention.native import Backend
 from lora_serve.model.kv_cache import KVCache, KVShape
+from lora_serve.model.step_context import AttentionSettings
 from tests.model.tiny import CPU, step_of
 
 pytestmark = pytest.mark.usefixtures("build")

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lora_serve.model.attention import Attention, AttentionSettings
+from lora_serve.model.attention import Attention
 from lora_serve.model.attention import native as native_attention
 from lora_serve.model.fusion.parts import FusionParts, JoinedLinears, names_only
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.adapted_model import LoraLinear
 from lora_serve.model.native.operators import LayerKernels
-from lora_serve.model.step_context import ChangeTable, StepContext, StepInputs
+from lora_serve.model.step_context import AttentionSettings, ChangeTable, StepContext, StepInputs
 
 STAGE = 1
 _PARTS = ("q_proj", "k_proj", "v_proj")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.model.attention import AttentionSettings, varlen
+from lora_serve.model.attention import varlen
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.paged_attention import PagedAttention
-from lora_serve.model.step_context import QUERY_TILE, DecodeRows, TiledRows
+from lora_serve.model.step_context import QUERY_TILE, AttentionSettings, DecodeRows, TiledRows
 from tests.contracts.test_attention import older_varlen
 from tests.model.tiny import filled_cache, step_of
 
