@@ -159,8 +159,7 @@ def _choices(field: Any) -> str:
 def _default(field: Any) -> str:
     from lora_serve.core.flags import default_on_cuda
 
-    on_cuda = default_on_cuda(field)
-    shown = _shown_default(field, field.default)
+    on_cuda, shown = default_on_cuda(field), _shown_default(field, field.default)
     return shown if on_cuda is None else f"{shown}; on a GPU {_shown_default(field, on_cuda)}"
 
 
