@@ -192,7 +192,6 @@ class ModelRunner(AdapterRunner):
         return self._outputs(batch, self._run_rows)
 
     def _run_rows(self, rows: list[Row]) -> dict[int, RowOutput]:
-        rows.sort(key=lambda row: len(row.token_ids) > 1)
         outputs = self._run_together(rows)
         if spoiled := [row.without_draft() for row in rows if row.num_draft and not _is_fine(outputs[row.sequence_id])]:
             outputs.update(self._run_together(spoiled))
@@ -224,7 +223,8 @@ class ModelRunner(AdapterRunner):
         return None
 
     @torch.inference_mode()
-    def _run_together(self, rows: Sequence[Row]) -> dict[int, RowOutput]:
+    def _run_together(self, rows: list[Row]) -> dict[int, RowOutput]:
+        rows.sort(key=lambda row: len(row.token_ids) > 1)
         logits, spans = self._logits(rows)
         prompt_logprobs = {
             row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)

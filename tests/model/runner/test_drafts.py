@@ -168,6 +168,11 @@ def test_row_that_has_no_numbers_after_a_guess_ends_only_once_the_guess_was_righ
     right_guess = wanted.tokens[10:14]
     for draft in (right_guess, [(token + 1) % 90 + 3 for token in right_guess]):
         assert run(draft) == RowOutput(0, right_guess[0])
+    row = one.row(0, tuple(right_guess))
+    known_tokens = (*one.prompt, *one.tokens)[start - 2 : start]
+    again = replace(row, sequence_id=1, token_ids=known_tokens + row.token_ids, start=start - 2)
+    found = engine.parts.runner.run(Batch((again, row), ()))  # of several tokens without its guesses, too
+    assert found == [RowOutput(1, right_guess[0]), RowOutput(0, right_guess[0])]
     one.adapters = (replace(poisoned, start=start),)
     assert isinstance(run(right_guess).error, NumericalError)
 
