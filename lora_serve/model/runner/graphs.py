@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import MemoryLoad, Row
+from lora_serve.core.errors import is_out_of_memory
 from lora_serve.core.stats import GraphStats
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
@@ -105,6 +106,7 @@ class StepGraphs:
         self._world = self._seen()
         self._num_replayed = self._num_captured = self._num_failed = 0
         self._capture_seconds = 0.0
+        self._cannot_be_captured = False  # none was, and that not for lack of memory
 
     def stats(self) -> GraphStats:
         return GraphStats(self._num_replayed, self._num_captured, self._num_failed, self._capture_seconds)
@@ -127,7 +129,7 @@ class StepGraphs:
         spans = found.buffers.fill(rows)
         found.graph.replay()
         self._num_replayed += 1
-        return found.logits, spans
+        return found.logits[: spans[-1].end], spans
 
     def capture_all(self, max_model_len: int) -> None:
         """Captures the steps that are to be expected, so that no request waits for a capture: all sizes, up to widths
@@ -135,7 +137,9 @@ class StepGraphs:
         """
         start = time.perf_counter()
         for shape in self._expected(max_model_len):
-            self._capture(shape)
+            if self._capture(shape) is None and self._cannot_be_captured:
+                self._failed.update(self._expected(max_model_len))  # no need to try them all
+                break
         seconds = time.perf_counter() - start
         _log.info("CUDA graphs: %d captured in %.1f s, %d failed", self._num_captured, seconds, self._num_failed)
 
@@ -217,6 +221,7 @@ class StepGraphs:
             self._num_failed += 1
             if not self._captured:
                 self._new_graph = self._new_pool()
+                self._cannot_be_captured = not is_out_of_memory(error)
             reason = str(error).partition("\n")[0]
             _log.warning("steps of %s are not captured as graphs from now on: %s", shape, reason)
             return None

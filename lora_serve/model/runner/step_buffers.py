@@ -82,7 +82,7 @@ class StepBuffers:
 
     def fill(self, rows: Sequence[Row]) -> list[LogitSpan]:
         """Sets the step's values; rows of one token come first. The copy only joins the queue. Returns where each row's
-        logits lie.
+        logits lie, one after the other.
         """
         host = np.zeros(len(self._memory), dtype=np.int64)
         ends = np.cumsum(list(self._sizes.values()))
@@ -99,7 +99,7 @@ class StepBuffers:
         for i, row in enumerate(rows[:num_short]):
             self._fill_short(parts, table, i, row)
         spans = [LogitSpan(i, i + 1) for i in range(num_short)]
-        spans += self._fill_long(parts, table, rows[num_short:])
+        spans += self._fill_long(parts, table, rows[num_short:], num_short)
         self._memory.copy_(to_device(torch.from_numpy(host), torch.int64, self._memory.device))
         return spans
 
@@ -112,8 +112,11 @@ class StepBuffers:
         for slots, scales in (("slots", "scales"), ("logit_slots", "logit_scales")):
             _put_adapter(row, position, parts[slots], parts[scales], i)
 
-    def _fill_long(self, parts: Mapping[str, Any], table: _Numbers, rows: Sequence[Row]) -> Iterator[LogitSpan]:
-        size, token, logit = self._block_size, self.shape.num_rows, self.shape.num_rows
+    def _fill_long(
+        self, parts: Mapping[str, Any], table: _Numbers, rows: Sequence[Row], logit: int
+    ) -> Iterator[LogitSpan]:
+        """`logit`: the place of the first row's logits."""
+        size, token = self._block_size, self.shape.num_rows
         tiles: list[tuple[int, int, int, int]] = []
         for i, row in enumerate(rows, self.shape.num_rows):
             count = len(row.token_ids)

@@ -213,6 +213,15 @@ def test_every_step_up_to_some_thousands_of_tokens_is_captured_at_start(paged: W
     assert (found.num_captured, found.num_failed) == (2 * 2 * (8 + 3 * 4), 0)
 
 
+def test_start_tries_no_more_than_one_size_of_a_model_that_cannot_be_captured(
+    paged: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = StepGraphs(paged.plain._model, paged.plain._cache, paged.plain._slots, 100, lambda: Refused)
+    graphs.capture_all(1000)
+    assert caplog.text.count("not captured") == 1
+    assert graphs.logits([decode(0, 4, (1, 2), 5)]) is None
+
+
 class Counted:
     """A graph that takes no time."""
 
