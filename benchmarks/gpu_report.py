@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -358,11 +359,23 @@ def bench(running: list[Spawned], num_users: int, num_adapters: int, sampled: bo
         "--warmup-requests", str(max(2, num_adapters)), "--prompt-tokens", "32-256", "--output-tokens", "64-192",
         "--seed", str(num_users), "--json", *(["--extra-body", SAMPLED] if sampled else []),
     ]  # fmt: skip
+    before = counters(running[0].process.url)
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=180)
     if done.returncode:
         raise RuntimeError(done.stderr.strip()[-500:] or done.stdout.strip()[-500:])
     found = json.loads(done.stdout)
-    return {name: found[name] for name in ("failed", "output_tokens_per_s", "prompt_tokens_per_s", "ttft_ms", "itl_ms")}
+    steps, replayed = (after - b for after, b in zip(counters(running[0].process.url), before, strict=True))
+    names = ("failed", "output_tokens_per_s", "prompt_tokens_per_s", "ttft_ms", "itl_ms")
+    return {name: found[name] for name in names} | {"steps": steps, "captured_share": round(replayed / steps, 3)}
+
+
+def counters(url: str) -> tuple[float, float]:
+    """The server's steps, and those that replayed a captured graph."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    names = ("vllm:iteration_tokens_total_count", "lora_serve_graph_steps_total")
+    steps, replayed = (sum(float(value) for key, _, value in lines if key.partition("{")[0] == name) for name in names)
+    return steps, replayed
 
 
 if __name__ == "__main__":

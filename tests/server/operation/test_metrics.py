@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lora_serve.core.errors import NotReadyError, NumericalError
 from lora_serve.core.figures import EvictionReason, TierStats
 from lora_serve.core.messages import Timings
-from lora_serve.core.stats import STEP_TOKENS, BatchInfo, EngineStats, SpeculationStats
+from lora_serve.core.stats import STEP_TOKENS, BatchInfo, EngineStats, GraphStats, SpeculationStats
 from lora_serve.server.operation.metrics import engine_families, tier_families
 from lora_serve.server.telemetry.metrics import Metrics
 from tests.mock_engine import MockReply
@@ -249,6 +249,18 @@ async def test_registrys_generation_is_shown(http: aiohttp.ClientSession, house:
 
 def no_figures() -> EngineStats:
     return EngineStats(0, 0, (), (), 1, 1, 1, 16, 0, (), (), ())
+
+
+def test_captured_steps_are_counted() -> None:
+    stats = replace(no_figures(), graphs=GraphStats(7, 5, 1, 2.5))
+    samples = (sample for family in engine_families(stats, {}) for sample in family.samples)
+    found = {sample.name: sample.value for sample in samples if "graph" in sample.name}
+    assert found == {
+        "lora_serve_graph_steps_total": 7,
+        "lora_serve_graph_captures_total": 5,
+        "lora_serve_graph_captures_failed_total": 1,
+        "lora_serve_graph_capture_seconds_total": 2.5,
+    }
 
 
 def test_guessed_tokens_have_vllms_names_where_tokens_are_guessed() -> None:
