@@ -183,8 +183,7 @@ class Scheduler:
 
     def _schedule_running(self, rows: StepRows) -> None:
         before = self.num_preemptions
-        for sequence in sorted(self.running, key=lambda s: s.step_order):
-            count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
+        for sequence, count in rows.planned(self.running):
             is_here = before == self.num_preemptions or sequence in self.running
             if count > 0 and is_here and self._reserve(sequence, count, rows):
                 rows.add(row_of(sequence, count), count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from lora_serve.core.adapter import AdapterRef
@@ -180,6 +180,21 @@ class StepRows:
 
     def rows(self) -> tuple[Row, ...]:
         return tuple(row for row, _ in self._rows.values())
+
+    def planned(self, running: Iterable[Sequence]) -> Iterator[tuple[Sequence, int]]:
+        """The running sequences in the order of a step, and how many tokens of each fit beside the rows before it."""
+        ordered = sorted(running, key=lambda s: s.step_order)  # those of one token come first
+        next_tokens_fit = self._next_tokens_fit([s for s in ordered if s.num_remaining == 1])
+        for sequence in ordered:
+            count = chunk_of(sequence, max(self.budget, 0))
+            is_known = next_tokens_fit and sequence.num_remaining == 1
+            yield sequence, count if is_known else self.fitting(sequence, count)
+
+    def _next_tokens_fit(self, sequences: Collection[Sequence]) -> bool:
+        """True if one token of each of these fits into memory, without other rows: one look in place of many."""
+        digests = {use.ref.digest for sequence in sequences for use in sequence.adapters}
+        longest, count = max((s.num_computed for s in sequences), default=0) + 1, len(sequences)
+        return self._memory.fits(MemoryLoad(count, count, len(digests), count, longest), ())
 
     def fitting(self, sequence: Sequence, count: int) -> int:
         """The number of `count` tokens of a sequence that fit into memory beside the rows composed so far.
