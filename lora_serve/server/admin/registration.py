@@ -36,7 +36,7 @@ from lora_serve.core.messages import Pin
 from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.adapters import card_response, remove_adapter, set_pinned
 from lora_serve.server.admin.answers import RegistrationCard, RegistrationList
-from lora_serve.server.admin.card import card_of, entry_for, own_name_in
+from lora_serve.server.admin.card import card_of, own_name_in
 from lora_serve.server.admin.protocol import MetadataFields, RegisterFields
 from lora_serve.server.answers import json_response
 from lora_serve.server.context import CONTEXT
@@ -175,7 +175,9 @@ async def answer_registration(
     await check_metadata(services, caller, registration.metadata)
     note.subject, note.owner = registration.id, tenant_of(registration.id, registration.tenant)
     registered, warnings = await carry_out(request, registration, progress, uploaded, hand_over)
-    entry = entry_for(services.catalog.snapshot, registration.id, caller)
+    entry = services.catalog.snapshot.entries.get(registration.id)
+    if entry is None or entry.tenant != registered.entry.tenant:
+        entry = registered.entry  # it was deleted since: it is registered all the same
     card = await card_of(services, entry, caller)
     card["warnings"] = [*card["warnings"], *warnings]
     return json_response(card, status=201 if registered.created else 200)

@@ -155,7 +155,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     flags = ["--head", f"--port={port}", "--num-cpus=3", "--num-gpus=0", "--include-dashboard=false", "--no-monitor"]
     flags += ["--dashboard-agent-listen-port=0", f"--object-store-memory={node.OBJECT_STORE_BYTES}"]
     with ExitStack() as stack:
-        folder = stack.enter_context(node._folder())
+        folder = stack.enter_context(node._temp_folder())
         started = stack.enter_context(
             node._started(folder, [*flags, f"--temp-dir={node.temp_dir_in(folder)}"], environment, 60.0, str(log))
         )

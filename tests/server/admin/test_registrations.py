@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from lora_serve.server.admin import registration
 from tests.server.admin.test_upload import form_of, put, tar_of
 from tests.server.tenants import Tenancy, tenancy_of
 
@@ -204,3 +205,19 @@ async def test_tenant_made_again_is_not_shown_what_the_one_before_is_still_regis
     for gate in steps.gates.values():
         gate.set()
     assert (await sent).status == 401
+
+
+async def test_registration_that_is_deleted_before_its_answer_is_answered_all_the_same(
+    tenancy: Tenancy, house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was: registered first, then deleted by another call."""
+    pin = registration._pin
+
+    async def delete(services: Any, registered: Any, was_pinned: bool) -> list[str]:
+        await asyncio.to_thread(services.registry.delete, registered.entry.name, None)
+        return await pin(services, registered, was_pinned)
+
+    monkeypatch.setattr(registration, "_pin", delete)
+    reply = await tenancy.call("acme+", "PUT", "/admin/adapters/a", data=tar_of(house.make_adapter("a")))
+    assert (reply.status, reply.data["id"]) == (201, "acme/a")
+    assert (await tenancy.call("acme+", "GET", "/admin/adapters/a")).status == 404
