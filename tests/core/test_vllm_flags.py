@@ -259,9 +259,11 @@ def test_file_of_vllms_is_read_too(model: str, tmp_path: Path) -> None:
     settings, notes = command_line(["--config", str(file)])
     assert (settings.max_model_len, settings.cuda_graphs, settings.compile_layers) == (4000, False, False)
     assert [note.split()[0] for note in notes] == ["--enable-lora", "--uvicorn-log-level"]
-    captured, notes = command_line(["--config", str(file), "--cuda-graphs"])
+    captured = command_line(["--config", str(file), "--cuda-graphs"])[0]
     assert (captured.cuda_graphs, captured.compile_layers) == (True, False)
-    assert notes[-1] == "--enforce-eager means nothing here: --cuda-graphs on is given, too"
+    compiled, notes = command_line([model, "--enforce-eager", "--compile-layers"])
+    assert (compiled.cuda_graphs, compiled.compile_layers) == (False, True)
+    assert notes == ("--enforce-eager means nothing here: --compile-layers on is given, too",)
     file.write_text(f"model: {model}\ntensor-parallel-size: 2\n")
     with pytest.raises(ConfigError, match="--tensor-parallel-size 2"):
         load_settings(["--config", str(file)])

@@ -184,7 +184,7 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
     for path, part in layer.named_modules():
         own = vars(part)
         held = {**{n: v for n, v in own.items() if n not in _HELD | _VARIES}, **own["_parameters"], **own["_buffers"]}
-        facts.append((path, type(part), part.training, tuple((n, _fact(value)) for n, value in held.items())))
+        facts.append((path, type(part), tuple((name, _fact(value)) for name, value in held.items())))
     return tuple(facts)
 
 
@@ -193,6 +193,8 @@ def _fact(value: Any) -> Any:
         return type(value), value.shape, value.stride(), value.dtype, value.device
     if isinstance(value, list | tuple):
         return type(value), tuple(map(_fact, value))
+    if isinstance(value, functools.partial):
+        return _fact((value.func, value.args, *value.keywords.items()))
     is_plain = value is None or isinstance(value, str | int | float | torch.dtype | torch.device)
     return (type(value), value) if is_plain else id(value)
 
