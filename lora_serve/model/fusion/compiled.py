@@ -156,16 +156,18 @@ def _compile_kind(
     done.functions.append(function)
     for layer, of_layer in zip(members, calls, strict=True):
         compiled = CompiledLayer(layer, function, inputs, running, parts)
-        pairs = [(call, step) for (call,), step in zip(of_layer, steps, strict=True)]
-        if all(_agrees(parts, compiled, call, step) for call, step in pairs):
+        try:
+            for (call,), step in zip(of_layer, steps, strict=True):
+                _check_agrees(parts, compiled, call, step)
+        except Exception as error:  # whatever compiled code raises
+            done.reasons[f"{type(error).__name__}: {first_line(error)}"] += 1
+        else:
             layer.forward = compiled
             done.num_layers += 1
-        else:
-            done.reasons["compiled code computes something else"] += 1
 
 
-def _agrees(parts: LayerParts, compiled: CompiledLayer, call: ModuleCall, step: StepInputs) -> bool:
-    """True if the compiled code gives the layer's own result, and writes the same keys and values."""
+def _check_agrees(parts: LayerParts, compiled: CompiledLayer, call: ModuleCall, step: StepInputs) -> None:
+    """Raises NotCompiledError unless the compiled code gives the layer's own result, and writes the same K and V."""
     results = []
     with parts.context.running(step):
         for forward in (compiled.own, compiled.of_known_form):
@@ -173,9 +175,10 @@ def _agrees(parts: LayerParts, compiled: CompiledLayer, call: ModuleCall, step: 
             results.append((repeated(call, forward), parts.cache.read(step.cache_positions)))
     (expected, expected_cached), (found, cached) = results
     if expected is None or found is None:
-        return False
+        raise NotCompiledError("it does not run by itself")
     close = is_close if found.dtype == torch.float32 else is_close_rounded
-    return close(found, expected) and close(cached, expected_cached)
+    if not (close(found, expected) and close(cached, expected_cached)):
+        raise NotCompiledError("compiled code computes something else")
 
 
 def _kind(layer: nn.Module) -> tuple[Any, ...]:
