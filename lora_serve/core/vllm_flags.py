@@ -65,12 +65,16 @@ def taken(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     notes = [f"{flag.name} means nothing here: {flag.why}" for flag, _ in ours if flag.fate is Fate.IGNORED]
     for flag, value in sorted(ours, key=lambda item: FLAGS.index(item[0])):
         if flag.fate is Fate.MEANT and (meant := _meaning(flag, value)):
-            stands = _shown(settings.setdefault(flag.setting.removeprefix("--").replace("-", "_"), meant))
-            if stands != meant:
-                notes.append(f"{flag.name} means nothing here: {flag.setting} {stands[:100]} is given, too")
-            elif flag.ignored is not None and (ignored := flag.ignored(_shown(value))):
+            stand = {name: _shown(settings.setdefault(_key(name), meant)) for name in (flag.setting, *flag.also)}
+            others = [f"{name} {stands[:100]}" for name, stands in stand.items() if stands != meant]
+            notes += [f"{flag.name} means nothing here: {other} is given, too" for other in others]
+            if not others and flag.ignored is not None and (ignored := flag.ignored(_shown(value))):
                 notes.append(f"{flag.name} means nothing here in {ignored}")
     return settings, tuple(notes)
+
+
+def _key(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _model(given: Mapping[str, Any], settings: dict[str, Any]) -> Iterator[str]:

@@ -40,6 +40,7 @@ class VllmFlag:
     short: str = ""
     harmless: tuple[str, ...] = ()  # values of a refused flag that say what is so here anyway
     setting: str = ""  # with MEANT: the flag of ours; with REFUSED: the one that takes the value instead
+    also: tuple[str, ...] = ()  # with MEANT: more flags of ours that get the same value
     values: Mapping[str, str] = field(default_factory=dict)  # with MEANT: vLLM's value -> ours; empty: as it is
     read: Callable[[str], str] | None = None  # in place of `values`; raises ValueError in words
     ignored: Callable[[str], str] | None = None  # with MEANT: names what means nothing in a value, and why; else ""
@@ -112,8 +113,9 @@ _MEANT = (
     _meant(
         "--enforce-eager",
         "--cuda-graphs",
-        "--enforce-eager is --no-cuda-graphs",
+        "--enforce-eager is --no-cuda-graphs and --no-compile-layers",
         takes=Takes.SWITCH,
+        also=("--compile-layers",),
         values={"on": "off", "off": "on"},
     ),
     _meant("--kv-cache-memory-bytes", "--kv-cache-memory"),
@@ -201,9 +203,9 @@ the KV cache is not quantised: +--calculate-kv-scales *--kv-cache-dtype-skip-lay
 --kv-cache-memory: --num-gpu-blocks-override
 weights stay on the device: --offload-backend --offload-num-in-group --offload-prefetch-step *--offload-params
   *--cpu-offload-params
-nothing is compiled here (--cuda-graphs): --compilation-config/-O --max-cudagraph-capture-size --max-seq-len-to-capture
-  --optimization-level --performance-mode --jit-monitor-mode +--jit-monitor-verbose *--cuda-graph-sizes
-  *--cudagraph-capture-sizes
+--compile-layers and --cuda-graphs say it: --compilation-config/-O --max-cudagraph-capture-size
+  --max-seq-len-to-capture --optimization-level --performance-mode --jit-monitor-mode +--jit-monitor-verbose
+  *--cuda-graph-sizes *--cudagraph-capture-sizes
 --attention: --attention-backend --attention-config/-ac +--disable-cascade-attn
 this server has kernels of its own: --kernel-config --ir-op-priority --moe-backend --linear-backend
   --sparse-indexer-topk-backend --gdn-prefill-backend --kda-prefill-backend --kda-decode-backend

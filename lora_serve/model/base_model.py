@@ -22,6 +22,7 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.attention import Attention, create_attention
 from lora_serve.model.fusion import fuse
+from lora_serve.model.fusion.compiled import CompiledLayers, LayerParts, compile_layers
 from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import (
@@ -54,12 +55,28 @@ class BaseModel(AdaptedModel[StepInputs]):
 
     def __init__(self, loaded: LoadedModel, cache: KVCache, slots: LoraSlots, config: ModelConfig) -> None:
         super().__init__(loaded, slots, config, StepContext())
-        self._cache = cache
+        self._cache, self._slots = cache, slots
         self._attention: Attention = create_attention(config.attention, cache)
-        self.module.set_attn_implementation(registered_attention(self._attend))
+        self._attention_name = registered_attention(self._attend)
+        self.module.set_attn_implementation(self._attention_name)
         self._settings: dict[int, AttentionSettings] = {}  # by layer, as of its last run
         if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
+        if config.compile_layers and self.device.type == "cuda":
+            self.compile()
+
+    def compile(self) -> CompiledLayers:
+        """Has torch compile the decoder layers that it can; meant for GPUs."""
+        parts = LayerParts(
+            self.module,
+            self._attention_name,
+            self._cache,
+            self._slots,
+            self.context,
+            self._attend_rows,
+            self.logits,
+        )
+        return compile_layers(parts, self.spec.vocab_size, self.spec.max_model_len)
 
     @property
     def reads_tiles(self) -> bool:
@@ -105,14 +122,19 @@ class BaseModel(AdaptedModel[StepInputs]):
         **arguments: Any,
     ) -> tuple[Tensor, None]:
         """transformers' attention: query [1, num_heads, T, D], key, value [1, num_kv_heads, T, D], all after RoPE."""
-        step = self.context.step
         layer = layer_index(module)
-        key_rows, value_rows = key[0].transpose(0, 1), value[0].transpose(0, 1)
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         settings = self._settings[layer] = AttentionSettings(scale, sliding_window, softcap)
-        self._cache.write(layer, key_rows, value_rows, step.cache_positions)
-        out = self._attention(layer, query[0].transpose(0, 1), key_rows, value_rows, step, settings)
-        return out[None], None
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return self._attend_rows(layer, query, key, value, settings)[None], None
+
+    def _attend_rows(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
+        """query [T, num_heads, D], key, value [T, num_kv_heads, D] -> [T, num_heads, D]."""
+        step = self.context.step
+        self._cache.write(layer, key, value, step.cache_positions)
+        return self._attention(layer, query, key, value, step, settings)
 
 
 def load_model(config: ModelConfig) -> LoadedModel:

@@ -47,7 +47,7 @@ def test_line_that_an_operator_has_is_taken(model: str, tmp_path: Path) -> None:
     assert (settings.dtype, settings.max_model_len, settings.max_num_batched_tokens) == ("float16", 4000, 2048)
     assert (settings.swap_space, settings.gpu_memory_utilization) == (4 * 2**30, 0.9)
     assert (settings.api_key, settings.auth_mode) == (("one", "two"), "on")
-    assert (settings.cuda_graphs, settings.enable_prefix_caching) == (False, False)
+    assert (settings.cuda_graphs, settings.compile_layers, settings.enable_prefix_caching) == (False, False, False)
     assert (settings.policy, settings.task, settings.seed) == ("priority", "generate", 7)
     assert settings.lora_modules == (f"a={tmp_path}", f"b={tmp_path}")
     assert settings.allowed_origins == ("https://a.example", "https://b.example")
@@ -257,9 +257,13 @@ def test_file_of_vllms_is_read_too(model: str, tmp_path: Path) -> None:
         "trust-remote-code: false\nmax-model-len: 4k\n"
     )
     settings, notes = command_line(["--config", str(file)])
-    assert (settings.max_model_len, settings.cuda_graphs) == (4000, False)
+    assert (settings.max_model_len, settings.cuda_graphs, settings.compile_layers) == (4000, False, False)
     assert [note.split()[0] for note in notes] == ["--enable-lora", "--uvicorn-log-level"]
-    assert command_line(["--config", str(file), "--cuda-graphs"])[0].cuda_graphs
+    captured = command_line(["--config", str(file), "--cuda-graphs"])[0]
+    assert (captured.cuda_graphs, captured.compile_layers) == (True, False)
+    compiled, notes = command_line([model, "--enforce-eager", "--compile-layers"])
+    assert (compiled.cuda_graphs, compiled.compile_layers) == (False, True)
+    assert notes == ("--enforce-eager means nothing here: --compile-layers on is given, too",)
     file.write_text(f"model: {model}\ntensor-parallel-size: 2\n")
     with pytest.raises(ConfigError, match="--tensor-parallel-size 2"):
         load_settings(["--config", str(file)])

@@ -171,6 +171,7 @@ class KernelSettings:
     attention: AttentionName = setting("auto", "paged attention; auto: the fastest that runs here")
     fuse_layers: bool = setting(True, "fused kernels (CPU) for layers where they prove to be equal")
     lora_kernel: LoraKernelName = setting("auto", "LoRA delta; auto: the fastest that runs here")
+    compile_layers: bool = setting(True, "on GPUs let torch compile decoder layers where they prove to be equal")
     cuda_graphs: bool = setting(True, "on GPUs capture steps once and replay them")
     warmup: Literal["auto", "full", "off"] = setting("auto", "work done before /ready answers 200")
 

@@ -84,19 +84,19 @@ class ModuleCall:
     output: Any
 
 
-def probe_step(cache: KVCache, vocab_size: int, max_model_len: int) -> StepInputs:
+def probe_step(cache: KVCache, vocab_size: int, max_model_len: int, num_tokens: int = NUM_TOKENS) -> StepInputs:
     """A step of one row of the base model in the cache's spare blocks, at positions near and far."""
-    (blocks,) = cache.spare_blocks(1, NUM_TOKENS)
-    positions = torch.arange(NUM_TOKENS, device=cache.device)
+    (blocks,) = cache.spare_blocks(1, num_tokens)
+    positions = torch.arange(num_tokens, device=cache.device)
     table = torch.tensor(blocks, device=cache.device)
     size = cache.block_size
     nothing = torch.zeros(0, dtype=torch.int64, device=cache.device)
     return StepInputs(
         token_ids=(positions * 7919 % vocab_size)[None],
-        position_ids=(positions * (max_model_len - 1) // (NUM_TOKENS - 1))[None],
+        position_ids=(positions * (max_model_len - 1) // max(num_tokens - 1, 1))[None],
         cache_positions=table[positions // size] * size + positions % size,
         decode=DecodeRows(0, nothing.view(0, 0), nothing),
-        prefill=(PrefillRow(0, NUM_TOKENS, 0, table),),
+        prefill=(PrefillRow(0, num_tokens, 0, table),),
         logit_positions=positions[-1:],
         lora=(),
         lora_logits=(),
