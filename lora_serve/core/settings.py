@@ -174,7 +174,7 @@ def _resolve(flags: dict[str, Any]) -> tuple[Settings, tuple[str, ...]]:
         from_environment.pop("overflow_api_key", None)  # a key turns nothing on, and several servers may have one file
     given = from_file | from_environment | flags
     try:
-        settings = Settings(**_defaults_on_device(given) | given)
+        settings = Settings(**defaults_on_device(given) | given)
     except ValidationError as error:
         origins = dict.fromkeys(from_file, f"in {file}") | {name: f"in {variables[name]}" for name in from_environment}
         raise ConfigError(describe(error, {name: origins[name] for name in origins if name not in flags})) from None
@@ -182,7 +182,7 @@ def _resolve(flags: dict[str, Any]) -> tuple[Settings, tuple[str, ...]]:
     return settings, notes
 
 
-def _defaults_on_device(given: Mapping[str, Any]) -> dict[str, Any]:
+def defaults_on_device(given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of a server on a GPU, by name, if that is where the model will run; else none."""
     device = given.get("device", "auto")
     if device != "cuda" and not (device == "auto" and has_cuda()):

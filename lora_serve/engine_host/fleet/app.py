@@ -32,7 +32,7 @@ from lora_serve.client.wire import body_of, tls, to_engine
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError, on_one_line
 from lora_serve.core.messages import Configure
-from lora_serve.core.settings import SECRETS, Settings, describe
+from lora_serve.core.settings import SECRETS, Settings, defaults_on_device, describe
 from lora_serve.core.vllm_flags import parsed_keys, taken
 from lora_serve.engine_host.fleet import ray_hooks
 from lora_serve.engine_host.fleet.gateways import Entrance
@@ -166,7 +166,7 @@ def settings_of(arguments: Mapping[str, Any]) -> Settings:
         raise ConfigError(f"{', '.join(shown)}: Ray shows an application's arguments; set {variables} in its pods")
     given = {"engine": "ray"} | taken(parsed_keys(arguments))[0]
     try:
-        settings = Settings(**given)
+        settings = Settings(**defaults_on_device(given) | given)
     except ValidationError as error:
         raise ConfigError(describe(error, dict.fromkeys(given, "in the application's arguments"))) from None
     if settings.engine != "ray":
