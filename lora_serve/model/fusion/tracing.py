@@ -3,13 +3,15 @@
 The layer's own forward runs once on tensors without numbers; torch records the operators, and its compiler (inductor)
 makes few kernels of them: norms, rotations, activations and sums in C++ or Triton. Python code is not looked at, so
 whatever it does is recorded, but a choice by a tensor's numbers, by the number of tokens or by the layer's index ends
-the attempt. Inductor keeps its kernels on disk, in $TORCHINDUCTOR_CACHE_DIR or else in the folder torchinductor_<user>
-among the temporary files.
+the attempt. Inductor keeps its kernels on disk, in $TORCHINDUCTOR_CACHE_DIR or else beside this project's own kernels:
+its default, among the temporary files, has a name that any other user of the machine can take first.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,9 +24,11 @@ from torch.utils import _pytree as pytree
 
 from lora_serve.model.fusion.layer_operators import RunningLayer, add_lora, attend
 from lora_serve.model.lora.adapted_model import LoraLinear
+from lora_serve.model.native.library import usable_cache
 from lora_serve.model.step_context import AttentionSettings
 
 INDEX = "layer_idx"
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 MAX_TOKENS = 2**15  # of a run; larger tensors may need wider indices
 _TOKENS = 509  # of the recorded run, a number that choices of block sizes may rest on, but no result
 _OPTIONS = {
@@ -123,6 +127,7 @@ def compile_layer(
     fakes = importlib.import_module("torch._subclasses.fake_tensor")
     inductor, metrics = importlib.import_module("torch._inductor"), importlib.import_module("torch._inductor.metrics")
     config = importlib.import_module("torch._inductor.config")
+    _keep_kernels_private()
     record = _Recording(layer, inputs, running)
     environment = shapes.ShapeEnv()
     mode = fakes.FakeTensorMode(shape_env=environment)
@@ -144,6 +149,13 @@ def compile_layer(
     _check_any_number(environment.guards)
     assert record.out_spec is not None
     return CompiledFunction(run, record.out_spec, record.attended[0], metrics.generated_kernel_count - before)
+
+
+def _keep_kernels_private() -> None:
+    """Has inductor keep its kernels, which are code, where only this user can write."""
+    if not os.environ.get(CACHE_VARIABLE):
+        cache = usable_cache()
+        os.environ[CACHE_VARIABLE] = tempfile.mkdtemp() if cache is None else str(cache / "inductor")
 
 
 def _counted_tokens(mode: Any, shapes: Any) -> torch.SymInt:

@@ -125,7 +125,7 @@ def _compiled(level: compiler.Level, dtype: str, file: str) -> ctypes.CDLL:
         if (kept := _kept(file)) is not None:
             return kept
     _log.info("kernels: %s compiles those of %s in %s, once per machine", found.path, level.name, dtype)
-    if (cache := _usable_cache()) is not None:
+    if (cache := usable_cache()) is not None:
         try:
             return _made(found, level, dtype, file, cache)
         except OSError as error:  # e.g. its disk is full, or may hold no programs
@@ -151,7 +151,7 @@ def _keep(made: Path, place: Path) -> None:
         _log.warning("kernels: they are compiled again at the next start: %s", error)
 
 
-def _usable_cache() -> Path | None:
+def usable_cache() -> Path | None:
     """The folder that keeps kernels; None with a line of the log if it cannot."""
     try:
         cache = _cache()

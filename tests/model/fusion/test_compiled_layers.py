@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from transformers.models.llama import modeling_llama
 
 from lora_serve.core.batch import Batch, Row, RowAdapter, SlotRef
 from lora_serve.model.base_model import BaseModel
+from lora_serve.model.fusion import tracing
 from lora_serve.model.fusion.compiled import CompiledLayers, decoder_layers
 from lora_serve.model.native import operators
 from tests.loading import load_adapter
@@ -169,13 +171,14 @@ def test_no_number_of_tokens_compiles_anything(world: World) -> None:
     assert before == (metrics.generated_kernel_count, {name: dict(found) for name, found in counters.items()})
 
 
-def test_row_has_the_same_bits_alone_and_in_company(world: World) -> None:
+def test_rows_have_the_same_bits_in_any_company_in_which_products_have(world: World) -> None:
+    """torch's own product on a CPU sums otherwise for one to three rows, which only come near."""
     rows = [world.decode(i, 5 + 3 * i, *"ab"[i % 2 :]) for i in range(6)]
-    alone, together = (lambda: world.logits(rows[0]), lambda: world.logits(*rows)[:1])
     with world.own_code():
-        is_exact = torch.equal(alone(), together())
+        assert torch.equal(world.logits(*rows[:4]), world.logits(*rows)[:4])
     with world.compiled_code():
-        assert torch.equal(alone(), together()) if is_exact else is_near(together(), alone())
+        assert torch.equal(world.logits(*rows[:4]), world.logits(*rows)[:4])
+        assert is_near(world.logits(rows[0]), world.logits(*rows)[:1])
 
 
 def test_step_of_an_adapter_that_changes_norms_takes_the_layers_own_code(tmp_path: Path) -> None:
@@ -275,3 +278,15 @@ def test_layers_of_every_architecture_are_compiled_or_known_not_to_be(
         return
     assert (world.outcome.num_layers, dict(world.outcome.reasons)) == (2, {})
     world.agree(world.decode(0, 5, "a"), world.decode(1, 20), world.prompt(2, 26, "b"))
+
+
+def test_kernels_are_kept_where_no_other_user_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(tracing.CACHE_VARIABLE, "")
+    tracing._keep_kernels_private()
+    folder = Path(os.environ[tracing.CACHE_VARIABLE])
+    assert folder.is_relative_to(tmp_path)
+    assert folder.parent.stat().st_mode & 0o077 == 0
+    monkeypatch.setenv(tracing.CACHE_VARIABLE, "/mine")
+    tracing._keep_kernels_private()
+    assert os.environ[tracing.CACHE_VARIABLE] == "/mine"
