@@ -6,6 +6,8 @@ the flag, the value and what is allowed.
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -32,7 +34,7 @@ from lora_serve.core.setting_groups.http import (
     RequestLimits,
     TlsConfig,
 )
-from lora_serve.core.setting_groups.model import ServedModelSettings, has_cuda, is_there
+from lora_serve.core.setting_groups.model import ServedModelSettings, is_there
 from lora_serve.core.setting_groups.operation import (
     AccountingConfig,
     FleetSettings,
@@ -189,11 +191,28 @@ def defaults_on_device(given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     found = {name: default_on_cuda(field) for name, field in Settings.model_fields.items()}
     found = {name: value for name, value in found.items() if value is not None}
-    with suppress(
-        KeyError, TypeError, ValueError
-    ):  # a step of fewer tokens has fewer rows; what is no number is refused later
+    with suppress(KeyError, TypeError, ValueError):  # what is no number is refused later
         found["max_num_seqs"] = min(found["max_num_seqs"], int(parse_count(given["max_num_batched_tokens"])))
     return found
+
+
+def has_cuda() -> bool:
+    """True if torch is built for CUDA and NVIDIA's driver names a GPU, as `torch.cuda.is_available` finds.
+
+    torch is not imported: with the engine in another process, the server never needs it.
+    """
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    try:
+        built_for = re.search(r"^cuda\b.*= *'", Path(torch.origin).with_name("version.py").read_text(), re.MULTILINE)
+        driver = ctypes.CDLL("libnvidia-ml.so.1") if built_for else None
+    except OSError:
+        return False
+    count = ctypes.c_uint()
+    if driver is None or driver.nvmlInit_v2() != 0 or driver.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        return False
+    return count.value > 0
 
 
 def _read_file(path: Path, known: Collection[str]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.model.attention import Attention, create_attention
+from lora_serve.model.attention import Attention, create_attention, over_rows
 from lora_serve.model.fusion import fuse
 from lora_serve.model.fusion.compiled import CompiledLayers, LayerParts, compile_layers
 from lora_serve.model.fusion.parts import FusionParts
@@ -57,7 +56,7 @@ class BaseModel(AdaptedModel[StepInputs]):
         super().__init__(loaded, slots, config, StepContext())
         self._cache, self._slots = cache, slots
         self._attention: Attention = create_attention(config.attention, cache)
-        self._attention_name = registered_attention(self._attend)
+        self._attention_name = registered_attention(over_rows(self._attend))
         self.module.set_attn_implementation(self._attention_name)
         self._settings: dict[int, AttentionSettings] = {}  # by layer, as of its last run
         if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
@@ -110,23 +109,11 @@ class BaseModel(AdaptedModel[StepInputs]):
         return logits if step.vocabularies is None else step.vocabularies.cut(logits)
 
     def _attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        **arguments: Any,
-    ) -> tuple[Tensor, None]:
-        """transformers' attention: query [1, num_heads, T, D], key, value [1, num_kv_heads, T, D], all after RoPE."""
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
         layer = layer_index(module)
-        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-        settings = self._settings[layer] = AttentionSettings(scale, sliding_window, softcap)
-        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return self._attend_rows(layer, query, key, value, settings)[None], None
+        self._settings[layer] = settings
+        return self._attend_rows(layer, query, key, value, settings)
 
     def _attend_rows(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings

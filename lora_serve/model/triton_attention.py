@@ -22,6 +22,32 @@ import triton.language as tl
 from lora_serve.model.triton_programs import product_type  # noqa: F401 - asked of this module
 
 
+@triton.jit
+def _with_keys(
+    q, blocks, p, inside, seen, pool_k, pool_v, kv_head, d, scale, softcap, top, total, values,
+    D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """m', l' and o' of the formulas above: with the keys at positions p that are `inside` the row, of which each query
+    sees `seen`. `blocks`: the row's own, in the block table.
+    """
+    block = tl.load(blocks + p // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    place = ((block * BLOCK_SIZE + p % BLOCK_SIZE) * KV_HEADS + kv_head) * D
+    mask = inside[:, None] & (d < D)[None, :]
+    k = tl.load(pool_k + place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
+    v = tl.load(pool_v + place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if HAS_SOFTCAP:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, axis=1))
+    anchor = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+    weights = tl.exp(scores - anchor[:, None])
+    fade = tl.exp(top - anchor)
+    total = total * fade + tl.sum(weights, axis=1)
+    values = values * fade[:, None] + tl.dot(weights.to(HALF), v, input_precision="ieee")
+    return higher, total, values
+
+
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["table", "lengths"])
 def decode_chunks(
     query, pool_k, pool_v, table, lengths, partial, sums, scale, softcap, width, window,
@@ -51,22 +77,10 @@ def decode_chunks(
     for start in range(begin, end, BLOCK_N):
         p = start + tl.arange(0, BLOCK_N)
         seen = (p < end) & (p >= low)
-        block = tl.load(table + row * width + p // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        place = ((block * BLOCK_SIZE + p % BLOCK_SIZE) * KV_HEADS + kv_head) * D
-        mask = seen[:, None] & (d < D)[None, :]
-        k = tl.load(pool_k + place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
-        v = tl.load(pool_v + place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if HAS_SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, axis=1))
-        anchor = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
-        weights = tl.exp(scores - anchor[:, None])
-        fade = tl.exp(top - anchor)
-        total = total * fade + tl.sum(weights, axis=1)
-        values = values * fade[:, None] + tl.dot(weights.to(HALF), v, input_precision="ieee")
-        top = higher
+        top, total, values = _with_keys(
+            q, table + row * width, p, seen, seen[None, :], pool_k, pool_v, kv_head, d, scale, softcap, top, total,
+            values, D, KV_HEADS, BLOCK_SIZE, HAS_SOFTCAP, HALF,
+        )  # fmt: skip
     chunks = tl.num_programs(2)
     place_of = (row * KV_HEADS * G + heads) * chunks + chunk
     tl.store(partial + place_of[:, None] * D + d[None, :], values, mask=q_mask)
@@ -136,22 +150,10 @@ def attend_tiles(
         begin = tl.maximum(position - window + 1, 0) // BLOCK_N * BLOCK_N
         for start in range(begin, end, BLOCK_N):
             p = start + tl.arange(0, BLOCK_N)
-            block = tl.load(blocks + p // BLOCK_SIZE, mask=p < end, other=0).to(tl.int64)
-            key_place = ((block * BLOCK_SIZE + p % BLOCK_SIZE) * KV_HEADS + kv_head) * D
-            mask = (p < end)[:, None] & (d < D)[None, :]
-            k = tl.load(pool_k + key_place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
-            v = tl.load(pool_v + key_place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            if HAS_SOFTCAP:
-                scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
             seen = (p[None, :] <= own[:, None]) & (p[None, :] > (own - window)[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
-            higher = tl.maximum(top, tl.max(scores, axis=1))
-            anchor = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
-            weights = tl.exp(scores - anchor[:, None])
-            fade = tl.exp(top - anchor)
-            total = total * fade + tl.sum(weights, axis=1)
-            values = values * fade[:, None] + tl.dot(weights.to(HALF), v, input_precision="ieee")
-            top = higher
+            top, total, values = _with_keys(
+                q, blocks, p, p < end, seen, pool_k, pool_v, kv_head, d, scale, softcap, top, total, values,
+                D, KV_HEADS, BLOCK_SIZE, HAS_SOFTCAP, HALF,
+            )  # fmt: skip
         found = values / tl.where(token < count, total, 1.0)[:, None]
         tl.store(out + place[:, None] + d[None, :], found.to(out.dtype.element_ty), mask=q_mask)

@@ -14,8 +14,7 @@ import pytest
 import lora_serve
 from lora_serve.core import settings as settings_module
 from lora_serve.core.config import AdapterConfig, EngineConfig, ServerConfig
-from lora_serve.core.setting_groups.model import has_cuda
-from lora_serve.core.settings import SECRETS, Settings, load_settings
+from lora_serve.core.settings import SECRETS, Settings, has_cuda, load_settings
 
 PACKAGE = Path(lora_serve.__file__).parent
 
@@ -77,13 +76,15 @@ def test_a_gpu_is_seen_by_its_driver_without_torch(
     subprocess.run(["gcc", "-shared", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
-    (tmp_path / "torch" / "version.py").write_text(f"cuda = {built_for}")
+    (tmp_path / "torch" / "version.py").write_text(
+        f"from typing import Optional\n\ncuda: Optional[str] = {built_for}\n"
+    )
     here = {
         "LD_LIBRARY_PATH": str(tmp_path),
         "PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}",
         "CUDA_VISIBLE_DEVICES": visible,
     }
-    code = "from lora_serve.core.setting_groups.model import has_cuda; print(has_cuda())"
+    code = "from lora_serve.core.settings import has_cuda; print(has_cuda())"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **here}, capture_output=True, text=True, check=True
     )

@@ -55,6 +55,7 @@ class Letter:
     letter: str
     rank: int = 1
     num_bytes: int = 100
+    extra_bytes: int = 0
     is_plain: bool = False  # of letters nothing is kept at hand
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import os
-import runpy
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from functools import cached_property
@@ -119,25 +116,6 @@ class ChatFormats:
 
 class ServedModelSettings(ChatFormats, ModelForm, AddressSettings):
     """The base model, its name on the wire, and the address."""
-
-
-def has_cuda() -> bool:
-    """True if torch is built for CUDA and NVIDIA's driver names a GPU, as `torch.cuda.is_available` finds.
-
-    torch is not imported: with the engine in another process, the server never needs it.
-    """
-    torch = importlib.util.find_spec("torch")
-    if torch is None or torch.origin is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return False
-    try:
-        is_built = runpy.run_path(str(Path(torch.origin).with_name("version.py"))).get("cuda") is not None
-        driver = ctypes.CDLL("libnvidia-ml.so.1") if is_built else None
-    except OSError:
-        return False
-    count = ctypes.c_uint()
-    if driver is None or driver.nvmlInit_v2() != 0 or driver.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-        return False
-    return count.value > 0
 
 
 def name_of_model(model: str) -> str:

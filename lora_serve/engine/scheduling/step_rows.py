@@ -80,11 +80,6 @@ class MemoryGuard:
         """The most tokens of the next step."""
         return configured if self._max_tokens is None else min(configured, self._max_tokens)
 
-    @property
-    def is_bounded(self) -> bool:
-        """True if there is a limit that a step may not exceed."""
-        return self._plan.limit is not None
-
     def fits(self, load: MemoryLoad, adapters: Iterable[AdapterRef]) -> bool:
         """True if a step may be composed that makes these `adapters` resident, if they are not yet."""
         if self._plan.limit is None:
@@ -221,8 +216,6 @@ class StepRows:
         return self._memory.fits(self.load, (adapter,))
 
     def _fits(self, sequence: Sequence, count: int) -> bool:
-        if not self._memory.is_bounded:
-            return True
         num_logits = count if sequence.wants_prompt_logprobs else 1
         num_new = len({use.ref.digest for use in sequence.adapters} - self._digests) if sequence.adapters else 0
         load = self.load.plus(sequence.num_computed, count, num_logits, len(self._digests) + num_new)

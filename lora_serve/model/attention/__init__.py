@@ -7,9 +7,10 @@ every file. The contract tests run over all files (tests/contracts/test_attentio
 from __future__ import annotations
 
 import sys
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lora_serve.model import load_backend
 from lora_serve.model.kv_cache import KVCache
@@ -31,6 +32,31 @@ class Attention(Protocol):
         query [num_tokens, num_heads, head_dim]; key, value [num_tokens, num_kv_heads, head_dim];
         returns [num_tokens, num_heads, head_dim].
         """
+
+
+def over_rows(attend: Callable[[nn.Module, Tensor, Tensor, Tensor, AttentionSettings], Tensor]) -> Callable[..., Any]:
+    """transformers' attention (query [1, num_heads, T, D], key, value [1, num_kv_heads, T, D], all after RoPE) by a
+    function of packed rows: the module, query, key and value [T, heads, D], and the layer's constants.
+    """
+
+    def call(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        settings = AttentionSettings(
+            scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap
+        )
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return attend(module, query, key, value, settings)[None], None
+
+    return call
 
 
 def create_attention(name: str, cache: KVCache) -> Attention:

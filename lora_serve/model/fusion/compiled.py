@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 
+from lora_serve.model.attention import over_rows
 from lora_serve.model.fusion.layer_operators import Attend, RunningLayer
 from lora_serve.model.fusion.parts import ModuleCall, calls_of, is_close, is_close_rounded, probe_step, repeated
 from lora_serve.model.fusion.tracing import (
@@ -205,7 +206,7 @@ def _fact(value: Any) -> Any:
 @contextmanager
 def _attending(parts: LayerParts, attend: Callable[..., Any]) -> Iterator[None]:
     """Inside the block the model calls this function in place of its attention."""
-    parts.module.set_attn_implementation(registered_attention(attend))
+    parts.module.set_attn_implementation(registered_attention(over_rows(attend)))
     try:
         yield
     finally:

@@ -202,23 +202,11 @@ class _Recording:
         return leaves
 
     def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        """transformers' attention as an operator."""
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
+    ) -> Tensor:
+        """Attention over rows, as an operator."""
         self.attended += [path for path, part in self._layer.named_modules() if part is module]
-        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-        settings = AttentionSettings(scale, sliding_window, softcap)
-        query, key, value = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
-        return attend(query, key, value, self._running, settings)[None], None
+        return attend(query.contiguous(), key.contiguous(), value.contiguous(), self._running, settings)
 
     def _without_indices(self) -> dict[TensorPlace, Any]:
         linears = {linear: place for place, linear in enumerate(linears_of(self._layer))}

@@ -183,8 +183,8 @@ class StepGraphs:
             return None
         num_rows = _power_of_two(num_short)
         num_rows = min(self._rows_beside_long(num_rows) if long else num_rows, self._max_num_rows)
-        width, factor = _WIDTHS
-        while width < max(len(row.block_table) for row in rows):
+        (width, factor), longest = _WIDTHS, max(len(row.block_table) for row in rows)
+        while width < longest:
             width *= factor
         if num_rows * width > _MAX_TABLE:
             return None

@@ -79,14 +79,14 @@ class StepBuffers:
         self._memory = torch.zeros(sum(self._sizes.values()), dtype=torch.int64, device=device)
         self._parts = dict(zip(self._sizes, torch.split(self._memory, list(self._sizes.values())), strict=True))
         self._table = self._parts["table"].view(-1, shape.width)
+        self._ends = np.cumsum(list(self._sizes.values()))[:-1]
 
     def fill(self, rows: Sequence[Row]) -> list[LogitSpan]:
         """Sets the step's values; rows of one token come first. The copy only joins the queue. Returns where each row's
         logits lie, one after the other.
         """
         host = np.zeros(len(self._memory), dtype=np.int64)
-        ends = np.cumsum(list(self._sizes.values()))
-        parts = dict(zip(self._sizes, np.split(host, ends[:-1]), strict=True))
+        parts = dict(zip(self._sizes, np.split(host, self._ends), strict=True))
         for name in ("scales", "logit_scales", "lora_tile_scales"):
             parts[name] = parts[name].view(np.float32)
             parts[name][:] = 1.0

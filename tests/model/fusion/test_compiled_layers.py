@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -35,6 +36,13 @@ NOT_COMPILED: Mapping[tuple[str, str], str] = {
     ("mixtral", "float32"): NOT_IN_FLOAT32,
     ("qwen3_moe", "float32"): NOT_IN_FLOAT32,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """The compiler writes into it, and what other tests start would have it."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 class World:
