@@ -260,7 +260,7 @@ VERBS = (
     ),
     Verb(
         "rollback",
-        "Go back to the version that an id meant before.",
+        "End the canary or, without one, go back to the version that an id meant before.",
         ("rollback acme/support", "rollback acme/support --url http://a:8000 --url http://b:8000 --wait"),
         (ID, WAIT),
         f"POST {_ADAPTER}/rollback",

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,28 @@ def folder_address(flag: str, text: str) -> RegistryAddress:
 
 def _show(flags: argparse.Namespace, output: Output) -> bool:
     with open_registry(registry_address(flags), is_source=True) as place:
-        document = _contents(place, inventory_of(place))
-    output.show(document, _contents_table(document))
+        if flags.id is None:
+            document = _contents(place, inventory_of(place))
+            output.show(document, _contents_table(document))
+        else:
+            document = _adapter(place, flags.id)
+            output.show(document, table_of(document["versions"], _VERSIONS, overflow="fold"))
     return True
+
+
+_VERSIONS: Columns = {name: itemgetter(name) for name in ("version", "digest", "blob")}
+
+
+def _adapter(place: OpenRegistry, name: str) -> dict[str, Any]:
+    """An adapter's versions. `blob`: its folder, as registrations take it; null in Redis."""
+    if (entry := place.catalog.snapshot.entries.get(name)) is None:
+        raise ConfigError(f"{place.address.text} has no adapter {name[:200]!r}")
+    blobs = None if place.address.is_redis else f"{place.address.text}/blobs/"
+    versions = [
+        {"version": one.version, "digest": one.digest, "blob": blobs and blobs + one.digest.removeprefix("sha256:")}
+        for one in entry.versions
+    ]
+    return {"object": "registry.adapter", "id": name, "versions": versions}
 
 
 def _contents(place: OpenRegistry, stock: Inventory) -> dict[str, Any]:
@@ -286,9 +306,9 @@ def _accept(flags: argparse.Namespace, output: Output) -> bool:
 LOOK_VERBS = (
     RegistryVerb(
         "show",
-        "Say what a registry holds: where its journal is, adapters, versions, aliases, blobs missing or unnamed.",
-        ("show", "show --redis-url redis://redis:6379/0 --json"),
-        REGISTRY,
+        "Say what a registry holds: adapters, versions, aliases, blobs missing or unnamed; or where an adapter's are.",
+        ("show", "show acme/support --store restored", "show --redis-url redis://redis:6379/0 --json"),
+        (argument("id", nargs="?", default=None, metavar="ID", help="an adapter, for its versions alone"), *REGISTRY),
         _show,
     ),
     RegistryVerb(

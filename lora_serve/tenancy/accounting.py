@@ -110,4 +110,4 @@ def _made_tenant_or_key(line: AuditLine) -> bool:
 
 async def _is_metered(meter: Meter) -> bool:
     rows, _ = await meter.rows(0, _EVER)
-    return any(key.tenant not in _WITHOUT_KEYS for _, key, _ in rows)
+    return any(key.tenant not in _WITHOUT_KEYS and figures.requests for _, key, figures in rows)

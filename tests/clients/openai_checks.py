@@ -101,7 +101,7 @@ def check_tools_streamed(server: Server) -> None:
 
 
 def check_required_tool(server: Server) -> None:
-    """With `tool_choice` required any model, here the SQL adapter's, gives a call with valid arguments."""
+    """With `tool_choice` required a model whose template knows tools gives a valid call of one it never saw."""
     tool: Any = {"type": "function", "function": {"name": "save_person", "parameters": PERSON}}
     made = _client(server).chat.completions.create(
         model=TOOLS_MODEL, messages=_asked("Save it."), tools=[tool], tool_choice="required", max_tokens=150

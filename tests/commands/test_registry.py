@@ -135,6 +135,29 @@ def test_store_that_a_server_uses_is_2_in_one_line_that_names_the_flag(registry:
     assert not Path("backup").exists()
 
 
+def test_show_of_an_adapter_names_folders_that_can_be_registered(
+    registry: Registry, store: Path, redis_url: str
+) -> None:
+    entry = content(store)[0]["initech/z"]
+    document = registry("show", "initech/z", "--store", store, "--json").document
+    assert document == {
+        "object": "registry.adapter",
+        "id": "initech/z",
+        "versions": [
+            {"version": one.version, "digest": one.digest, "blob": str(blob(store, one.digest))}
+            for one in entry.versions
+        ],
+    }
+    assert all(Path(one["blob"], "adapter_model.safetensors").is_file() for one in document["versions"])
+    assert document["versions"][0]["blob"] in registry("show", "initech/z", "--store", store).out.replace("\n", "")
+    ended = registry("show", "initech/none", "--store", store)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "has no adapter 'initech/none'" in ended.err
+    registry("migrate", "--from", store, "--to", redis_url)
+    document = registry("show", "initech/z", "--redis-url", redis_url, "--json").document
+    assert [one["blob"] for one in document["versions"]] == [None] * len(entry.versions)
+
+
 def test_show_says_what_there_is(registry: Registry, store: Path) -> None:
     digest = content(store)[0]["initech/z"].default.digest
     with open_registry(at(store), is_source=False) as place:

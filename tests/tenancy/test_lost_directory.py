@@ -32,6 +32,7 @@ async def start(config: AdapterConfig, acts: tuple[str, ...] = (), tenants: tupl
             await books.audit.append(Act("admin", "admin", "admin", act, "acme", "acme", "", 201, "r"))
         for tenant in tenants:
             books.meter.record(UsageKey(tenant, "a", "1", "sha256:a"), UsageFigures(requests=1))
+        books.meter.record(UsageKey("acme", "a", "1", "d"), UsageFigures(residency_byte_seconds=1.0))  # without a key
         await books.meter.flush()
 
 

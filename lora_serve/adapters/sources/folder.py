@@ -43,7 +43,7 @@ def find_folder(source: str | Path, roots: Sequence[Path]) -> Path:
         if folder.is_dir() and is_inside(folder, roots):
             return folder
     raise InvalidRequestError(
-        f"{str(source)[:200]!r} is not a folder inside an allowed root (--adapter-root).", param="source"
+        f"There is no folder {str(source)[:200]!r} inside an allowed root (--adapter-root).", param="source"
     )
 
 

@@ -198,7 +198,7 @@ class AdapterResolver:
         adapter and `model` another, or if the adapters cannot act together.
         """
         given = _explicit(fields, headers)
-        key = self._sticky_key(fields.user) if fields.user or by_chance else None
+        key = self._sticky_key(fields.end_user) if fields.end_user or by_chance else None
         if given is None:
             name = self.base_name if fields.model is None else fields.model
             return self._permitted(self._set_of([(self.find(name, key), 1.0)]), fields)

@@ -62,7 +62,12 @@ class NamingFields(Fields):
     model: Name | None = None
     adapters: AdapterScales | None = None
     adapter_id: Name | None = None
-    user: User = None  # the end user: with the tenant, who always gets the same side of a canary
+    user: User = None
+
+    @property
+    def end_user(self) -> str | None:
+        """Who, with the tenant, always gets the same side of a canary."""
+        return self.user
 
 
 class RequestFields(NamingFields):
@@ -141,10 +146,14 @@ class UnservedChatFields(UnservedFields):
     store: Annotated[Any, Ignored(_NO_STORE)] = None
     metadata: Annotated[Any, Ignored(_NO_STORE)] = None
     service_tier: Annotated[Any, Ignored("there is one tier; see `priority`")] = None
-    safety_identifier: Annotated[Any, Ignored("nobody is reported; `user` names your end user")] = None
+    safety_identifier: User = None  # OpenAI's newer word for `user`
     prompt_cache_key: Annotated[Any, Ignored(_ONE_CACHE)] = None
     prompt_cache_options: Annotated[Any, Ignored(_ONE_CACHE)] = None
     prompt_cache_retention: Annotated[Any, Ignored(_ONE_CACHE)] = None
+
+    @property
+    def end_user(self) -> str | None:
+        return self.user or self.safety_identifier
 
 
 class StreamOptions(Fields):

@@ -54,6 +54,13 @@ async def test_canary_gets_its_users_and_they_stay(
     assert set(first) == {1, 3}
     assert [await version_for(http, three, user) for user in users] == first
     assert {await version_for(http, three) for _ in range(40)} == {1, 3}  # nobody in particular: each by itself
+    said = [{"role": "user", "content": "x"}]
+    chat, response = {"messages": said, "max_tokens": 1}, {"input": said}
+    for path, asked in (("chat/completions", chat), ("responses", response), ("messages", chat)):
+        for user, version in zip(users[:10], first, strict=False):
+            body = {"model": three, **asked, "safety_identifier": user}
+            async with http.post(f"/v1/{path}", json=body) as answer:
+                assert int(answer.headers["X-Adapter-Version"]) == version
     await send(admin, "POST", f"/admin/adapters/{three}/rollback")
     assert {await version_for(http, three, user) for user in users} == {1}
 
