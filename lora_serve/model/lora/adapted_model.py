@@ -72,7 +72,7 @@ class LoraLinear(nn.Module):
         for tokens in step.lora_logits if self._sees_outputs else step.lora:
             if self._changes:
                 self._change(y, x, self._of_base_size(tokens.segments, step))
-            self.kernel.add(y, x, self.module, tokens)
+            self.kernel.add(y, x, (self.module,), tokens)
 
     def _resized(self, y: Tensor, x: Tensor, step: AdapterStep) -> Tensor:
         """y [1, num_logits, width]: adapters with their own number of rows have only changes here."""
