@@ -146,7 +146,7 @@ def _joined_weights(layers: Sequence[FrozenLinear]) -> list[PackedLinear | Tenso
     if len(plain) != len(layers) or len({(weight.dtype, weight.device, weight.shape[1]) for weight in plain}) != 1:
         return None
     whole = torch.cat(plain)
-    return [whole, *whole.split([len(weight) for weight in plain])]
+    return [whole, *torch.split(whole, [len(weight) for weight in plain])]
 
 
 def _joined_bias(layers: Sequence[FrozenLinear]) -> Tensor | None:

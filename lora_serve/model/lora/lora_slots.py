@@ -161,7 +161,7 @@ class LoraSlots:
 
     def columns(self, y: Tensor, modules: Sequence[int]) -> Sequence[Tensor]:
         """The columns of y [tokens, sum of out] that are each module's outputs, as views."""
-        return y.split([self.out_features[module] for module in modules], dim=1) if len(modules) > 1 else (y,)
+        return torch.split(y, [self.out_features[module] for module in modules], dim=1) if len(modules) > 1 else (y,)
 
     def device_records(self) -> SlotRecords:
         """The tables on the device, made at the first call and kept up to date from then on."""

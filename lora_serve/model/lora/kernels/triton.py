@@ -150,7 +150,8 @@ class _Group:
 
 def _cut(numbers: Sequence[int], out_features: Sequence[int], outputs: int) -> list[tuple[int, ...]]:
     """The layers' outputs in pieces of `outputs` at most, see `triton_programs`."""
-    found, column = [], 0
+    found: list[tuple[int, ...]] = []
+    column = 0
     for place, (number, size) in enumerate(zip(numbers, out_features, strict=True)):
         found += [(number, place, first, size, column + first) for first in range(0, size, outputs)]
         column += size
