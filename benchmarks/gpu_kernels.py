@@ -63,7 +63,7 @@ def layer_seconds(
     tokens = LoraTokens.of((length, i % adapters, 1.0) for i in range(segments)).placed(slots.device)
     x = torch.randn(segments * length, shape.in_features, device=slots.device, dtype=torch.bfloat16)
     y = torch.zeros(segments * length, shape.out_features, device=slots.device, dtype=torch.bfloat16)
-    return _replayed(lambda: [kernel.add(y, x, module, tokens) for module in range(_LAYERS)]) / _LAYERS
+    return _replayed(lambda: [kernel.add(y, x, (module,), tokens) for module in range(_LAYERS)]) / _LAYERS
 
 
 def filled_layers(shape: LinearShape, rank: int, num_slots: int) -> LoraSlots:

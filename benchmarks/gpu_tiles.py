@@ -81,7 +81,7 @@ def measured(slots: LoraSlots, shape: tuple[int, int], variant: dict[str, int]) 
         torch.manual_seed(0)
         x = torch.randn(512, shape[0], device=slots.device, dtype=torch.bfloat16)
         y = torch.zeros(512, shape[1], device=slots.device, dtype=torch.bfloat16)
-        kernel.add(y, x, 0, LoraTokens.of([(300, 0, 1.0), (212, 1, 0.5)]).placed(slots.device))
+        kernel.add(y, x, (0,), LoraTokens.of([(300, 0, 1.0), (212, 1, 0.5)]).placed(slots.device))
         return us, y.float()
 
 

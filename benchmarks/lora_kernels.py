@@ -105,7 +105,7 @@ def both_kernels(slots: LoraSlots, tokens: LoraTokens, shape: LinearShape) -> di
     times = {}
     for name in ("loop", "native"):
         kernel = create_kernel(name, slots)
-        times[name] = median_us(lambda kernel=kernel: [kernel.add(y, x, module, tokens) for module in range(LAYERS)])
+        times[name] = median_us(lambda kernel=kernel: [kernel.add(y, x, (module,), tokens) for module in range(LAYERS)])
     return times
 
 

@@ -22,6 +22,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.attention import Attention, create_attention, over_rows
 from lora_serve.model.fusion import fuse
 from lora_serve.model.fusion.compiled import CompiledLayers, LayerParts, compile_layers
+from lora_serve.model.fusion.joining import join_linears
 from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import (
@@ -40,7 +41,7 @@ from lora_serve.model.loading.observation import (
     position_calls,
     registered_attention,
 )
-from lora_serve.model.lora.adapted_model import AdaptedModel
+from lora_serve.model.lora.adapted_model import AdaptedModel, LinearGroup
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
 from lora_serve.model.native.operators import LayerKernels
@@ -61,12 +62,21 @@ class BaseModel(AdaptedModel[StepInputs]):
         self._settings: dict[int, AttentionSettings] = {}  # by layer, as of its last run
         if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
+        if config.fuse_layers and self.device.type == "cuda":
+            self.join()
         if config.compile_layers and self.device.type == "cuda":
             self.compile()
 
+    def join(self) -> list[LinearGroup]:
+        """Joins linear layers of one input; meant for GPUs, and done before `compile`."""
+        return join_linears(self._layer_parts(), self.spec.vocab_size, self.spec.max_model_len)
+
     def compile(self) -> CompiledLayers:
         """Has torch compile the decoder layers that it can; meant for GPUs."""
-        parts = LayerParts(
+        return compile_layers(self._layer_parts(), self.spec.vocab_size, self.spec.max_model_len)
+
+    def _layer_parts(self) -> LayerParts:
+        return LayerParts(
             self.module,
             self._attention_name,
             self._cache,
@@ -75,7 +85,6 @@ class BaseModel(AdaptedModel[StepInputs]):
             self._attend_rows,
             self.logits,
         )
-        return compile_layers(parts, self.spec.vocab_size, self.spec.max_model_len)
 
     @property
     def reads_tiles(self) -> bool:

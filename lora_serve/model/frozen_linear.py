@@ -8,6 +8,9 @@ layers are called whole.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,7 +20,7 @@ from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.loading.number_type import is_quantized
 from lora_serve.model.loading.observation import linear_shape
 from lora_serve.model.native import operators
-from lora_serve.model.native.operators import PackedLinear, PanelKind
+from lora_serve.model.native.operators import PackedLinear, PanelKind, join
 
 _ROWS_AT_ONCE = 256  # of the identity, when a packed weight is only known by its products
 
@@ -32,7 +35,7 @@ class FrozenLinear(nn.Module):
         self.in_features, self.out_features = shape.in_features, shape.out_features
         self.bias: Tensor | None = None if source.bias is None else source.bias.detach()
         self._layer: nn.Module | None = None
-        self.packed: PackedLinear | None = None  # set again when it joins others of its input
+        self.packed: PackedLinear | None = None
         self._square_norms: Tensor | None = None
         self.is_transposed = isinstance(source, Conv1D)  # how its checkpoint, and so an adapter's, holds the weight
         weight = source.weight.detach()
@@ -48,6 +51,36 @@ class FrozenLinear(nn.Module):
             self._weight = weight.new_empty(0)
             self.bias = None if self.bias is None else self.bias.float()  # as sums are
 
+    @staticmethod
+    def joined(layers: Sequence[FrozenLinear]) -> FrozenLinear | None:
+        """One layer [sum of out, in] whose outputs are those of layers of one input, side by side. From then on each
+        has a view of its weight as its own.
+
+        None if a weight is quantised, they are of different types, or their panels cannot lie in one piece.
+        """
+        weights = _joined_weights(layers)
+        if weights is None:
+            return None
+        found = copy.copy(layers[0])
+        found.bias = _joined_bias(layers)
+        for layer, weight in zip((found, *layers), weights, strict=True):
+            layer.place(weight)
+        return found
+
+    def place(self, weight: PackedLinear | Tensor) -> None:
+        """Reads the weight [out, in] from another place from now on."""
+        if isinstance(weight, PackedLinear):
+            self.packed, self.out_features = weight, weight.out_features
+        else:
+            self._weight, self.out_features = weight, len(weight)
+        self._square_norms = None
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """The weight [out, in] that products read; None if it is packed or quantised."""
+        is_plain = self._layer is None and self.packed is None and not is_quantized(self._weight)
+        return self._weight if is_plain else None
+
     def forward(self, x: Tensor) -> Tensor:
         return self.sums(x).to(x.dtype)
 
@@ -61,11 +94,7 @@ class FrozenLinear(nn.Module):
 
     def dense(self) -> Tensor | None:
         """The weight as a plain tensor [out, in]: a copy if it is packed; None if it is quantised."""
-        if self._layer is not None or is_quantized(self._weight):
-            return None
-        if self.packed is not None:
-            return self.packed.dense()
-        return self._weight
+        return self.matrix if self.packed is None else self.packed.dense()
 
     @torch.no_grad()
     def row_square_norms(self) -> Tensor:
@@ -105,6 +134,26 @@ def _dtype(weight: Tensor, bias: Tensor | None) -> torch.dtype:
     """The type of a layer's inputs and outputs, as far as its parameters tell."""
     known = [t.dtype for t in (weight, bias) if t is not None and t.is_floating_point()]
     return known[0] if known else torch.get_default_dtype()
+
+
+def _joined_weights(layers: Sequence[FrozenLinear]) -> list[PackedLinear | Tensor] | None:
+    """The joined weight, and each layer's view of it."""
+    packed = [layer.packed for layer in layers if layer.packed is not None]
+    plain = [layer.matrix for layer in layers if layer.matrix is not None]
+    if len(packed) == len(layers):
+        found = join(packed)
+        return None if found is None else [found[0], *(own for _, own in found[1])]
+    if len(plain) != len(layers) or len({(weight.dtype, weight.device, weight.shape[1]) for weight in plain}) != 1:
+        return None
+    whole = torch.cat(plain)
+    return [whole, *torch.split(whole, [len(weight) for weight in plain])]
+
+
+def _joined_bias(layers: Sequence[FrozenLinear]) -> Tensor | None:
+    like = next((layer.bias for layer in layers if layer.bias is not None), None)
+    if like is None:
+        return None
+    return torch.cat([like.new_zeros(one.out_features) if one.bias is None else one.bias for one in layers])
 
 
 def _packed(weight: Tensor, shared_weight: bool) -> PackedLinear | None:

@@ -290,6 +290,7 @@ class StepContext(Generic[Step]):
 
     def __init__(self) -> None:
         self._step: Step | None = None
+        self.number = 0  # of steps that have begun
 
     @property
     def step(self) -> Step:
@@ -299,6 +300,7 @@ class StepContext(Generic[Step]):
     @contextmanager
     def running(self, step: Step) -> Iterator[None]:
         self._step = step
+        self.number += 1
         try:
             yield
         finally:

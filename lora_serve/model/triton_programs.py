@@ -2,8 +2,8 @@
 
 LoRA, for every token i with a slot s in a layer m (Punica, arXiv 2310.18547: BGMV for tokens, SGMV for segments):
 
-    shrink   h[i] = x[i] A[s, m]^T                                            [rank of s], float32
-    expand   y[i] = gain[s, m] * y[i] + t[i] * (shift[s, m] + scale[s, m] * h[i] B[s, m])
+    shrink   h[i, m] = x[i] A[s, m]^T                                         [rank of s], float32
+    expand   y[i, m] = gain[s, m] * y[i, m] + t[i] * (shift[s, m] + scale[s, m] * h[i, m] B[s, m])
 
 Each slot has its true rank: programs beyond it leave at once. Weights are reached through the records of
 `SlotRecords` (a, b, gain, shift as addresses, then rank, scale and whether a and b are bfloat16), so a slot's new owner
@@ -12,8 +12,13 @@ token's inputs are cut into parts, their number follows from the layer alone; so
 are one segment: together they may be long enough for tiles, which round h.) A token is only ever multiplied with its
 own slot's weights, so one that is not a number stays alone.
 
-What differs from step to step is not specialised, nor is a layer's number: for each kind of it (a multiple of 16, 1,
-another number) Triton would compile once more, and every tenant would wait for seconds.
+The layers m of a group read the same x, and their outputs lie side by side in y: one launch of each program serves
+them all. `modules` [num_modules of the group] int32 are their numbers; `pieces` [num_pieces, 5] int32 cut their outputs
+so that each piece is in one layer: the layer's number, its place in the group, the piece's first output, the layer's
+out_features, the piece's first column of y. Both follow from the layers alone, and so does the order of every sum.
+
+What differs from step to step is not specialised, nor is how many layers a group has: for each kind of number (a
+multiple of 16, 1, another one) Triton would compile once more, and every tenant would wait for seconds.
 """
 
 from __future__ import annotations
@@ -38,6 +43,22 @@ def product_type(x, other):
 def _record(table, slot, module, num_modules):
     """Where the record of a slot's layer begins: 8 words of 64 bits."""
     return table + (slot.to(tl.int64) * num_modules + module) * 8
+
+
+@triton.jit
+def _piece(pieces, ALIGNED: tl.constexpr):
+    """A program's piece of the outputs: its layer, the layer's place in the group, and as numbers in whole vectors if
+    ALIGNED its first output, the layer's out_features, its first column of y.
+    """
+    own = pieces + tl.program_id(1) * 5
+    first = tl.load(own + 2)
+    out_features = tl.load(own + 3)
+    column = tl.load(own + 4)
+    if ALIGNED:  # without this word the compiler loads and stores one element at a time
+        first = tl.multiple_of(first, 8)
+        out_features = tl.multiple_of(out_features, 8)
+        column = tl.multiple_of(column, 8)
+    return tl.load(own), tl.load(own + 1), first, out_features, column
 
 
 @triton.jit
@@ -73,21 +94,23 @@ def _shrunk_part(x, a, r, k, rank, in_features, dtype: tl.constexpr, ALIGNED: tl
     return tl.sum(weights.to(tl.float32) * inputs[None, :], axis=1)
 
 
-@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["slots"])
+@triton.jit(do_not_specialize=["group_size"], do_not_specialize_on_alignment=["slots"])
 def shrink_rows(
-    x, x_stride, slots, table, h, width, in_features, module, num_modules,
+    x, x_stride, slots, table, h, width, in_features, modules, group_size, num_modules,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens, parts of BLOCK_K inputs, pieces of BLOCK_R ranks): x [num_tokens, in] -> h [num_tokens, parts,
-    width] float32. Each program loads all its weights at once: one row alone, too, keeps the memory busy.
+    """Grid (tokens, parts of BLOCK_K inputs, group_size times pieces of BLOCK_R ranks): x [num_tokens, in] -> h
+    [num_tokens, group_size, parts, width] float32. Each program loads all its weights at once: one row alone, too,
+    keeps the memory busy.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     if slot >= 0:
-        record = _record(table, slot, module, num_modules)
+        layer = tl.program_id(2) % group_size
+        record = _record(table, slot, tl.load(modules + layer), num_modules)
         a = tl.load(record)
         rank = tl.load(record + 4).to(tl.int32)
-        first = tl.program_id(2) * BLOCK_R
+        first = tl.program_id(2) // group_size * BLOCK_R
         if (a != 0) & (first < rank):
             r = first + tl.arange(0, BLOCK_R)
             k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -96,7 +119,7 @@ def shrink_rows(
                 total = _shrunk_part(row, a, r, k, rank, in_features, tl.bfloat16, ALIGNED)
             else:
                 total = _shrunk_part(row, a, r, k, rank, in_features, tl.float32, ALIGNED)
-            place = token * tl.num_programs(1) + tl.program_id(1)
+            place = (token * group_size + layer) * tl.num_programs(1) + tl.program_id(1)
             tl.store(h + place * width + r, total, mask=r < rank)
 
 
@@ -116,23 +139,26 @@ def _expanded_row(
     return total
 
 
-@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["slots", "scales"])
+@triton.jit(do_not_specialize=["group_size"], do_not_specialize_on_alignment=["slots", "scales"])
 def expand_rows(
-    y, y_stride, slots, scales, table, h, parts, width, out_features, module, num_modules,
+    y, y_stride, slots, scales, table, h, parts, width, pieces, group_size, num_modules,
     MAX_PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens, pieces of BLOCK_N outputs): y [num_tokens, out] in place; h [num_tokens, parts, width]."""
+    """Grid (tokens, pieces of BLOCK_N outputs): y [num_tokens, sum of out] in place; h [num_tokens, group_size, parts,
+    width].
+    """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
+    module, layer, begin, out_features, column = _piece(pieces, ALIGNED)
     if slot >= 0:
         record = _record(table, slot, module, num_modules)
         b = tl.load(record + 1)
         gain = tl.load(record + 2)
         shift = tl.load(record + 3)
         if (b != 0) | (gain != 0) | (shift != 0):
-            n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+            n = begin + tl.arange(0, BLOCK_N)
             inside = n < out_features
-            place = y + token * y_stride + n
+            place = y + token * y_stride + column + tl.arange(0, BLOCK_N)
             found = tl.load(place, mask=inside, other=0.0).to(tl.float32)
             delta = tl.zeros([BLOCK_N], dtype=tl.float32)
             if gain != 0:
@@ -141,7 +167,7 @@ def expand_rows(
                 delta += _vector(shift, n, inside, 0.0)
             if b != 0:
                 rank = tl.load(record + 4).to(tl.int32)
-                row = h + token * parts * width
+                row = h + (token * group_size + layer) * parts * width
                 if tl.load(record + 6) != 0:
                     total = _expanded_row(
                         row, parts, width, b, n, rank, out_features, tl.bfloat16, MAX_PARTS, BLOCK_R, BLOCK_N, ALIGNED
@@ -155,20 +181,22 @@ def expand_rows(
             tl.store(place, found.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["tiles"])
+@triton.jit(do_not_specialize=["group_size"], do_not_specialize_on_alignment=["tiles"])
 def shrink_tiles(
-    x, x_stride, tiles, table, h, width, in_features, module, num_modules,
+    x, x_stride, tiles, table, h, width, in_features, modules, group_size, num_modules,
     DTYPE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
     PART: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of tokens of one slot, parts of PART inputs, pieces of BLOCK_R ranks): x [num_tokens, in] -> h
-    [num_tokens, parts, width] float32. Only slots whose weights are of DTYPE; products in WIDE.
+    """Grid (tiles of tokens of one slot, parts of PART inputs, group_size times pieces of BLOCK_R ranks): x
+    [num_tokens, in] -> h [num_tokens, group_size, parts, width] float32. Only layers whose weights in the slot are of
+    DTYPE; products in WIDE.
     """
     tile = tiles + tl.program_id(0) * 3
-    record = _record(table, tl.load(tile + 2), module, num_modules)
+    layer = tl.program_id(2) % group_size
+    record = _record(table, tl.load(tile + 2), tl.load(modules + layer), num_modules)
     a = tl.load(record)
     rank = tl.load(record + 4).to(tl.int32)
-    first = tl.program_id(2) * BLOCK_R
+    first = tl.program_id(2) // group_size * BLOCK_R
     if (tl.load(tile + 1) > 0) & (a != 0) & (first < rank) & _is_of(record, a, DTYPE):
         m = tl.arange(0, BLOCK_M)
         here = m < tl.load(tile + 1)
@@ -182,20 +210,21 @@ def shrink_tiles(
             inputs = tl.load(x + tokens[:, None] * x_stride + k[None, :], mask=mask, other=0.0).to(WIDE)
             weights = _weights(a, r, k, rank, in_features, DTYPE, ALIGNED).to(WIDE)
             total = tl.dot(inputs, tl.trans(weights), total, input_precision="tf32x3")
-        place = (tokens * tl.num_programs(1) + part) * width
+        place = ((tokens * group_size + layer) * tl.num_programs(1) + part) * width
         tl.store(h + place[:, None] + r[None, :], total, mask=here[:, None] & (r < rank)[None, :])
 
 
-@triton.jit(do_not_specialize=["module"], do_not_specialize_on_alignment=["tiles", "scales"])
+@triton.jit(do_not_specialize=["group_size"], do_not_specialize_on_alignment=["tiles", "scales"])
 def expand_tiles(
-    y, y_stride, tiles, scales, table, h, parts, width, out_features, module, num_modules,
+    y, y_stride, tiles, scales, table, h, parts, width, pieces, group_size, num_modules,
     DTYPE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of tokens of one slot, pieces of BLOCK_N outputs): y [num_tokens, out] in place; h [num_tokens,
-    parts, width]. Only slots whose weights are of DTYPE; products in WIDE.
+    """Grid (tiles of tokens of one slot, pieces of BLOCK_N outputs): y [num_tokens, sum of out] in place; h
+    [num_tokens, group_size, parts, width]. Only layers whose weights in the slot are of DTYPE; products in WIDE.
     """
     tile = tiles + tl.program_id(0) * 3
+    module, layer, begin, out_features, column = _piece(pieces, ALIGNED)
     record = _record(table, tl.load(tile + 2), module, num_modules)
     b = tl.load(record + 1)
     gain = tl.load(record + 2)
@@ -204,7 +233,7 @@ def expand_tiles(
         m = tl.arange(0, BLOCK_M)
         here = m < tl.load(tile + 1)
         tokens = (tl.load(tile) + m).to(tl.int64)
-        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = begin + tl.arange(0, BLOCK_N)
         inside = n < out_features
         rank = tl.where(b != 0, tl.load(record + 4), 0).to(tl.int32)
         total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
@@ -213,13 +242,13 @@ def expand_tiles(
             mask = here[:, None] & (r < rank)[None, :]
             inputs = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
             for part in range(parts):
-                row = (tokens * parts + part) * width
+                row = ((tokens * group_size + layer) * parts + part) * width
                 inputs += tl.load(h + row[:, None] + r[None, :], mask=mask, other=0.0)
             weights = _weights(b, r, n, rank, out_features, DTYPE, ALIGNED).to(WIDE)
             total = tl.dot(inputs.to(WIDE), weights, total, input_precision="tf32x3")
         # y only comes now: beside the products there would not be registers enough
         delta = _scale_of(record) * total + _vector(shift, n, inside & (shift != 0), 0.0)[None, :]
-        place = y + tokens[:, None] * y_stride + n[None, :]
+        place = y + tokens[:, None] * y_stride + (column + tl.arange(0, BLOCK_N))[None, :]
         within = here[:, None] & inside[None, :]
         found = tl.load(place, mask=within, other=0.0).to(tl.float32) * _vector(gain, n, inside & (gain != 0), 1.0)
         found += tl.load(scales + tl.program_id(0)) * delta

@@ -38,12 +38,15 @@ POPULARITIES = {
 }
 
 
-def expected(y: torch.Tensor, x: torch.Tensor, slots: LoraSlots, rows: list[tuple[float, ...]]) -> torch.Tensor:
+def expected(
+    y: torch.Tensor, x: torch.Tensor, slots: LoraSlots, rows: list[tuple[float, ...]], module: int | None = None
+) -> torch.Tensor:
     """gain * y[i] + t * (shift + scale * (x[i] A^T) B) in float64."""
     wanted, position = y.double().clone(), 0
+    module = slots.module_index[MODULE] if module is None else module
     for length, slot, *given in rows:
         scale = given[0] if given else 1.0
-        weights = slots.delta(slots.module_index[MODULE], slot) if slot != BASE_SLOT else None
+        weights = slots.delta(module, slot) if slot != BASE_SLOT else None
         for i in range(position, position + length):
             if weights is None:
                 continue
@@ -121,7 +124,7 @@ def test_delta_is_the_formula(
     x = torch.randn(tokens, shape.in_features).to(model_dtype)
     y = torch.randn(tokens, shape.out_features).to(model_dtype)
     before = y.clone()
-    kernel.add(y, x, slots.module_index[MODULE], tokens_of(rows))
+    kernel.add(y, x, (slots.module_index[MODULE],), tokens_of(rows))
     wanted = expected(before, x, slots, rows)
     tolerance = 1e-4 if model_dtype == torch.float32 and adapter_dtype == torch.float32 else 6e-2
     assert torch.allclose(y.double(), wanted, atol=tolerance, rtol=tolerance)
@@ -140,15 +143,15 @@ def test_triton_of_a_float16_model_gives_a_token_the_same_alone_and_in_a_long_se
     kernel, module = create_kernel("triton", slots), slots.module_index[MODULE]
     x, y = torch.randn(70, 24).half(), torch.randn(70, 40).half()
     in_tiles, alone = y.clone(), y[:1].clone()
-    kernel.add(in_tiles, x, module, tokens_of([(70, 0)]))
-    kernel.add(alone, x[:1], module, tokens_of([(1, 0)]))
+    kernel.add(in_tiles, x, (module,), tokens_of([(70, 0)]))
+    kernel.add(alone, x[:1], (module,), tokens_of([(1, 0)]))
     assert torch.allclose(in_tiles.double(), expected(y, x, slots, [(70, 0)]), atol=2e-3, rtol=2e-3)
     assert torch.allclose(in_tiles[0].float(), alone[0].float(), atol=2e-3, rtol=2e-3)
 
 
 def run_with(kernel: LoraKernel, slots: LoraSlots, x: torch.Tensor, rows: list[tuple[int, int]]) -> torch.Tensor:
     y = torch.zeros(x.shape[0], 40)
-    kernel.add(y, x, slots.module_index[MODULE], tokens_of(rows))
+    kernel.add(y, x, (slots.module_index[MODULE],), tokens_of(rows))
     return y
 
 
@@ -199,13 +202,61 @@ def test_triton_on_wide_layers_is_the_formula_and_keeps_a_rows_bits(form: str, m
     num_tokens = sum(row[0] for row in rows)
     x, y = torch.randn(num_tokens, 85), torch.randn(num_tokens, 40)
     together, alone, beside_wider = y.clone(), y[:first].clone(), y[:first].clone()
-    kernel.add(together, x, module, tokens_of(rows))
+    kernel.add(together, x, (module,), tokens_of(rows))
     assert torch.allclose(together.double(), expected(y, x, slots, rows), atol=1e-4)
-    kernel.add(alone, x[:first], module, tokens_of(rows[:1]))
+    kernel.add(alone, x[:first], (module,), tokens_of(rows[:1]))
     slots.load(SlotRef(2, 1, "wider"), random_adapter("wider", 40, shape))
-    kernel.add(beside_wider, x[:first], module, tokens_of(rows[:1]))
+    kernel.add(beside_wider, x[:first], (module,), tokens_of(rows[:1]))
     assert torch.equal(together[:first], alone)
     assert torch.equal(alone, beside_wider)
+
+
+GROUPS = {"whole vectors": (40, 16, 8), "any sizes": (40, 7, 21)}
+GROUP_BLOCKS = {"_ROW_INPUTS": 64, "_ROW_OUTPUTS": 16, "_TILE_PART": 64, "_TILE_INPUTS": 64, "_TILE_OUTPUTS": 16}
+GROUP_ROWS = [(1, 0), (1, BASE_SLOT), (2, 1), (1, 2), (66, 1, 0.5), (3, 0)]
+
+
+def filled_group(sizes: tuple[int, ...], dtype: torch.dtype) -> LoraSlots:
+    """Layers of 85 inputs: slot 0 adapts all, slot 1 the last, slot 2 the first with a gain and a shift as well."""
+    linears = {"before": LinearShape(9, 9), **{f"{i}": LinearShape(85, size) for i, size in enumerate(sizes)}}
+    slots = LoraSlots(linears, 3, torch.device("cpu"))
+    targets = ((3, range(len(sizes))), (21, [len(sizes) - 1]), (4, [0]))
+    for slot, (rank, members) in enumerate(targets):
+        own = {f"{i}": random_adapter("d", rank, linears[f"{i}"], dtype).deltas[MODULE] for i in members}
+        slots.load(SlotRef(slot, 1, "d"), HostAdapter("d", rank, own))
+    return slots
+
+
+GROUP_COMBINATIONS = list(product(KERNELS, DTYPES, GROUPS))
+GROUPS_BY_DAY = [
+    one
+    for one in GROUP_COMBINATIONS
+    if one[0] != "triton" or one[1:] in ((DTYPES[0], "any sizes"), (DTYPES[1], "whole vectors"))
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "sizes"), mostly_nightly(GROUP_COMBINATIONS, *GROUPS_BY_DAY))
+def test_group_of_layers_is_the_formula_for_each_on_its_columns(
+    name: str, dtype: torch.dtype, sizes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several pieces of each layer's outputs and several parts of inputs, where the kernel has such."""
+    for block, size in GROUP_BLOCKS.items():
+        monkeypatch.setattr(triton, block, size)
+    torch.manual_seed(0)
+    slots = filled_group(GROUPS[sizes], dtype)
+    kernel = create_kernel(name, slots)
+    x, y = torch.randn(74, 85), torch.randn(74, 5 + sum(GROUPS[sizes]))
+    group, before = (1, 2, 3), y.clone()
+    kernel.add(y[:, 5:], x, group, tokens_of(GROUP_ROWS))  # columns of a wider tensor
+    assert torch.equal(y[:, :5], before[:, :5])
+    parts = zip(group, slots.columns(before[:, 5:], group), slots.columns(y[:, 5:], group), strict=True)
+    for module, old, new in parts:
+        wanted = expected(old, x, slots, GROUP_ROWS, module)
+        tolerance = 1e-4 if dtype == torch.float32 else 6e-2
+        assert torch.allclose(new.double(), wanted, atol=tolerance, rtol=tolerance)
+    alone = before[:1, 5:].clone()
+    kernel.add(alone, x[:1], group, tokens_of(GROUP_ROWS[:1]))
+    assert torch.equal(alone, y[:1, 5:])
 
 
 class Noted:
@@ -252,7 +303,7 @@ def test_triton_takes_weights_of_both_types_in_one_batch_and_launches_what_there
 
     def added(rows: list[tuple[float, ...]]) -> torch.Tensor:
         num_tokens, found = int(sum(row[0] for row in rows)), y.clone()
-        kernel.add(found[:num_tokens], x[:num_tokens], slots.module_index[MODULE], tokens_of(rows))
+        kernel.add(found[:num_tokens], x[:num_tokens], (slots.module_index[MODULE],), tokens_of(rows))
         return found
 
     together = added(rows)
@@ -273,9 +324,9 @@ def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
     x, y = torch.randn(77, 24), torch.randn(77, 40)
     rows = [(1, 1), (1, 0), (72, 1), (3, BASE_SLOT)]
     wanted = expected(y, x, slots, rows)
-    create_kernel(name, slots).add(y, x, slots.module_index[MODULE], tokens_of(rows))
+    create_kernel(name, slots).add(y, x, (slots.module_index[MODULE],), tokens_of(rows))
     assert torch.allclose(y.double(), wanted, atol=1e-4)
     slots.clear(1)
     again = y.clone()
-    create_kernel(name, slots).add(y, x, slots.module_index[MODULE], tokens_of([(1, 1), (76, BASE_SLOT)]))
+    create_kernel(name, slots).add(y, x, (slots.module_index[MODULE],), tokens_of([(1, 1), (76, BASE_SLOT)]))
     assert torch.equal(y, again)

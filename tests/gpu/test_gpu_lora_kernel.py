@@ -29,7 +29,7 @@ def test_delta_is_the_formula(
     x = torch.randn(num_tokens, shape.in_features, device=CUDA).to(model_dtype)
     y = torch.randn(num_tokens, shape.out_features, device=CUDA).to(model_dtype)
     wanted = expected(y, x, slots, rows)
-    create_kernel("triton", slots).add(y, x, slots.module_index[MODULE], tokens_of(rows))
+    create_kernel("triton", slots).add(y, x, (slots.module_index[MODULE],), tokens_of(rows))
     tolerance = 1e-3 if model_dtype == adapter_dtype == torch.float32 else 6e-2
     assert torch.allclose(y.double(), wanted, atol=tolerance, rtol=tolerance)
 
@@ -48,8 +48,8 @@ def test_row_has_the_same_bits_alone_and_among_others(rank: int) -> None:
     x = torch.randn(3, 4200, device=CUDA, dtype=torch.bfloat16)
     x[1] = float("nan")
     together, alone = (torch.zeros(n, 1024, device=CUDA, dtype=torch.bfloat16) for n in (3, 1))
-    kernel.add(together, x, slots.module_index[MODULE], tokens_of([(1, 0), (1, 1), (1, 2)]))
-    kernel.add(alone, x[:1], slots.module_index[MODULE], tokens_of([(1, 0)]))
+    kernel.add(together, x, (slots.module_index[MODULE],), tokens_of([(1, 0), (1, 1), (1, 2)]))
+    kernel.add(alone, x[:1], (slots.module_index[MODULE],), tokens_of([(1, 0)]))
     assert torch.equal(together[0], alone[0])
     assert together[1].isnan().all()
     assert not together[2].isnan().any()
@@ -60,6 +60,6 @@ def test_new_owner_is_found_through_the_same_memory() -> None:
     kernel, records = create_kernel("triton", slots), slots.device_records().tensor
     x, y = torch.randn(1, 24, device=CUDA), torch.zeros(1, 40, device=CUDA)
     slots.load(SlotRef(0, 2, "new"), random_adapter("new", 3, LinearShape(24, 40)))
-    kernel.add(y, x, slots.module_index[MODULE], tokens_of([(1, 0)]))
+    kernel.add(y, x, (slots.module_index[MODULE],), tokens_of([(1, 0)]))
     assert slots.device_records().tensor is records
     assert torch.allclose(y.double(), expected(torch.zeros_like(y), x, slots, [(1, 0)]), atol=1e-3)

@@ -115,7 +115,7 @@ def test_adapters_are_copied_from_pinned_memory_beside_the_computation() -> None
         slots.load(SlotRef(1, generation, "d"), host)
         slots.check(SlotRef(1, generation, "d"))
         x, y = torch.randn(2, 24, device=CUDA), torch.zeros(2, 40, device=CUDA)
-        kernel.add(y, x, slots.module_index[MODULE], tokens_of([(2, 1)]))
+        kernel.add(y, x, (slots.module_index[MODULE],), tokens_of([(2, 1)]))
         wanted = expected(torch.zeros_like(y), x, slots, [(2, 1)])
         assert torch.allclose(y.double(), wanted, atol=2e-2, rtol=2e-2)
 
@@ -130,7 +130,7 @@ def test_slots_grow_while_copies_are_under_way() -> None:
     for index in range(9):
         slots.check(SlotRef(index, 1, "d"))
     rows = [(1, index) for index in range(9)]
-    kernel.add(y, x, slots.module_index[MODULE], tokens_of(rows))
+    kernel.add(y, x, (slots.module_index[MODULE],), tokens_of(rows))
     assert torch.allclose(y.double(), expected(torch.zeros_like(y), x, slots, rows), atol=1e-3)
 
 

@@ -23,7 +23,7 @@ from lora_serve.model.lora.kernels import triton as kernel
 H100 = GPUTarget("cuda", 90, 32)
 KINDS = {
     "*i64": ("table", "lengths", "row_tiles"),
-    "*i32": ("slots", "tiles"),
+    "*i32": ("slots", "tiles", "modules", "pieces"),
     "*fp32": ("h", "scales", "partial", "sums"),
     "*bf16": ("x", "y", "query", "pool_k", "pool_v", "out"),
     "fp32": ("scale", "softcap"),

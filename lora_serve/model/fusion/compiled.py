@@ -33,19 +33,22 @@ from lora_serve.model.fusion.tracing import (
     LayerInputs,
     NotCompiledError,
     compile_layer,
-    linears_of,
+    groups_of,
     tensor_places,
 )
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.observation import first_line, registered_attention
+from lora_serve.model.lora.adapted_model import LinearGroup
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step_context import StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
-_COUNTS = (7, 1)  # tokens of the probes
+PROBES = (7, 1)  # tokens of each
 _MAX_KINDS = 8  # more: something of each layer is its own, and each would take seconds to compile
 _HELD = frozenset(vars(nn.Module()))  # what every module has
-_VARIES = {INDEX, "module", "_changes"}  # of layers of one kind; see `RunningLayer`
+Probe = tuple[ModuleCall, StepInputs]
+Result = tuple[Tensor | None, Tensor]  # a layer's output, if its code ran, and K and V
+_VARIES = {INDEX, "module", "changes"}  # of layers of one kind; see `RunningLayer`
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class CompiledLayer:
         self.own: Callable[..., Any] = layer.forward
         self._function, self._inputs, self._running = function, inputs, running
         self._tensors = list(tensor_places(layer).values())
-        self._linears = linears_of(layer)
+        self._groups = groups_of(layer)
         self._index: int = getattr(layer.get_submodule(function.attention), INDEX)
         paths = {module: path for path, module in parts.module.named_modules()}
         self._changes = [parts.slots.changes_of(paths[part]) for part in layer.modules()]
@@ -105,7 +108,7 @@ class CompiledLayer:
         return self._run(given)
 
     def _run(self, given: Sequence[Tensor]) -> Any:
-        self._running.layer, self._running.linears = self._index, self._linears
+        self._running.layer, self._running.groups = self._index, self._groups
         return pytree.tree_unflatten(self._function.run(*self._tensors, *given), self._function.out_spec)
 
 
@@ -114,7 +117,7 @@ def compile_layers(parts: LayerParts, vocab_size: int, max_model_len: int) -> Co
     """Compiles and replaces the layers that can be, and logs how many and why not the others."""
     start, done = time.perf_counter(), CompiledLayers()
     layers = decoder_layers(parts.module)
-    steps = [probe_step(parts.cache, vocab_size, max_model_len, count) for count in _COUNTS]
+    steps = [probe_step(parts.cache, vocab_size, max_model_len, count) for count in PROBES]
     calls: list[dict[nn.Module, list[ModuleCall]]] = []
     for step in steps:
         with calls_of(layers) as found:
@@ -157,9 +160,9 @@ def _compile_kind(
     done.functions.append(function)
     for layer, of_layer in zip(members, calls, strict=True):
         compiled = CompiledLayer(layer, function, inputs, running, parts)
+        probes = [(call, step) for (call,), step in zip(of_layer, steps, strict=True)]
         try:
-            for (call,), step in zip(of_layer, steps, strict=True):
-                _check_agrees(parts, compiled, call, step)
+            _check_agrees(parts, compiled, probes)
         except Exception as error:  # whatever compiled code raises
             done.reasons[f"{type(error).__name__}: {first_line(error)}"] += 1
         else:
@@ -167,19 +170,34 @@ def _compile_kind(
             done.num_layers += 1
 
 
-def _check_agrees(parts: LayerParts, compiled: CompiledLayer, call: ModuleCall, step: StepInputs) -> None:
-    """Raises NotCompiledError unless the compiled code gives the layer's own result, and writes the same K and V."""
-    results = []
-    with parts.context.running(step):
-        for forward in (compiled.own, compiled.of_known_form):
-            parts.cache.zero([block for row in step.prefill for block in row.blocks.tolist()])
-            results.append((repeated(call, forward), parts.cache.read(step.cache_positions)))
-    (expected, expected_cached), (found, cached) = results
-    if expected is None or found is None:
+def _check_agrees(parts: LayerParts, compiled: CompiledLayer, probes: Sequence[Probe]) -> None:
+    """Raises NotCompiledError unless the compiled code gives the layer's own results, and writes the same K and V."""
+    expected, found = (results_of(parts, forward, probes) for forward in (compiled.own, compiled.of_known_form))
+    if any(output is None for output, _ in expected + found):
         raise NotCompiledError("it does not run by itself")
-    close = is_close if found.dtype == torch.float32 else is_close_rounded
-    if not (close(found, expected) and close(cached, expected_cached)):
+    if not agree(expected, found):
         raise NotCompiledError("compiled code computes something else")
+
+
+def results_of(parts: LayerParts, forward: Callable[..., Any], probes: Sequence[Probe]) -> list[Result]:
+    """The results of a layer's code for the arguments of calls, each in its step."""
+    found = []
+    for call, step in probes:
+        with parts.context.running(step):
+            parts.cache.zero([block for row in step.prefill for block in row.blocks.tolist()])
+            found.append((repeated(call, forward), parts.cache.read(step.cache_positions)))
+    return found
+
+
+def agree(expected: Sequence[Result], found: Sequence[Result]) -> bool:
+    """True if two ways to compute a layer give the same results, but for what rounding may do."""
+    pairs = [pair for one, other in zip(found, expected, strict=True) for pair in zip(one, other, strict=True)]
+    return all(
+        one is not None
+        and other is not None
+        and (is_close if one.dtype == torch.float32 else is_close_rounded)(one, other)
+        for one, other in pairs
+    )
 
 
 def _kind(layer: nn.Module) -> tuple[Any, ...]:
@@ -188,6 +206,8 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
     for path, part in layer.named_modules():
         own = vars(part)
         held = {**{n: v for n, v in own.items() if n not in _HELD | _VARIES}, **own["_parameters"], **own["_buffers"]}
+        if isinstance(part, LinearGroup):  # all of it follows from its parts
+            held = {}
         facts.append((path, type(part), tuple((name, _fact(value)) for name, value in held.items())))
     return tuple(facts)
 

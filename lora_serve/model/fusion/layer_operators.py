@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.model.lora.adapted_model import LoraLinear
+from lora_serve.model.lora.adapted_model import LinearGroup
 from lora_serve.model.step_context import AttentionSettings
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionSettings], Tensor]  # layer, query, key, value, settings
@@ -27,7 +27,7 @@ class RunningLayer:
         """`attend`: writes key and value [tokens, num_kv_heads, head_dim] of a layer to the cache and attends."""
         self.attend = attend
         self.layer = -1
-        self.linears: Sequence[LoraLinear] = ()
+        self.groups: Sequence[LinearGroup] = ()
         self.number = next(_numbers)
         _running[self.number] = self
 
@@ -46,7 +46,7 @@ def _attend(
 
 
 def _add_lora(y: Tensor, x: Tensor, running: int, place: int) -> None:
-    _running[running].linears[place].adapt(y, x)
+    _running[running].groups[place].adapt(y, x)
 
 
 def _like_attended(query: Tensor, *_: object) -> Tensor:
@@ -80,5 +80,5 @@ def attend(query: Tensor, key: Tensor, value: Tensor, running: RunningLayer, set
 
 
 def add_lora(y: Tensor, x: Tensor, running: RunningLayer, place: int) -> None:
-    """`LoraLinear.adapt` of the running layer's linear layer at a place, as an operator: changes y [tokens, out]."""
+    """`LinearGroup.adapt` of the running layer's group at a place, as an operator: changes y [tokens, sum of out]."""
     torch.ops.lora_serve.add_lora_(y, x, running.number, place)

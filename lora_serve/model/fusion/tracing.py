@@ -9,6 +9,7 @@ its default, among the temporary files, has a name that any other user of the ma
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import tempfile
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lora_serve.model.fusion.layer_operators import RunningLayer, add_lora, attend
-from lora_serve.model.lora.adapted_model import LoraLinear
+from lora_serve.model.lora.adapted_model import LinearGroup
 from lora_serve.model.native.library import usable_cache
 from lora_serve.model.step_context import AttentionSettings
 
@@ -105,9 +106,9 @@ def tensor_places(layer: nn.Module) -> dict[TensorPlace, Tensor]:
     return found
 
 
-def linears_of(layer: nn.Module) -> tuple[LoraLinear, ...]:
-    """The linear layers with adapters inside a layer, in the order in which a layer of its kind has them, too."""
-    return tuple(part for part in layer.modules() if isinstance(part, LoraLinear))
+def groups_of(layer: nn.Module) -> tuple[LinearGroup, ...]:
+    """The groups of linear layers inside a layer, in the order in which a layer of its kind has them, too."""
+    return tuple(part for part in layer.modules() if isinstance(part, LinearGroup))
 
 
 def compile_layer(
@@ -206,26 +207,17 @@ class _Recording:
     ) -> Tensor:
         """Attention over rows, as an operator."""
         self.attended += [path for path, part in self._layer.named_modules() if part is module]
-        return attend(query.contiguous(), key.contiguous(), value.contiguous(), self._running, settings)
+        return attend(query.contiguous(), key.contiguous(), value, self._running, settings)
 
     def _without_indices(self) -> dict[TensorPlace, Any]:
-        linears = {linear: place for place, linear in enumerate(linears_of(self._layer))}
+        groups = {group: place for place, group in enumerate(groups_of(self._layer))}
         found: dict[TensorPlace, Any] = {}
         for path, part in self._layer.named_modules():
-            if isinstance(part, LoraLinear):
-                found[path, "", "forward"] = _as_operator(part, linears[part], self._running)
+            if isinstance(part, LinearGroup):
+                found[path, "", "adapt"] = functools.partial(add_lora, running=self._running, place=groups[part])
             if INDEX in vars(part):
                 found[path, "", INDEX] = _Unknown()
         return found
-
-
-def _as_operator(linear: LoraLinear, place: int, running: RunningLayer) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
-        y = linear.base.sums(x)
-        add_lora(y.view(-1, linear.base.out_features), x.reshape(-1, linear.base.in_features), running, place)
-        return y.to(x.dtype)
-
-    return forward
 
 
 class _Unknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,21 @@ from lora_serve.model.loading.observation import Site, is_linear, serve_by_row
 from lora_serve.model.lora.changes import Change
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step_context import AdapterStep, LoraSegment, Step, StepContext, StepVocabularies
+from lora_serve.model.step_context import (
+    AdapterStep,
+    LoraSegment,
+    LoraTokens,
+    Step,
+    StepContext,
+    StepVocabularies,
+)
 
 
 class LoraLinear(nn.Module):
-    """y = base(x), then the effect of each token's adapters on y: see `LoraKernel` and `Change`."""
+    """y = base(x), then the effect of each token's adapters on y: see `LoraKernel` and `Change`.
+
+    Both are done by its group, which is the layer alone until it joins others of its input.
+    """
 
     def __init__(
         self,
@@ -40,10 +51,11 @@ class LoraLinear(nn.Module):
         self.base = base
         self.module = module
         self.kernel = kernel
-        self._changes = changes
-        self._context = context
-        self._sees_outputs = sees_outputs
+        self.context = context
+        self.sees_outputs = sees_outputs
+        self.changes = changes
         self._is_output_head = is_output_head
+        self.group = LinearGroup((self,), base)
 
     @property
     def weight(self) -> Tensor:
@@ -59,20 +71,15 @@ class LoraLinear(nn.Module):
         Sums and what adapters add to them are rounded to the type of x once, those of the output head not at all. The
         output head's out is that of the step's largest vocabulary.
         """
-        y = self.base.sums(x)
-        self.adapt(y.view(-1, self.base.out_features), x.reshape(-1, self.base.in_features))
+        y = self.group.outputs(self, x)
         if not self._is_output_head:
             return y.to(x.dtype)
-        step: AdapterStep = self._context.step
+        step: AdapterStep = self.context.step
         return y if step.vocabularies is None else self._resized(y, x, step)
 
-    def adapt(self, y: Tensor, x: Tensor) -> None:
-        """Applies adapters to y [tokens, out], the base's outputs for x [tokens, in]; in place."""
-        step: AdapterStep = self._context.step
-        for tokens in step.lora_logits if self._sees_outputs else step.lora:
-            if self._changes:
-                self._change(y, x, self._of_base_size(tokens.segments, step))
-            self.kernel.add(y, x, self.module, tokens)
+    def change(self, y: Tensor, x: Tensor, tokens: LoraTokens, step: AdapterStep) -> None:
+        """Applies changes to y [tokens, out], the base's outputs for x [tokens, in]; in place."""
+        self._change(y, x, self._of_base_size(tokens.segments, step))
 
     def _resized(self, y: Tensor, x: Tensor, step: AdapterStep) -> Tensor:
         """y [1, num_logits, width]: adapters with their own number of rows have only changes here."""
@@ -91,8 +98,69 @@ class LoraLinear(nn.Module):
     def _change(self, y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
         for segment in segments:
             here = slice(segment.start, segment.end)
-            for change in self._changes.get(segment.slot, ()):
+            for change in self.changes.get(segment.slot, ()):
                 change.apply(y[here], (x[here],), segment.scale)
+
+
+class LinearGroup(nn.Module):
+    """Layers of one input: y = [x W_1^T + b_1, x W_2^T + b_2, ...], to the columns of which their adapters are applied.
+
+    A layer that is called gets its part of one product, as long as all are called with the same tensor.
+    """
+
+    def __init__(self, parts: Sequence[LoraLinear], base: FrozenLinear) -> None:
+        """`base`: the parts' own, joined."""
+        super().__init__()
+        self.base = base
+        self.parts = tuple(parts)
+        ends = [0, *itertools.accumulate(part.base.out_features for part in parts)]
+        self.columns = tuple(slice(*edges) for edges in itertools.pairwise(ends))  # of y, by part
+        self._numbers = tuple(part.module for part in parts)
+        self._computed: tuple[Tensor, int, dict[LoraLinear, Tensor]] | None = None  # x, the step, what is not taken yet
+
+    @staticmethod
+    def of(parts: Sequence[LoraLinear]) -> LinearGroup | None:
+        """The joined layers, which are still called one by one; None if their weights cannot lie in one piece."""
+        base = FrozenLinear.joined([part.base for part in parts])
+        return None if base is None else LinearGroup(parts, base)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., sum of out], as it was summed."""
+        y = self.base.sums(x)
+        self.adapt(y.view(-1, self.base.out_features), x.reshape(-1, self.base.in_features))
+        return y
+
+    def adapt(self, y: Tensor, x: Tensor) -> None:
+        """Applies adapters to y [tokens, sum of out], the bases' outputs for x [tokens, in]; in place."""
+        first = self.parts[0]
+        step: AdapterStep = first.context.step
+        for tokens in step.lora_logits if first.sees_outputs else step.lora:
+            for part, columns in zip(self.parts, self.columns, strict=True):
+                if part.changes:
+                    part.change(y[:, columns], x, tokens, step)
+            first.kernel.add(y, x, self._numbers, tokens)
+
+    def outputs(self, part: LoraLinear, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out of part], as it was summed.
+
+        The first part's call computes what each other's next call returns, if that is in the same step and x the very
+        same object; a part that gets another x is computed alone.
+        """
+        if len(self.parts) == 1:
+            return self.forward(x)
+        number = part.context.number
+        if part is self.parts[0]:
+            y = self.forward(x)
+            rest = zip(self.parts[1:], self.columns[1:], strict=True)
+            self._computed = x, number, {other: y[..., columns] for other, columns in rest}
+            return y[..., self.columns[0]]
+        if self._computed is not None:
+            known, of_step, waiting = self._computed
+            if known is x and of_step == number and part in waiting:
+                y = waiting.pop(part)
+                self._computed = self._computed if waiting else None
+                return y
+        return LinearGroup((part,), part.base).forward(x)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ which adapter owns which slot; this file stores bytes and refuses a row whose sl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import InternalError
@@ -106,6 +107,7 @@ class LoraSlots:
         `first_rank`: a power of two that kernels are launched for from the start, so that lower ones change no graph.
         """
         self.module_index = {name: index for index, name in enumerate(linears)}
+        self.out_features = tuple(shape.out_features for shape in linears.values())  # by module
         self.tables = SlotTables.empty(len(linears), num_slots)  # another object after growth: kernels look again
         self.device = device
         self.max_rank = first_rank  # or of any adapter that was ever here, as a power of two
@@ -156,6 +158,10 @@ class LoraSlots:
         """The slot's delta of a linear layer, None if it does not adapt it."""
         content = self._contents.get(slot)
         return None if content is None else content.deltas[module]
+
+    def columns(self, y: Tensor, modules: Sequence[int]) -> Sequence[Tensor]:
+        """The columns of y [tokens, sum of out] that are each module's outputs, as views."""
+        return torch.split(y, [self.out_features[module] for module in modules], dim=1) if len(modules) > 1 else (y,)
 
     def device_records(self) -> SlotRecords:
         """The tables on the device, made at the first call and kept up to date from then on."""

@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import peft
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama import modeling_llama
 
 from lora_serve.core.batch import Batch, Row, RowAdapter, SlotRef
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.fusion import tracing
 from lora_serve.model.fusion.compiled import CompiledLayers, decoder_layers
+from lora_serve.model.lora.adapted_model import LinearGroup
 from lora_serve.model.native import operators
 from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
-from tests.oracle import ARCHITECTURES, save_adapter, save_tiny_model
+from tests.oracle import ARCHITECTURES, load_plain, peft_may_warn, save_adapter, save_tiny_model
 from tests.peft_kinds import save_kind
 
 KINDS: Mapping[str, int] = {"llama": 1, "qwen3": 1, "gemma3_text": 2}  # gemma's: with a window and without
@@ -46,9 +49,20 @@ def environment() -> Iterator[None]:
 
 
 class World:
-    """A model whose layers were compiled, on a CPU with weights as they lie on a GPU, and adapters in its slots."""
+    """A model whose layers were joined and compiled, on a CPU with weights as they lie on a GPU, and adapters in its
+    slots.
+    """
 
-    def __init__(self, architecture: str, root: Path, num_layers: int = 3, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        architecture: str,
+        root: Path,
+        num_layers: int = 3,
+        dtype: str = "float32",
+        lora_kernel: str = "loop",
+        *,
+        compiles: bool = True,
+    ) -> None:
         layers = {} if architecture == "gpt2" else {"num_hidden_layers": num_layers, "max_position_embeddings": 512}
         if architecture == "gemma3_text":
             layers["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"][:num_layers]
@@ -56,16 +70,18 @@ class World:
         folders = {name: save_adapter(model, root / name, seed=i) for i, name in enumerate("ab")}
         if architecture == "llama":
             folders["norms"] = save_kind("save_norms", architecture, model, root / "norms")
+            folders["gains"] = save_gains(model, root / "gains")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(operators, "why_not", lambda weight: "not on a GPU")
             self.engine = LocalEngine(
-                model, folders, block_size=4, max_loras=3, kv_cache_memory="2MiB", lora_kernel="loop",
+                model, folders, block_size=4, max_loras=4, kv_cache_memory="2MiB", lora_kernel=lora_kernel,
                 attention="sdpa", fuse_layers=False, max_model_len=120, dtype=dtype,
             )  # fmt: skip
         self.runner: Any = self.engine.parts.runner
         self.base = self.runner._model
         self.layers = decoder_layers(self.base.module)
-        self.outcome: CompiledLayers = self.base.compile()
+        self.groups: list[LinearGroup] = self.base.join()
+        self.outcome: CompiledLayers = self.base.compile() if compiles else CompiledLayers()
         self.adapters = {name: self._load(name, slot) for slot, name in enumerate(folders)}
 
     def _load(self, name: str, index: int) -> RowAdapter:
@@ -130,6 +146,35 @@ class World:
                 layer.forward.own = own
 
 
+def save_gains(model: Path, folder: Path) -> Path:
+    """(IA)3: gains of the outputs of queries, keys and values, and of the inputs of all layers after a norm."""
+    attention, inside = ["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"]
+    with peft_may_warn():
+        found = peft.get_peft_model(
+            load_plain(model),
+            peft.IA3Config(target_modules=[*attention, *inside], feedforward_modules=inside, task_type="CAUSAL_LM"),
+        )
+        for name, parameter in found.named_parameters():
+            if "ia3" in name:
+                parameter.data = 0.5 + torch.rand(parameter.shape, generator=torch.Generator().manual_seed(3))
+        found.save_pretrained(folder)
+    return folder
+
+
+class OperatorCounts(TorchDispatchMode):
+    """How often torch's products and the operator of adapters are called inside the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = self.adapters = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        self.products += name in ("aten::linear", "aten::mm", "aten::addmm")
+        self.adapters += name == "lora_serve::add_lora_"
+        return func(*args, **(kwargs or {}))
+
+
 def is_near(found: Tensor, expected: Tensor, near: float = NEAR) -> bool:
     return found.shape == expected.shape and bool((found - expected).abs().max() <= near * expected.abs().max())
 
@@ -158,6 +203,14 @@ def test_layers_of_a_kind_share_one_function_of_few_kernels(world: World) -> Non
     assert [
         function.num_kernels for function in world.outcome.functions if function.num_kernels > MOST_KERNELS[name]
     ] == []
+
+
+def test_layer_is_four_products_and_four_additions_of_adapters(world: World) -> None:
+    row = world.decode(0, 5, "a")
+    with world.compiled_code(), mock.patch.object(type(world.base.kernel), "add"), OperatorCounts() as counts:
+        world.logits(row)
+    assert counts.products == 4 * len(world.layers) + 1  # and the output head's
+    assert counts.adapters == 4 * len(world.layers)
 
 
 def test_steps_of_all_forms_agree_with_the_layers_own_code(world: World) -> None:

@@ -47,7 +47,9 @@ def with_columns(adapter: HostAdapter) -> HostAdapter:
 
 def product(slots: LoraSlots, kernel: str, rows: list[int], x: torch.Tensor) -> torch.Tensor:
     y = torch.zeros(len(x), SHAPE.out_features)
-    create_kernel(kernel, slots).add(y, x, slots.module_index[MODULE], LoraTokens.of((1, slot, 1.0) for slot in rows))
+    create_kernel(kernel, slots).add(
+        y, x, (slots.module_index[MODULE],), LoraTokens.of((1, slot, 1.0) for slot in rows)
+    )
     return y
 
 
@@ -97,17 +99,17 @@ def test_a_slot_beyond_the_tables_makes_room_and_the_others_give_what_they_gave(
     serving = create_kernel(kernel, slots)  # made before the growth, used after it
     module, rows = slots.module_index[MODULE], LoraTokens.of([(1, 0, 1.0), (1, 1, 1.0), (1, -1, 1.0)])
     before = torch.zeros(3, 40)
-    serving.add(before, x, module, rows)
+    serving.add(before, x, (module,), rows)
     old_tables = slots.tables
     slots.load(SlotRef(9, 1, "new"), random_adapter("new", 5, SHAPE))
     assert slots.tables.num_slots >= 10
     for table in (old_tables.a, old_tables.b, old_tables.rank):
         table.zero_()  # whoever still follows the old tables finds nothing there
     after = torch.zeros(3, 40)
-    serving.add(after, x, module, rows)
+    serving.add(after, x, (module,), rows)
     assert torch.equal(after, before)
     own = torch.zeros(3, 40)
-    serving.add(own, x, module, LoraTokens.of([(1, 9, 1.0)] * 3))
+    serving.add(own, x, (module,), LoraTokens.of([(1, 9, 1.0)] * 3))
     delta = slots.delta(module, 9)
     assert delta is not None
     assert torch.allclose(own, 0.5 * x @ delta.a.t() @ delta.b, atol=1e-4)  # type: ignore[union-attr]

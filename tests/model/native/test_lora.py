@@ -24,7 +24,7 @@ RANKS = (1, 3, 4, 8, 9, 16, 33)
 def add(slots: LoraSlots, x: torch.Tensor, y: torch.Tensor, rows: list[tuple[int, int, float]]) -> torch.Tensor:
     """A copy of y with the deltas added."""
     found = y.clone()
-    Kernel(slots).add(found, x, slots.module_index[MODULE], LoraTokens.of(rows))
+    Kernel(slots).add(found, x, (slots.module_index[MODULE],), LoraTokens.of(rows))
     return found
 
 
@@ -87,7 +87,7 @@ def test_inputs_and_outputs_may_be_columns_of_wider_tensors() -> None:
     wanted = add(slots, wide_x[:, 5:29].contiguous(), wide_y[:, 30:70].contiguous(), rows)
     for x in (wide_x[:, 5:29], wide_x[:, 5:29].t().contiguous().t()):
         found = wide_y.clone()
-        Kernel(slots).add(found[:, 30:70], x, slots.module_index[MODULE], LoraTokens.of(rows))
+        Kernel(slots).add(found[:, 30:70], x, (slots.module_index[MODULE],), LoraTokens.of(rows))
         assert torch.equal(found[:, 30:70], wanted)
         assert torch.equal(found[:, :30], wide_y[:, :30])
         assert torch.equal(found[:, 70:], wide_y[:, 70:])

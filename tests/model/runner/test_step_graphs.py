@@ -45,6 +45,7 @@ class World:
                 attention="sdpa", fuse_layers=False,
             )  # fmt: skip
         self.plain: Any = self.engine.parts.runner
+        assert self.plain._model.join()  # as on a GPU
         self.recorders: list[RecordedCall] = []
         self.pools: list[list[RecordedCall]] = []  # the graphs of each
         kernel = self.plain._model.kernel

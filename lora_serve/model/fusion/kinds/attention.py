@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from lora_serve.model.attention import Attention
 from lora_serve.model.attention import native as native_attention
-from lora_serve.model.fusion.parts import FusionParts, JoinedLinears, names_only
+from lora_serve.model.fusion.parts import FusionParts, join_packed, names_only
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.lora.adapted_model import LoraLinear
+from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
 from lora_serve.model.native.operators import LayerKernels
 from lora_serve.model.step_context import AttentionSettings, ChangeTable, StepContext, StepInputs
 
@@ -37,7 +37,7 @@ class FusedRotaryAttention:
 
     own_forward: Callable[..., Any]
     layer: int
-    joined: JoinedLinears
+    joined: LinearGroup
     output: LoraLinear
     query_norm: nn.Module | None  # of each head, before the rotation (Qwen 3, Gemma 3)
     key_norm: nn.Module | None
@@ -82,7 +82,7 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedRotaryAttenti
     q, k, v, output = (linear for linear in linears if isinstance(linear, LoraLinear))
     layer: Any = module.layer_idx
     settings, cache, path = parts.settings.get(layer), parts.cache, parts.paths[module]
-    joined = JoinedLinears.of((q, k, v)) if settings is not None else None
+    joined = join_packed((q, k, v)) if settings is not None else None
     if settings is None or joined is None or not isinstance(parts.attention, native_attention.Backend):
         return []
     query_norm, key_norm = getattr(module, "q_norm", None), getattr(module, "k_norm", None)

@@ -14,7 +14,7 @@ from lora_serve.model.fusion.kinds.attention import FusedRotaryAttention
 from lora_serve.model.fusion.kinds.gated_mlp import FusedGatedMLP
 from lora_serve.model.fusion.kinds.norm import FusedNorm
 from lora_serve.model.fusion.parts import FusionParts, names_only
-from lora_serve.model.lora.adapted_model import LoraLinear
+from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
 from lora_serve.model.lora.kernels import native as native_lora
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import operators as native
@@ -141,9 +141,9 @@ def _layer_of(parts: tuple[FusedNorm, FusedRotaryAttention, FusedNorm, FusedGate
     before_attention, attention, before_mlp, mlp = parts
     shape, settings = attention.cache.shape, attention.settings
     layer = native.Layer(
-        joined_attention=attention.joined.native(),
+        joined_attention=_weight_of(attention.joined),
         output=_weight_of(attention.output),
-        joined_mlp=mlp.joined.native(),
+        joined_mlp=_weight_of(mlp.joined),
         down=_weight_of(mlp.down),
         before_attention=before_attention.native(),
         before_mlp=before_mlp.native(),
@@ -162,6 +162,6 @@ def _layer_of(parts: tuple[FusedNorm, FusedRotaryAttention, FusedNorm, FusedGate
     return layer
 
 
-def _weight_of(linear: LoraLinear) -> native.Weight:
+def _weight_of(linear: LoraLinear | LinearGroup) -> native.Weight:
     assert linear.base.packed is not None
     return native.Weight.of(linear.base.packed, linear.base.bias)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lora_serve.model.fusion.parts import FusionParts, JoinedLinears, names_only
-from lora_serve.model.lora.adapted_model import LoraLinear
+from lora_serve.model.fusion.parts import FusionParts, join_packed, names_only
+from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
 from lora_serve.model.native.operators import ACTIVATIONS, LayerKernels
 
 STAGE = 1
@@ -18,7 +18,7 @@ _NAMES = frozenset({*_PARTS, _ACTIVATION})
 class FusedGatedMLP:
     """The layer's own three linear layers, with one kernel between them."""
 
-    def __init__(self, joined: JoinedLinears, down: LoraLinear, activation: str, kernels: LayerKernels) -> None:
+    def __init__(self, joined: LinearGroup, down: LoraLinear, activation: str, kernels: LayerKernels) -> None:
         self.joined = joined
         self.down = down
         self.activation = activation
@@ -47,7 +47,7 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedGatedMLP]:
     assert isinstance(down, LoraLinear)
     sizes = {gate.base.out_features, up.base.out_features, down.base.in_features}
     activation = next((name for name in ACTIVATIONS if _computes(module, name, parts.kernels)), None)
-    joined = JoinedLinears.of((gate, up)) if activation is not None and len(sizes) == 1 else None
+    joined = join_packed((gate, up)) if activation is not None and len(sizes) == 1 else None
     if activation is None or joined is None:
         return []
     return [FusedGatedMLP(joined, down, activation, parts.kernels)]

@@ -23,12 +23,14 @@ class LoraKernel(Protocol):
 
     def __init__(self, slots: LoraSlots) -> None: ...
 
-    def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
-        """y[i] = gain[s] * y[i] + t[i] * (shift[s] + scale[s] * (x[i] A[s]^T) B[s]) in place.
+    def add(self, y: Tensor, x: Tensor, modules: tuple[int, ...], tokens: LoraTokens) -> None:
+        """y[i] = gain[s] * y[i] + t[i] * (shift[s] + scale[s] * (x[i] A[s]^T) B[s]) in place, for each of the modules
+        on its own columns of y.
 
-        s is token i's slot and t[i] its segment's scale; tokens without a slot, and those whose slot leaves this
-        module alone, stay untouched. y [num_tokens, out], x [num_tokens, in] of the model's dtype; A [rank, in],
-        B [rank, out], gain and shift [out] per slot, see `LinearDelta`. A gain comes with t = 1 only.
+        s is token i's slot and t[i] its segment's scale; tokens without a slot, and those whose slot leaves a
+        module alone, stay untouched. The modules read the same x [num_tokens, in]; y [num_tokens, sum of out] holds
+        their outputs side by side (`LoraSlots.columns`), both of the model's dtype. A [rank, in], B [rank, out], gain
+        and shift [out] per slot and module, see `LinearDelta`. A gain comes with t = 1 only.
         """
 
 

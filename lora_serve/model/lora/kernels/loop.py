@@ -22,13 +22,14 @@ class Kernel:
     def __init__(self, slots: LoraSlots) -> None:
         self._slots = slots
 
-    def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
+    def add(self, y: Tensor, x: Tensor, modules: tuple[int, ...], tokens: LoraTokens) -> None:
         """As in PEFT the delta is computed in the wider of the adapter's and the model's types."""
-        for segment in tokens.segments:
-            delta = self._slots.delta(module, segment.slot)
-            if delta is not None:
-                here = slice(segment.start, segment.end)
-                _add(y[here], x[here], delta, segment.scale)
+        for module, own in zip(modules, self._slots.columns(y, modules), strict=True):
+            for segment in tokens.segments:
+                delta = self._slots.delta(module, segment.slot)
+                if delta is not None:
+                    here = slice(segment.start, segment.end)
+                    _add(own[here], x[here], delta, segment.scale)
 
 
 def _add(y: Tensor, x: Tensor, delta: LinearDelta, scale: float) -> None:

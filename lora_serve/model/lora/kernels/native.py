@@ -32,7 +32,7 @@ class Kernel:
         self._tables: SlotTables | None = None
         self._addresses: list[list[int]] = []
 
-    def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
+    def add(self, y: Tensor, x: Tensor, modules: tuple[int, ...], tokens: LoraTokens) -> None:
         if not tokens.segments:
             return
         if self._slots.tables is not self._tables:  # they have grown
@@ -41,11 +41,15 @@ class Kernel:
         known_x = x if library.why_not(x.device, x.dtype) is None else x.float()
         known_x = known_x if known_x.stride(1) == 1 else known_x.contiguous()
         wide_y = y if y.dtype == torch.float32 else y.float()
-        self._function(known_x.dtype)(
-            known_x.data_ptr(), known_x.stride(0), wide_y.data_ptr(), wide_y.stride(0), x.shape[1], y.shape[1],
-            tokens.pieces.data_ptr(), len(tokens.pieces),
-            None if tokens.weights is None else tokens.weights.data_ptr(), *self._addresses[module],
-        )  # fmt: skip
+        function, place = self._function(known_x.dtype), wide_y.data_ptr()
+        for module in modules:
+            out_features = self._slots.out_features[module]
+            function(
+                known_x.data_ptr(), known_x.stride(0), place, wide_y.stride(0), x.shape[1], out_features,
+                tokens.pieces.data_ptr(), len(tokens.pieces),
+                None if tokens.weights is None else tokens.weights.data_ptr(), *self._addresses[module],
+            )  # fmt: skip
+            place += out_features * wide_y.itemsize
         if wide_y is not y:
             y.copy_(wide_y)
 

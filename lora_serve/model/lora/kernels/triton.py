@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,68 +51,111 @@ class Kernel:
         self._programs: Any = importlib.import_module("lora_serve.model.triton_programs")
         self._slots = slots
         self._records = slots.device_records()
-        self._met: set[int] = set()  # layers that had tiles
+        self._groups: dict[tuple[int, ...], _Group] = {}  # by the modules' numbers
+        self._met: set[tuple[int, ...]] = set()  # those that had tiles
 
-    def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
+    def add(self, y: Tensor, x: Tensor, modules: tuple[int, ...], tokens: LoraTokens) -> None:
         placed = tokens.on_device or tokens.placed(x.device).on_device
         assert placed is not None
         assert x.stride(-1) == y.stride(-1) == 1, "features lie side by side"
+        group = self._groups.get(modules)
+        if group is None:
+            out_features = [self._slots.out_features[module] for module in modules]
+            group = self._groups[modules] = _Group.of(modules, out_features, x.device)
+        assert y.shape[1] == group.width
         if placed.end_of_short:
-            self._add_rows(y, x, module, placed)
+            self._add_rows(y, x, group, placed)
         if len(placed.tiles):
-            self._add_tiles(y, x, module, placed)
+            self._add_tiles(y, x, group, placed)
 
-    def _add_rows(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens) -> None:
+    def _add_rows(self, y: Tensor, x: Tensor, group: _Group, tokens: DeviceTokens) -> None:
         records, rank, num_tokens = self._records.tensor, self._slots.max_rank, tokens.end_of_short
-        width = _width(rank)
-        in_features, out_features = x.shape[1], y.shape[1]
-        inputs, outputs = _block(in_features, _ROW_INPUTS), _block(out_features, _ROW_OUTPUTS)
+        width, size, in_features = _width(rank), len(group.modules), x.shape[1]
+        inputs = _block(in_features, _ROW_INPUTS)
         parts = _pieces(in_features, inputs)
-        hidden = torch.empty(num_tokens, parts, width, dtype=torch.float32, device=x.device)
+        hidden = torch.empty(num_tokens, size, parts, width, dtype=torch.float32, device=x.device)
         if rank:
-            self._programs.shrink_rows[num_tokens, parts, _pieces(rank, _ROW_RANKS)](
-                x, x.stride(0), tokens.slots, records, hidden, width, in_features, module, records.shape[1],
-                BLOCK_R=_ROW_RANKS, BLOCK_K=inputs, ALIGNED=_is_aligned(in_features), num_warps=_SHRINK_WARPS,
+            self._programs.shrink_rows[num_tokens, parts, size * _pieces(rank, _ROW_RANKS)](
+                x, x.stride(0), tokens.slots, records, hidden, width, in_features, group.modules, size,
+                records.shape[1], BLOCK_R=_ROW_RANKS, BLOCK_K=inputs, ALIGNED=_is_aligned(in_features),
+                num_warps=_SHRINK_WARPS,
             )  # fmt: skip
-        self._programs.expand_rows[num_tokens, _pieces(out_features, outputs)](
-            y, y.stride(0), tokens.slots, tokens.scales, records, hidden, parts, width, out_features, module,
-            records.shape[1], MAX_PARTS=_power_of_two(parts), BLOCK_R=_ROW_RANKS, BLOCK_N=outputs,
-            ALIGNED=_is_aligned(out_features), num_warps=_EXPAND_WARPS,
+        self._programs.expand_rows[num_tokens, len(group.row_pieces)](
+            y, y.stride(0), tokens.slots, tokens.scales, records, hidden, parts, width, group.row_pieces, size,
+            records.shape[1], MAX_PARTS=_power_of_two(parts), BLOCK_R=_ROW_RANKS, BLOCK_N=group.row_outputs,
+            ALIGNED=group.is_aligned, num_warps=_EXPAND_WARPS,
         )  # fmt: skip
 
-    def _add_tiles(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens) -> None:
+    def _add_tiles(self, y: Tensor, x: Tensor, group: _Group, tokens: DeviceTokens) -> None:
         records, rank = self._records.tensor, self._slots.max_rank
-        width = _width(rank)
-        in_features, out_features, num_tiles = x.shape[1], y.shape[1], len(tokens.tiles)
+        width, size, in_features, num_tiles = _width(rank), len(group.modules), x.shape[1], len(tokens.tiles)
         parts = _pieces(in_features, _TILE_PART)
-        hidden = torch.empty(len(x), parts, width, dtype=torch.float32, device=x.device)
-        outputs = _block(out_features, _TILE_OUTPUTS)
-        for own in self._types(module, tokens.tile_slots):
+        hidden = torch.empty(len(x), size, parts, width, dtype=torch.float32, device=x.device)
+        for own in self._types(group, tokens.tile_slots):
             dtype, wide = self._programs.type_of(own), self._programs.product_type(x, own)
             if rank:
-                self._programs.shrink_tiles[num_tiles, parts, _pieces(rank, _TILE_RANKS)](
-                    x, x.stride(0), tokens.tiles, records, hidden, width, in_features, module, records.shape[1],
-                    DTYPE=dtype, WIDE=wide, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS, BLOCK_K=_TILE_INPUTS,
-                    PART=_TILE_PART, ALIGNED=_is_aligned(in_features), num_stages=_SHRINK_TILE_STAGES,
+                self._programs.shrink_tiles[num_tiles, parts, size * _pieces(rank, _TILE_RANKS)](
+                    x, x.stride(0), tokens.tiles, records, hidden, width, in_features, group.modules, size,
+                    records.shape[1], DTYPE=dtype, WIDE=wide, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS,
+                    BLOCK_K=_TILE_INPUTS, PART=_TILE_PART, ALIGNED=_is_aligned(in_features),
+                    num_stages=_SHRINK_TILE_STAGES,
                 )  # fmt: skip
-            self._programs.expand_tiles[num_tiles, _pieces(out_features, outputs)](
-                y, y.stride(0), tokens.tiles, tokens.tile_scales, records, hidden, parts, width, out_features, module,
-                records.shape[1], DTYPE=dtype, WIDE=wide, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS, BLOCK_N=outputs,
-                ALIGNED=_is_aligned(out_features), num_warps=_EXPAND_TILE_WARPS,
+            self._programs.expand_tiles[num_tiles, len(group.tile_pieces)](
+                y, y.stride(0), tokens.tiles, tokens.tile_scales, records, hidden, parts, width, group.tile_pieces,
+                size, records.shape[1], DTYPE=dtype, WIDE=wide, BLOCK_M=TILE_TOKENS, BLOCK_R=_TILE_RANKS,
+                BLOCK_N=group.tile_outputs, ALIGNED=group.is_aligned, num_warps=_EXPAND_TILE_WARPS,
             )  # fmt: skip
 
-    def _types(self, module: int, slots: Iterable[int] | None) -> set[torch.dtype]:
-        """The types of weights that these slots have in a layer: each has its own program, so that neither takes the
-        other's registers, and a slot's sums have one order whatever the others hold. bfloat16 where there are only a
-        gain or a shift. All of them when the layer is first met: later no tenant waits for the compiler.
+    def _types(self, group: _Group, slots: Iterable[int] | None) -> set[torch.dtype]:
+        """The types of weights that these slots have in a group's layers: each has its own program, so that neither
+        takes the other's registers, and a slot's sums have one order whatever the others hold. bfloat16 where there are
+        only a gain or a shift. All of them when the group is first met: later no tenant waits for the compiler.
         """
-        if self._slots.max_rank and module not in self._met:
-            self._met.add(module)
+        if self._slots.max_rank and group.numbers not in self._met:
+            self._met.add(group.numbers)
             return {torch.bfloat16, torch.float32}
         if slots is None:
             return self._slots.types
-        deltas = (self._slots.delta(module, slot) for slot in slots)
+        deltas = (self._slots.delta(module, slot) for slot in slots for module in group.numbers)
         return {torch.bfloat16 if delta.a is None else delta.a.dtype for delta in deltas if delta is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Layers of one input as the programs find them: all that follows from the layers' numbers and sizes."""
+
+    numbers: tuple[int, ...]  # the modules
+    width: int  # columns of y
+    modules: Tensor  # [group_size] int32
+    row_outputs: int  # of each piece
+    row_pieces: Tensor  # [num_pieces, 5] int32
+    tile_outputs: int
+    tile_pieces: Tensor
+    is_aligned: bool  # so are the layers' first columns
+
+    @staticmethod
+    def of(numbers: tuple[int, ...], out_features: Sequence[int], device: torch.device) -> _Group:
+        row_outputs, tile_outputs = (_block(max(out_features), most) for most in (_ROW_OUTPUTS, _TILE_OUTPUTS))
+        modules, row_pieces, tile_pieces = (
+            torch.tensor(numbers_of_each, dtype=torch.int32, device=device)
+            for numbers_of_each in (
+                numbers, _cut(numbers, out_features, row_outputs), _cut(numbers, out_features, tile_outputs)
+            )
+        )  # fmt: skip
+        is_aligned = all(map(_is_aligned, out_features))
+        return _Group(
+            numbers, sum(out_features), modules, row_outputs, row_pieces, tile_outputs, tile_pieces, is_aligned
+        )
+
+
+def _cut(numbers: Sequence[int], out_features: Sequence[int], outputs: int) -> list[tuple[int, ...]]:
+    """The layers' outputs in pieces of `outputs` at most, see `triton_programs`."""
+    found: list[tuple[int, ...]] = []
+    column = 0
+    for place, (number, size) in enumerate(zip(numbers, out_features, strict=True)):
+        found += [(number, place, first, size, column + first) for first in range(0, size, outputs)]
+        column += size
+    return found
 
 
 def _width(rank: int) -> int:
