@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT, Row
+from lora_serve.model.runner.draw_graphs import NUM_COLUMNS, PlannedDraws, plan_draws
 from lora_serve.model.runner.packing import LogitSpan
 from lora_serve.model.step_context import (
     QUERY_TILE,
@@ -61,6 +63,7 @@ class GraphShape:
             "table": (self.num_rows + self.num_long_rows) * self.width,
             "tiles": 4 * (self.num_long_tokens // QUERY_TILE + self.num_long_rows), "lora_tiles": 3 * lora_tiles,
             "scales": -(-tokens // 2), "logit_scales": -(-logits // 2), "lora_tile_scales": -(-lora_tiles // 2),
+            "draws": NUM_COLUMNS * logits,
         }  # fmt: skip
 
 
@@ -81,9 +84,9 @@ class StepBuffers:
         self._table = self._parts["table"].view(-1, shape.width)
         self._ends = np.cumsum(list(self._sizes.values()))[:-1]
 
-    def fill(self, rows: Sequence[Row]) -> list[LogitSpan]:
+    def fill(self, rows: Sequence[Row]) -> tuple[list[LogitSpan], PlannedDraws]:
         """Sets the step's values; rows of one token come first. The copy only joins the queue. Returns where each row's
-        logits lie, one after the other.
+        logits lie, one after the other, and which rows' tokens a graph can draw.
         """
         host = np.zeros(len(self._memory), dtype=np.int64)
         parts = dict(zip(self._sizes, np.split(host, self._ends), strict=True))
@@ -100,8 +103,9 @@ class StepBuffers:
             self._fill_short(parts, table, i, row)
         spans = [LogitSpan(i, i + 1) for i in range(num_short)]
         spans += self._fill_long(parts, table, rows[num_short:], num_short)
+        planned = plan_draws(rows, spans, parts["draws"].view(np.float64).reshape(NUM_COLUMNS, -1))
         self._memory.copy_(to_device(torch.from_numpy(host), torch.int64, self._memory.device))
-        return spans
+        return spans, planned
 
     def _fill_short(self, parts: Mapping[str, Any], table: _Numbers, i: int, row: Row) -> None:
         position, blocks = row.start, row.block_table
@@ -151,6 +155,11 @@ class StepBuffers:
             parts["scales"][segment.start : segment.end] = segment.scale
         parts["lora_tiles"][: 3 * len(tiles)] = np.array(tiles, dtype=np.int64).reshape(-1)
         parts["lora_tile_scales"][: len(tiles)] = scales
+
+    @property
+    def draws(self) -> Tensor:
+        """[6, num_logits] float64: what is drawn at each position, see `DrawColumns`."""
+        return self._parts["draws"].view(torch.float64).view(NUM_COLUMNS, -1)
 
     def step(self) -> StepInputs:
         """A new step over the same memory each time: attention's notes on a step belong to one pass."""
