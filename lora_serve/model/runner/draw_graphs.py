@@ -15,7 +15,7 @@ from torch import Tensor
 from lora_serve.core.batch import Row
 from lora_serve.model.runner.draws import COLDEST, DrawColumns, DrawKinds, draw_captured, uniform
 from lora_serve.model.runner.packing import LogitSpan
-from lora_serve.model.runner.sampler import SampledToken, is_plain, is_truncated
+from lora_serve.model.runner.sampler import SampledToken, is_truncated
 from lora_serve.model.system.device_memory import copy_to_host
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def plan_draws(rows: Sequence[Row], spans: Sequence[LogitSpan], columns: npt.NDA
     warm: list[tuple[Any, ...]] = []  # place, seed, counter; then the columns but for the number
     for row, span in zip(rows, spans, strict=True):
         sample = row.sample
-        if sample is None or not is_plain(sample):
+        if sample is None or not sample.is_plain:
             continue
         planned.append((row, span))
         params, first = sample.params, sample.num_output_tokens - span.start
@@ -59,7 +59,7 @@ def plan_draws(rows: Sequence[Row], spans: Sequence[LogitSpan], columns: npt.NDA
     if not warm:
         return PlannedDraws(planned, DrawKinds(False, False))
     places, seeds, counters, kinds, *others = zip(*warm, strict=True)
-    columns[:, list(places)] = [kinds, uniform(seeds, counters).numpy(), *others]
+    columns[:, list(places)] = np.array([kinds, uniform(seeds, counters).numpy(), *others])
     return PlannedDraws(planned, DrawKinds(1 in kinds, 2 in kinds))
 
 
@@ -103,6 +103,10 @@ class DrawGraphs:
     def columns(self, num_positions: int) -> Tensor:
         """[6, num_positions] float64: where a step puts what is to be drawn."""
         return self._columns[: NUM_COLUMNS * num_positions].view(NUM_COLUMNS, -1)
+
+    def tokens(self) -> Tensor:
+        """[positions] int64: the tokens that the last step drew."""
+        return self._tokens
 
     def forget(self) -> None:
         """Drops all graphs, before memory that they share with others is given up."""

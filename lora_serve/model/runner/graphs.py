@@ -6,8 +6,9 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -121,9 +122,9 @@ class StepGraphs:
     def stats(self) -> GraphStats:
         return GraphStats(self._num_replayed, self._num_captured, self._num_failed, self._capture_seconds)
 
-    def launch(self, rows: Sequence[Row]) -> LaunchedStep | None:
+    def launch(self, rows: Sequence[Row], places: Mapping[int, int] = MappingProxyType({})) -> LaunchedStep | None:
         """Replays the step and the draws of its tokens, as far as a graph can draw them; does not wait. None: no graph
-        serves these rows. Rows of one token come first.
+        serves these rows. Rows of one token come first; `places`: see `StepBuffers.fill`.
         """
         if self._world != self._seen():
             self._captured.clear()
@@ -138,7 +139,7 @@ class StepGraphs:
         found = self._captured.get(shape) or self._capture(shape)
         if found is None:
             return None
-        spans, planned = found.buffers.fill(rows)
+        spans, planned = found.buffers.fill(rows, places)
         found.graph.replay()
         self._num_replayed += 1
         drawn = self._memory().launch(shape.num_logits, planned, self._new_graph)
@@ -229,9 +230,11 @@ class StepGraphs:
         buffers.fill(())
         graph, start = self._new_graph(), time.perf_counter()
         try:
-            out, columns = self._memory().logits(shape.num_logits), self._memory().columns(shape.num_logits)
+            memory = self._memory()
+            out, columns = memory.logits(shape.num_logits), memory.columns(shape.num_logits)
 
             def compute() -> Tensor:
+                buffers.feed(memory.tokens())
                 columns.copy_(buffers.draws)
                 return out.copy_(self._model.logits(buffers.step()))
 

@@ -17,6 +17,7 @@ from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.runner.draw_graphs import DrawnTokens
 from lora_serve.model.runner.graphs import LaunchedStep, StepGraphs
 from lora_serve.model.runner.packing import LogitSpan, StepPacker
 from lora_serve.model.runner.sampler import SampledToken, choose, is_cheap, logprobs_of
@@ -107,6 +108,24 @@ class _DrawnRow:
             choice.logprobs,
             following=tuple(NextToken(later.token_id, later.logprobs) for later in following),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlight:
+    """Implements `engine.Flight`: a replayed step whose rows are plain."""
+
+    rows: tuple[Row, ...]
+    places: dict[int, int]  # of the rows' tokens among all that the step draws, by id
+    drawn: DrawnTokens | None  # None: no row samples
+
+    def collect(self) -> list[RowOutput | None]:
+        tokens = {} if self.drawn is None else self.drawn.wait()
+        return [self._output(row, tokens.get(row.sequence_id)) for row in self.rows]
+
+    def _output(self, row: Row, tokens: list[SampledToken] | None) -> RowOutput | None:
+        if row.sample is None:
+            return RowOutput(row.sequence_id, None)
+        return None if tokens is None else _DrawnRow(row, 0, tokens).output()
 
 
 def without_numbers(sequence_id: int) -> RowOutput:
@@ -200,6 +219,19 @@ class ModelRunner(AdapterRunner):
         if self._waits is not None:
             self._waits.after_step()
         return outputs
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, before: StepFlight | None) -> StepFlight | None:
+        """Implements `engine.Launcher`."""
+        self._cache.zero(batch.fresh_blocks)
+        if self._graphs is None or any(self._refusal(row) is not None for row in batch.rows):
+            return None
+        rows = sorted(batch.rows, key=lambda row: len(row.token_ids) > 1)
+        step = self._graphs.launch(rows, {} if before is None else before.places)
+        if step is None or (step.drawn is None and any(row.sample for row in rows)):
+            return None
+        places = {row.sequence_id: span.start for row, span in zip(rows, step.spans, strict=True)}
+        return StepFlight(batch.rows, places, step.drawn)
 
     def move_blocks(self, moves: BlockMoves) -> None:
         self._cache.move(moves)

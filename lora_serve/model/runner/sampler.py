@@ -108,16 +108,6 @@ def _best(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def is_plain(row: SampleInput) -> bool:
-    """True if the row's token is a function of its logits, temperature, top-k, top-p, min-p and number alone, and
-    nothing is wanted but the token: a graph can draw it.
-    """
-    params = row.params
-    if params.logprobs is not None or params.has_penalties or params.logit_bias or params.allowed_token_ids:
-        return False
-    return not (params.bad_words or row.allowed is not None or row.num_output_tokens < params.min_tokens)
-
-
 def is_truncated(row: SampleInput) -> bool:
     """True if some tokens may not come for their rank or their probability."""
     params = row.params

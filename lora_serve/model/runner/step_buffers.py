@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class GraphShape:
         lora_tiles = 2 * self.num_long_tokens // TILE_TOKENS  # of segments that are longer than one
         return {
             "ids": tokens, "positions": tokens, "places": tokens, "slots": tokens, "is_long": tokens,
-            "lengths": self.num_rows, "logit_positions": logits, "logit_slots": logits,
+            "lengths": self.num_rows, "fed": self.num_rows, "logit_positions": logits, "logit_slots": logits,
             "table": (self.num_rows + self.num_long_rows) * self.width,
             "tiles": 4 * (self.num_long_tokens // QUERY_TILE + self.num_long_rows), "lora_tiles": 3 * lora_tiles,
             "scales": -(-tokens // 2), "logit_scales": -(-logits // 2), "lora_tile_scales": -(-lora_tiles // 2),
@@ -84,9 +85,12 @@ class StepBuffers:
         self._table = self._parts["table"].view(-1, shape.width)
         self._ends = np.cumsum(list(self._sizes.values()))[:-1]
 
-    def fill(self, rows: Sequence[Row]) -> tuple[list[LogitSpan], PlannedDraws]:
+    def fill(
+        self, rows: Sequence[Row], places: Mapping[int, int] = MappingProxyType({})
+    ) -> tuple[list[LogitSpan], PlannedDraws]:
         """Sets the step's values; rows of one token come first. The copy only joins the queue. Returns where each row's
-        logits lie, one after the other, and which rows' tokens a graph can draw.
+        logits lie, one after the other, and which rows' tokens a graph can draw. `places`: by the ids of rows that are
+        fed, their places among the tokens of the step before.
         """
         host = np.zeros(len(self._memory), dtype=np.int64)
         parts = dict(zip(self._sizes, np.split(host, self._ends), strict=True))
@@ -96,11 +100,14 @@ class StepBuffers:
         parts["slots"][:] = parts["logit_slots"][:] = BASE_SLOT
         parts["places"][:] = self._idle_block * self._block_size
         parts["lengths"][:] = 1
+        parts["fed"][:] = -1
         table = parts["table"].reshape(-1, self.shape.width)
         table[:, 0] = self._idle_block
         num_short = sum(len(row.token_ids) == 1 for row in rows)
         for i, row in enumerate(rows[:num_short]):
             self._fill_short(parts, table, i, row)
+            if row.is_fed:
+                parts["fed"][i] = places[row.sequence_id]
         spans = [LogitSpan(i, i + 1) for i in range(num_short)]
         spans += self._fill_long(parts, table, rows[num_short:], num_short)
         planned = plan_draws(rows, spans, parts["draws"].view(np.float64).reshape(NUM_COLUMNS, -1))
@@ -155,6 +162,11 @@ class StepBuffers:
             parts["scales"][segment.start : segment.end] = segment.scale
         parts["lora_tiles"][: 3 * len(tiles)] = np.array(tiles, dtype=np.int64).reshape(-1)
         parts["lora_tile_scales"][: len(tiles)] = scales
+
+    def feed(self, tokens: Tensor) -> None:
+        """Puts those of the `tokens` [positions] that the step before drew in the places of rows that are fed."""
+        fed, ids = self._parts["fed"], self._parts["ids"][: self.shape.num_rows]
+        ids.copy_(torch.where(fed < 0, ids, tokens[fed.clamp(min=0)]))
 
     @property
     def draws(self) -> Tensor:
