@@ -115,11 +115,11 @@ class Engine:
         self._events += events
         if ran is not None:
             self.recorder.step(self.figures.num_steps + 1, batch, ran, events, start, now)
-        self._load_slots()  # a command may have waited for a row that ended
         seconds = now - start - seconds_moved
         self.scheduler.observe(batch.load, seconds)
         if not is_warm_up:
             self.figures.count_step(batch, seconds)
+        self._load_slots()  # a command may have waited for a row that ended
 
     def _take_events(self) -> list[StepEvent]:
         events, self._events = self._events, []
@@ -214,7 +214,15 @@ def build_engine(
         Drafting(engine_config.speculate, cost, blocks), constraints, recorder,
     )  # fmt: skip
     ahead = AheadScheduler(
-        scheduler.running, scheduler.waiting, blocks, prefix_cache, batcher, guard, policy, scheduler.drafting
+        scheduler.running,
+        scheduler.waiting,
+        blocks,
+        prefix_cache,
+        batcher,
+        guard,
+        policy,
+        scheduler.drafting,
+        scheduler.prefetcher,
     )
     execution = Execution(runner, residency, swapping, guard, constraints, clock, Flights(launcher, guard, clock))
     commands = Commands(execution, scheduler, residency)

@@ -13,7 +13,7 @@ from lora_serve.core.model_spec import LongRope
 from lora_serve.core.request import FinishReason
 from tests.engine.fake_launcher import FakeLauncher
 from tests.engine.fake_runner import EXPLOSION, POISON
-from tests.engine.world import World, adapter
+from tests.engine.world import VirtualClock, World, adapter
 
 REFS = [adapter(name) for name in "abcdef"]
 PLAIN: dict[str, Any] = {"temperature": 0.0}
@@ -64,7 +64,7 @@ def test_random_histories_give_the_tokens_of_steps_that_are_waited_for(seed: int
     settings: dict[str, Any] = {"max_loras": 3, "max_num_seqs": 5, "max_num_batched_tokens": 16, "block_size": 4}
     if seed % 4 == 3:
         settings["policy"] = "priority"
-    world = World(num_blocks, launcher=launcher, max_model_len=60, **settings)
+    world = World(num_blocks, launcher=launcher, max_model_len=60, clock=VirtualClock(), **settings)
     names = []
     for number in range(120):
         for _ in range(generator.choice([0, 0, 0, 0, 0, 1, 2])):
@@ -116,6 +116,21 @@ def test_a_request_that_is_aborted_while_a_step_is_under_way_leaves_the_others_a
     world.check_answers()
     assert world.order == ["x", "z"]
     world.check_nothing_held()
+
+
+def test_steps_are_launched_ahead_while_an_adapter_is_fetched() -> None:
+    launcher = FakeLauncher()
+    world = World(launcher=launcher, auto_load=False)
+    world.add("x", [1, 2, 3], max_tokens=40, **PLAIN)
+    world.add("y", [4, 5], adapter("a"), max_tokens=2, **PLAIN)
+    for _ in range(12):
+        world.step()
+    assert launcher.num_behind >= 9
+    world.finish_load(adapter("a"))
+    world.run_until("y")
+    assert "x" not in world.ends
+    world.run()
+    world.check_answers()
 
 
 def test_commands_are_done_at_once_while_nothing_is_under_way_that_reads_slots() -> None:

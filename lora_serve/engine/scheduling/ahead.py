@@ -10,6 +10,7 @@ that, as all of it is one stream of the device's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from lora_serve.core.batch import Batch, Row, RowOutput
 from lora_serve.engine.batcher import Batcher
 from lora_serve.engine.blocks import BlockManager, PrefixCache
 from lora_serve.engine.policies.base import Policy
+from lora_serve.engine.scheduling.adapter_waits import AdapterPrefetcher
 from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.step_rows import MemoryGuard, StepRows, row_of
 from lora_serve.engine.sequence import Sequence
@@ -39,6 +41,7 @@ class AheadScheduler:
     _memory: MemoryGuard
     _policy: Policy
     _drafting: Drafting
+    _prefetcher: AdapterPrefetcher
 
     def may_launch(self, batch: Batch) -> bool:
         """True if the batch's rows need nothing of the host before all of their results are here."""
@@ -51,7 +54,7 @@ class AheadScheduler:
             return None
         with _assumed(running, before) as fed:
             limits = self._batcher.step_limits(running, len(waiting))
-            if waiting and self._may_admit(limits, now):
+            if waiting and (self._prefetcher.is_due or self._may_admit(limits, now)):
                 return None
             rows = StepRows(limits.max_tokens, now, self._memory)
             for sequence, count in rows.planned([sequence for sequence in running if not _is_over(sequence)]):
@@ -90,7 +93,8 @@ class AheadScheduler:
 
     def _may_admit(self, limits: StepLimits, now: float) -> bool:
         """True if a sequence that waits might be admitted to the next step, as in `Scheduler.schedule`."""
-        first = next((sequence for sequence in self._policy.order(now) if not sequence.is_compiling), None)
+        ready = (s for s in self._policy.order(now) if s.ready_at < math.inf or s.fallback is not None)
+        first = next(ready, None)
         if first is None:
             return False
         has_place = len(self._running) < limits.max_rows and self._prefix_cache.can_allocate(first)
