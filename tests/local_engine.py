@@ -74,6 +74,7 @@ class LocalEngine:
             memory=self.parts.memory,
             constraints=self.constraints,
             graphs=self.parts.graphs,
+            launcher=self.parts.launcher,
         )
         self._folders = {name: self._as_registered(folder) for name, folder in (adapters or {}).items()}
         self.refs = {name: self._ref(name, folder) for name, folder in self._folders.items()}

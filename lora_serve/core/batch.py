@@ -57,6 +57,16 @@ class SampleInput:
     allowed: AllowedTokens | None = None  # None: any token may come; asked once the forward pass is under way
     allowed_after: tuple[AllowedTokens, ...] = ()  # with `allowed` and a draft: what may come after each of its tokens
 
+    @property
+    def is_plain(self) -> bool:
+        """True if the token is a function of logits, temperature, top-k, top-p, min-p and one number alone, and nothing
+        is wanted but the token: a graph can draw it.
+        """
+        params = self.params
+        if params.logprobs is not None or params.has_penalties or params.logit_bias or params.allowed_token_ids:
+            return False
+        return not (params.bad_words or self.allowed is not None or self.num_output_tokens < params.min_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -81,6 +91,14 @@ class Row:
     pool: PoolingParams | None = None  # all its tokens are here, and become one vector
     num_draft: int = 0  # of the last token_ids, guesses; fewer than token_ids
     is_long: bool = False  # its positions have the long factors from the first on, see `LongRope`
+    is_fed: bool = False  # its only token is the one that the step before draws: token_ids have a 0 in its place
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the device alone computes its output, of at most one token."""
+        if self.prompt_targets is not None or self.pool is not None or self.num_draft:
+            return False
+        return self.sample is None or self.sample.is_plain
 
     @property
     def num_sampled(self) -> int:

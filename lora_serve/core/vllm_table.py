@@ -192,7 +192,7 @@ always on; --max-num-batched-tokens is a chunk's size: +--enable-chunked-prefill
 memory is estimated before a row starts: --watermark +--scheduler-reserve-full-isl
 blocks are found by SHA-256 under a secret: --prefix-caching-hash-algo --prefix-match-unit
   --prefix-cache-retention-interval +--swa-bounded-replay
-the engine schedules beside the step: +--async-scheduling +--disable-async-output-proc
+--launch-ahead decides it on GPUs: +--async-scheduling +--disable-async-output-proc
 a token is sent when it is there: --stream-interval
 guessed tokens take blocks that are free (--speculate): --num-lookahead-slots
 a step is one token of each row: --num-scheduler-steps +--multi-step-stream-outputs

@@ -43,6 +43,11 @@ class Commands:
     _replies: list[tuple[Command, Reply]] = field(default_factory=list)
     _num_smoke_tests: int = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """True if none waits for anything, and none is to be answered."""
+        return not (self._waiting or self._done)
+
     def add(self, command: Command) -> None:
         if isinstance(command.command, Unpin):
             self._withdraw_pins(command.command.digest)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.batch import MemoryPlan
+from lora_serve.core.batch import Batch, MemoryPlan, RowOutput
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.constraints import Constraints, GrammarCompiled
+from lora_serve.core.errors import LoraServeError
 from lora_serve.core.live import EngineView
 from lora_serve.core.messages import Command, Event, StepEvent, Watch
 from lora_serve.core.model_spec import ModelSpec
@@ -21,12 +22,14 @@ from lora_serve.engine.blocks import BlockManager, PrefixCache
 from lora_serve.engine.commands import Commands
 from lora_serve.engine.execution import Execution, Runner
 from lora_serve.engine.figures import EngineFigures
+from lora_serve.engine.flights import Flights, LaunchedBatch, Launcher
 from lora_serve.engine.host_cache import HostCache
 from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.residency import AdapterResidency
+from lora_serve.engine.scheduling.ahead import AheadScheduler
 from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.scheduler import Scheduler
 from lora_serve.engine.scheduling.step_rows import MemoryGuard
@@ -41,12 +44,14 @@ class Engine:
     """Tables, scheduler and runner together. Not thread-safe: `loop.py` is its only caller."""
 
     scheduler: Scheduler
+    ahead: AheadScheduler
     execution: Execution
     residency: AdapterResidency[Any]
     commands: Commands
     figures: EngineFigures
     recorder: Recorder
     _clock: Callable[[], float] = time.monotonic
+    _events: list[StepEvent] = field(default_factory=list)  # that no step has returned yet
 
     @property
     def is_busy(self) -> bool:
@@ -54,29 +59,71 @@ class Engine:
         return bool(self.scheduler.running)
 
     def step(self) -> tuple[bool, list[StepEvent]]:
-        """One step: expire, schedule, load slots, run, update. Returns whether anything ran, and its events."""
+        """One step: expire, schedule, load slots, run, update. Returns whether anything ran, and the events that there
+        are by then. A batch that can be launched is taken in at the next step, behind the launch of that if possible.
+        """
         start = self._clock()
-        events: list[StepEvent] = [*self.scheduler.expire(start)]
+        self._events += self.scheduler.expire(start)
+        if self._launch_ahead(start):
+            return True, self._take_events()
+        if self._land():
+            start = self._clock()
         batch, started = self.scheduler.schedule(start)
-        events += started
+        self._events += started
         self._load_slots()
         if batch is None:
-            return False, events
+            return False, self._take_events()
         self.execution.start_masks(batch)
         seconds_moved = self.execution.move(batch.moves)
-        outputs = self.execution.run(batch)
+        flights = self.execution.flights
+        if not (flights.is_possible and self.ahead.may_launch(batch) and flights.launch(batch, start)):
+            self._update(batch, self.execution.run(batch), start, seconds_moved)
+        return True, self._take_events()
+
+    def _launch_ahead(self, start: float) -> bool:
+        """Launches the step after the one that is under way, and only then takes in the results of that. False: there
+        is none, or its results have to be here first.
+        """
+        flights, launched = self.execution.flights, self.execution.flights.under_way
+        if launched is None or (batch := self.ahead.compose(launched.batch, start)) is None:
+            return False
+        if not flights.launch(batch, start):
+            return False
+        self._take_in(launched)
+        return True
+
+    def _land(self) -> bool:
+        """Takes in the results of what is under way; False: nothing is."""
+        launched = self.execution.flights.take()
+        if launched is not None:
+            self._take_in(launched)
+        return launched is not None
+
+    def _take_in(self, launched: LaunchedBatch) -> None:
+        start = max(launched.start, self.execution.flights.landed_at)
+        outputs = self.execution.flights.collect(launched)
+        batch, wanted = self.ahead.wanted(launched.batch, outputs)
+        if batch is not None:
+            self._update(batch, wanted, start)
+
+    def _update(self, batch: Batch, outputs: list[RowOutput], start: float, seconds_moved: float = 0.0) -> None:
+        """Takes in the results of a batch, and learns from the time that it took."""
         now = self._clock()
         is_warm_up = all(sequence.request.is_warm_up for sequence in self.scheduler.running)
         ran = self.scheduler.running_by_id() if self.recorder.is_on and not is_warm_up else None
-        events += self.scheduler.update(outputs, batch, now)
+        events: list[StepEvent] = [*self.scheduler.update(outputs, batch, now)]
+        self._events += events
         if ran is not None:
             self.recorder.step(self.figures.num_steps + 1, batch, ran, events, start, now)
-        self._load_slots()  # a command may have waited for a row that ended
         seconds = now - start - seconds_moved
         self.scheduler.observe(batch.load, seconds)
         if not is_warm_up:
             self.figures.count_step(batch, seconds)
-        return True, events
+        self._load_slots()  # a command may have waited for a row that ended
+
+    def _take_events(self) -> list[StepEvent]:
+        events, self._events = self._events, []
+        return events
 
     def load_finished(self, message: LoadFinished[Any]) -> list[Event]:
         """Takes in the end of a load; requests of an adapter that cannot be had end here."""
@@ -96,6 +143,11 @@ class Engine:
         self.commands.add(command)
         self._load_slots()
 
+    def fail_all(self, error: LoraServeError) -> list[StepEvent]:
+        """Ends every request, once nothing is under way."""
+        self.execution.flights.abandon()
+        return [*self._take_events(), *self.scheduler.fail_all(error)]
+
     def stats(self) -> EngineStats:
         return self.figures.stats()
 
@@ -104,7 +156,13 @@ class Engine:
         return self.figures.view(asked, self._clock())
 
     def _load_slots(self) -> None:
-        """Fills slots for the scheduled rows and for commands, which are answered once that is done."""
+        """Fills slots for the scheduled rows and for commands, which are answered once that is done. Slots change while
+        nothing is under way that could read them.
+        """
+        if self.execution.flights.under_way is not None:
+            if self.commands.is_idle and not self.residency.has_changes:
+                return
+            self._land()
         self.commands.execute()
         self.commands.answer(self.execution.load_slots())
 
@@ -120,12 +178,13 @@ def build_engine(
     memory: MemoryPlan | None = None,
     constraints: Constraints | None = None,
     graphs: Callable[[], GraphStats] = GraphStats,
+    launcher: Launcher | None = None,
 ) -> Engine:
     """An engine over `runner`; `submit` starts the load of an adapter, which ends with a `LoadFinished`.
 
     `clock`: the present time in seconds; the simulator brings its own. `memory`: how the device's memory was shared
     out; None: unknown and unlimited. `constraints`: compiles grammars; None: requests that have one are refused.
-    `graphs`: what the runner counts of its captured steps.
+    `graphs`: what the runner counts of its captured steps. `launcher`: the runner, if it can launch steps ahead.
     """
     memory = memory or MemoryPlan()
     blocks = BlockManager(num_blocks, engine_config.block_size)
@@ -154,7 +213,18 @@ def build_engine(
         random.Random(engine_config.seed), blocks, prefix_cache, residency, policy, batcher, ends, guard, swapping,
         Drafting(engine_config.speculate, cost, blocks), constraints, recorder,
     )  # fmt: skip
-    execution = Execution(runner, residency, swapping, guard, constraints, clock)
+    ahead = AheadScheduler(
+        scheduler.running,
+        scheduler.waiting,
+        blocks,
+        prefix_cache,
+        batcher,
+        guard,
+        policy,
+        scheduler.drafting,
+        scheduler.prefetcher,
+    )
+    execution = Execution(runner, residency, swapping, guard, constraints, clock, Flights(launcher, guard, clock))
     commands = Commands(execution, scheduler, residency)
     figures = EngineFigures(scheduler, residency, blocks, guard, constraints, recorder, graphs)
-    return Engine(scheduler, execution, residency, commands, figures, recorder, clock)
+    return Engine(scheduler, ahead, execution, residency, commands, figures, recorder, clock)

@@ -12,6 +12,7 @@ from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput,
 from lora_serve.core.constraints import Constraints
 from lora_serve.core.errors import AdapterUnavailableError, DeviceMemoryError, InternalError, LoraServeError
 from lora_serve.core.messages import SmokeTestResult
+from lora_serve.engine.flights import Flights
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.step_rows import MemoryGuard
 from lora_serve.engine.swapping import Swapping
@@ -52,6 +53,7 @@ class Execution:
     _memory: MemoryGuard
     _constraints: Constraints | None
     _clock: Callable[[], float]
+    flights: Flights
 
     def load_slots(self) -> dict[str, LoraServeError]:
         """Makes the slot changes that are due; returns the errors of failed copies by digest."""
@@ -72,6 +74,7 @@ class Execution:
 
     def clear_slots(self) -> None:
         """Clears the device's slots, before another engine uses the runner."""
+        self.flights.abandon()
         for index in range(self._residency.slots.num_indices):
             self.runner.clear_slot(index)
 

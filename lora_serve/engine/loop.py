@@ -72,7 +72,7 @@ class EngineLoop:
                 self._emit(messages)
         goodbye = NotReadyError("The server is shutting down.")
         self._engine.commands.end_all(goodbye)
-        self._emit([*self._replies(), *self._engine.scheduler.fail_all(goodbye)])
+        self._emit([*self._replies(), *self._engine.fail_all(goodbye)])
 
     def _read_mail(self, is_busy: bool) -> list[FromLoop]:
         """Handle every message there is; with nothing to run, wait for one or for the next deadline."""
@@ -169,7 +169,7 @@ class EngineLoop:
         asked who is there. Adapters that were to leave are not among those that are fetched again.
         """
         if self._rebuild is None:
-            self._engine.scheduler.fail_all(error)
+            self._engine.fail_all(error)
             return self._end_all(error)
         old = self._engine
         leaving = old.commands.end_all(error, but=(Evict, Unpin))

@@ -128,6 +128,11 @@ class AdapterResidency(Generic[V]):
         is_possible = adapter.digest not in self.slots and self.slots.has_free(adapter)
         return is_possible and self._to_device(adapter)
 
+    @property
+    def has_changes(self) -> bool:
+        """True if a slot must be filled or cleared before the next batch."""
+        return bool(self._changes)
+
     def take_changes(self) -> list[tuple[SlotRef, V | None]]:
         """The slots that the runner must fill, or clear (None), before the next batch, in order."""
         changes, self._changes = self._changes, []

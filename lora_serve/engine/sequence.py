@@ -75,6 +75,7 @@ class Sequence:
     drafter: Drafter | None = None  # once it decodes, where guesses are made
     num_served: int = 0  # tokens of its prompt that were computed for it once
     num_preemptions: int = 0
+    draws_widely: bool = False  # a graph could not draw a token of it: its steps are not launched ahead
     fell_back: bool = False
     cold_wait_is_over: bool = False  # with its own cold adapters
     was_cold: bool = False

@@ -68,6 +68,7 @@ class LocalEngine:
             memory=parts.memory,
             constraints=self._constraints,
             graphs=parts.graphs,
+            launcher=parts.launcher,
         )
         return self.engine
 

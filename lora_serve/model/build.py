@@ -50,6 +50,7 @@ class ModelParts:
     undo: Undo  # for the registry's threads; see `folding.undo`
     memory: MemoryPlan = field(default_factory=MemoryPlan)
     graphs: Callable[[], GraphStats] = GraphStats  # what was counted so far
+    launcher: ModelRunner | None = None  # the runner, if it can launch steps ahead
 
 
 def build_model(
@@ -105,14 +106,16 @@ def _build_generating_model(
     if graphs is not None and model_config.warmup != "off":
         graphs.capture_all(spec.max_model_len)
     keep_freed_memory()
+    served = ModelRunner(base, cache, slots, loaded.device, graphs, waits)
     return ModelParts(
         replace(spec, captured_tokens=MAX_LONG_TOKENS if graphs is not None and base.reads_tiles else 0),
-        ModelRunner(base, cache, slots, loaded.device, graphs, waits),
+        served,
         cache.num_blocks - 1,
         functools.partial(fold, base=base),
         functools.partial(undo, base=base),
         memory,
         GraphStats if graphs is None else graphs.stats,
+        served if graphs is not None and model_config.launch_ahead else None,
     )
 
 

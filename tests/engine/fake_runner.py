@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from lora_serve.core.batch import Batch, BlockMoves, NextToken, Row, RowAdapter, RowOutput, SampleInput, SlotRef
@@ -69,13 +69,16 @@ class FakeRunner:
         assert not {copy.block for copy in batch.moves.back} & set(batch.fresh_blocks), "zeroed after it was filled"
         if len(batch.rows) > 1 and any(EXPLOSION in row.token_ids for row in batch.rows):
             raise RuntimeError("out of memory, say")
-        for block in batch.fresh_blocks:
-            for offset in range(self.block_size):
-                self.cache.pop((block, offset), None)
-                self.rejected.discard((block, offset))
+        self.zero(batch.fresh_blocks)
         if self.max_tokens is not None and batch.num_tokens > self.max_tokens:
             raise DeviceMemoryError("the device has no memory")  # after the blocks were zeroed, as a real one may
         return [self._row(row) for row in batch.rows]
+
+    def zero(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            for offset in range(self.block_size):
+                self.cache.pop((block, offset), None)
+                self.rejected.discard((block, offset))
 
     def move_blocks(self, moves: BlockMoves) -> None:
         for copy in moves.out:

@@ -28,6 +28,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import build_engine
 from lora_serve.engine.loader import LoadFinished
 from tests.engine.fake_constraints import FakeConstraints, chosen, steps_of
+from tests.engine.fake_launcher import FakeLauncher, OrderedDevice
 from tests.engine.fake_runner import FakeRunner, key_of_uses, next_token, pooled_vector
 
 EOS = 1000  # never given by the fake runner
@@ -94,6 +95,7 @@ class World:
         constraints: FakeConstraints | None = None,
         next_token: Callable[[object, list[int]], int] = next_token,
         long_rope: LongRope = ONE_ROPE,
+        launcher: FakeLauncher | None = None,
         **settings: Any,
     ) -> None:
         defaults = {
@@ -105,6 +107,10 @@ class World:
         }
         self.settings = Settings(model="fake", **{**defaults, **settings})
         self.runner = FakeRunner(self.settings.block_size, next_token=next_token, long_rope=long_rope)
+        if launcher is not None:
+            self.runner = launcher.device = OrderedDevice(
+                self.settings.block_size, next_token=next_token, long_rope=long_rope
+            )
         spec = ModelSpec(
             "fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu", pooling=pooling,
             long_rope=long_rope,
@@ -120,6 +126,7 @@ class World:
             clock,
             memory,
             constraints,
+            launcher=launcher,
         )
         self.constraints = constraints or FakeConstraints()
         self.scheduler, self.residency = self.engine.scheduler, self.engine.residency

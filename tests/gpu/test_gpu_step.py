@@ -55,6 +55,30 @@ def test_graphs_on_and_off_and_the_cpu_say_the_same(folders: tuple[Path, dict[st
         assert [answer.token_ids for answer in found] == [answer.token_ids for answer in on_cpu]
 
 
+def test_steps_launched_ahead_say_what_steps_that_are_waited_for_say(
+    folders: tuple[Path, dict[str, Path]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of rows that graphs draw: greedy, and of each kind of sampling."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0}, {"temperature": 1.0}, {"top_p": 0.9}, {"temperature": 1.0, "top_k": 9}
+    ]  # fmt: skip
+    found = []
+    for is_ahead in (True, False):
+        engine = LocalEngine(
+            *folders, device="cuda", dtype="float32", kv_cache_memory="4MiB", swap_space="1MiB", speculate="off",
+            launch_ahead=is_ahead,
+        )  # fmt: skip
+        assert (engine.parts.launcher is not None) == is_ahead
+        requests = [
+            engine.request(list(range(3, 6 + i)), name, max_tokens=12 + 3 * i, seed=i, **kinds[i % 4])
+            for i, name in enumerate(["a", None, "b", "c", "a", "d", None, "b"])
+        ]
+        found.append([(answer.token_ids, answer.error) for answer in engine.run(requests)])
+        assert engine.engine.execution.flights.is_possible == is_ahead
+    assert found[0] == found[1]
+    assert "not drawn by a graph" not in caplog.text
+
+
 def test_steps_in_bfloat16_are_captured(folders: tuple[Path, dict[str, Path]]) -> None:
     engine = LocalEngine(*folders, device="cuda", dtype="bfloat16", kv_cache_memory="4MiB", swap_space="1MiB")
     engine.run([engine.request([5, 6, 7], name) for name in ("a", "b", None)])

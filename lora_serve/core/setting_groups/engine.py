@@ -173,6 +173,7 @@ class KernelSettings:
     lora_kernel: LoraKernelName = setting("auto", "LoRA delta; auto: the fastest that runs here")
     compile_layers: bool = setting(True, "on GPUs let torch compile decoder layers where they prove to be equal")
     cuda_graphs: bool = setting(True, "on GPUs capture steps once and replay them")
+    launch_ahead: bool = setting(True, "on GPUs launch a step before the results of the one before it are here")
     warmup: Literal["auto", "full", "off"] = setting("auto", "work done before /ready answers 200")
 
 

@@ -75,6 +75,11 @@ class Drafting:
         self._num_drafted = 0
         self._accepted_by_place = [0] * self._most
 
+    @property
+    def is_on(self) -> bool:
+        """True if any row may get a draft."""
+        return self._most > 0
+
     def add(self, running: Collection[Sequence], rows: StepRows) -> None:
         """Lengthens rows that decode by guesses, with the tokens and the blocks that are left over."""
         self._num_accepted = 0

@@ -52,7 +52,7 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self._cold_start = ColdStart(self._residency)
-        self._prefetcher = AdapterPrefetcher(self._policy, self._cold_start, self._residency)
+        self.prefetcher = AdapterPrefetcher(self._policy, self._cold_start, self._residency)
         self.outputs = Outputs(self.prefix_cache, self._policy, self.batcher, self.drafting)
 
     # -- coming and going --------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Scheduler:
 
     def fail_adapter(self, digest: str, error: LoraServeError, now: float) -> list[Event]:
         """Ends the waiting requests of an adapter that cannot be had, unless their fallback answers."""
-        self._prefetcher.is_due = True
+        self.prefetcher.is_due = True
         return [
             self._fail(sequence, final)
             for sequence in self._waiting_for(digest)
@@ -103,14 +103,14 @@ class Scheduler:
 
     def adapter_arrived(self, digest: str, now: float) -> None:
         """Notes that an adapter is in host memory, so that requests which lacked only this one may run."""
-        self._prefetcher.is_due = True
+        self.prefetcher.is_due = True
         for sequence in self._waiting_for(digest):
             self._cold_start.fall_back_if_due(sequence, now)
             self._cold_start.note_cold(sequence, now)
 
     def adapters_moved(self) -> None:
         """Notes that a command may have taken adapters away or made space for them: requests ask for theirs anew."""
-        self._prefetcher.is_due = True
+        self.prefetcher.is_due = True
 
     def running_by_id(self) -> dict[int, Sequence]:
         """The sequences that run, by the ids of their rows."""
@@ -153,7 +153,7 @@ class Scheduler:
         first = next((sequence for sequence in nearest if sequence.adapters), None)
         self._residency.protect(() if first is None else first.refs)
         events = self._admit(rows, limits, now) if self.num_preemptions == num_before else []
-        self._prefetcher.prefetch(rows, now)
+        self.prefetcher.prefetch(rows, now)
         if not rows:
             return None, events
         self.drafting.add(self.running, rows)
@@ -256,7 +256,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, now: float) -> None:
         self._cold_start.start(sequence)
-        self._prefetcher.is_due = True
+        self.prefetcher.is_due = True
         self._dequeue(sequence)
         sequence.waited = now - sequence.waiting_since
         self.running.append(sequence)
@@ -296,7 +296,7 @@ class Scheduler:
         else:
             self._dequeue(sequence)
         self._cold_start.leave(sequence)
-        self._prefetcher.is_due = True
+        self.prefetcher.is_due = True
         del self._by_request[sequence.request.request_id]
 
     def _preempt(self, sequence: Sequence, rows: StepRows) -> None:
@@ -330,7 +330,7 @@ class Scheduler:
         sequence.waiting_since = now - sequence.waited
         self.waiting.append(sequence)
         self._policy.add(sequence)
-        self._prefetcher.is_due = True
+        self.prefetcher.is_due = True
 
     def _dequeue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)

@@ -6,8 +6,9 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from lora_serve.core.stats import GraphStats
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.runner.draw_graphs import ALL_KINDS, DrawGraphs, DrawnTokens
 from lora_serve.model.runner.packing import LogitSpan
 from lora_serve.model.runner.step_buffers import TOKENS_PER_ROW, GraphShape, StepBuffers
 
@@ -78,6 +80,15 @@ class _Captured:
     logits: Tensor  # [num_logits, vocab]
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that the device computes. The logits are valid until the next step."""
+
+    logits: Tensor  # [num_logits, vocab] float32
+    spans: list[LogitSpan]  # each row's part of them
+    drawn: DrawnTokens | None = None  # the tokens of rows whose sampling is in a graph too
+
+
 class StepGraphs:
     """Steps as CUDA graphs, captured when a shape is first met, for LoRA kernels that `reads_device_tokens`.
 
@@ -101,7 +112,7 @@ class StepGraphs:
         self._new_pool = new_pool
         self._new_graph = new_pool()
         self._captured: dict[GraphShape, _Captured] = {}
-        self._logits: Tensor | None = None
+        self._draws: DrawGraphs | None = None  # none before the first capture: its memory is large
         self._failed: set[GraphShape] = set()  # these sizes alone go the ordinary way from then on
         self._world = self._seen()
         self._num_replayed = self._num_captured = self._num_failed = 0
@@ -111,13 +122,15 @@ class StepGraphs:
     def stats(self) -> GraphStats:
         return GraphStats(self._num_replayed, self._num_captured, self._num_failed, self._capture_seconds)
 
-    def logits(self, rows: Sequence[Row]) -> tuple[Tensor, list[LogitSpan]] | None:
-        """[num_logits, vocab] float32, valid until the next step, and each row's part of them; None: no graph serves
-        these rows. Rows of one token come first.
+    def launch(self, rows: Sequence[Row], places: Mapping[int, int] = MappingProxyType({})) -> LaunchedStep | None:
+        """Replays the step and the draws of its tokens, as far as a graph can draw them; does not wait. None: no graph
+        serves these rows. Rows of one token come first; `places`: see `StepBuffers.fill`.
         """
         if self._world != self._seen():
             self._captured.clear()
             self._failed.clear()
+            if self._draws is not None:
+                self._draws.forget()
             self._new_graph = self._new_pool()
             self._world = self._seen()
         shape = self.shape_of(rows)
@@ -126,10 +139,11 @@ class StepGraphs:
         found = self._captured.get(shape) or self._capture(shape)
         if found is None:
             return None
-        spans = found.buffers.fill(rows)
+        spans, planned = found.buffers.fill(rows, places)
         found.graph.replay()
         self._num_replayed += 1
-        return found.logits[: spans[-1].end], spans
+        drawn = self._memory().launch(shape.num_logits, planned, self._new_graph)
+        return LaunchedStep(found.logits[: spans[-1].end], spans, drawn)
 
     def capture_all(self, max_model_len: int) -> None:
         """Captures the steps that are to be expected, so that no request waits for a capture: all sizes, up to widths
@@ -140,6 +154,8 @@ class StepGraphs:
             if self._capture(shape) is None and self._cannot_be_captured:
                 self._failed.update(self._expected(max_model_len))  # no need to try them all
                 break
+        for num_logits, kinds in itertools.product(sorted({shape.num_logits for shape in self._captured}), ALL_KINDS):
+            self._memory().capture(num_logits, kinds, self._new_graph)
         seconds = time.perf_counter() - start
         _log.info("CUDA graphs: %d captured in %.1f s, %d failed", self._num_captured, seconds, self._num_failed)
 
@@ -201,12 +217,12 @@ class StepGraphs:
         """
         return self._cache.num_resizes, self._slots.num_slots, self._slots.max_rank, frozenset(self._slots.types)
 
-    def _logits_of(self, shape: GraphShape) -> Tensor:
-        """The memory of the logits, which all graphs share: what they computed on the way is free for the next one."""
-        if self._logits is None:
+    def _memory(self) -> DrawGraphs:
+        """The logits of all graphs, and what is drawn from them: what they computed on the way is free for the next."""
+        if self._draws is None:
             most = self._max_num_rows + MAX_LONG_TOKENS // TOKENS_PER_ROW
-            self._logits = torch.empty(most, self._model.spec.vocab_size, device=self._cache.device)
-        return self._logits[: shape.num_logits]
+            self._draws = DrawGraphs(most, self._model.spec.vocab_size, self._cache.device)
+        return self._draws
 
     def _capture(self, shape: GraphShape) -> _Captured | None:
         (idle,) = self._cache.spare_blocks(1, 1)
@@ -214,8 +230,15 @@ class StepGraphs:
         buffers.fill(())
         graph, start = self._new_graph(), time.perf_counter()
         try:
-            out = self._logits_of(shape)
-            logits = graph.capture(lambda: out.copy_(self._model.logits(buffers.step())))
+            memory = self._memory()
+            out, columns = memory.logits(shape.num_logits), memory.columns(shape.num_logits)
+
+            def compute() -> Tensor:
+                buffers.feed(memory.tokens())
+                columns.copy_(buffers.draws)
+                return out.copy_(self._model.logits(buffers.step()))
+
+            logits = graph.capture(compute)
         except RuntimeError as error:  # out of memory, or a model whose code waits for the device
             self._failed.add(shape)
             self._num_failed += 1

@@ -17,7 +17,8 @@ from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.runner.graphs import StepGraphs
+from lora_serve.model.runner.draw_graphs import DrawnTokens
+from lora_serve.model.runner.graphs import LaunchedStep, StepGraphs
 from lora_serve.model.runner.packing import LogitSpan, StepPacker
 from lora_serve.model.runner.sampler import SampledToken, choose, is_cheap, logprobs_of
 from lora_serve.model.system.device_memory import to_device, within_memory
@@ -43,6 +44,23 @@ def draw_rows(logits: Tensor, rows: Sequence[tuple[Row, int]], *, all_at_once: b
             one.take(list(islice(choices, len(own))))
         left = [one for one in left if not one.is_done]
     return {one.row.sequence_id: one.output() for one in drawn}
+
+
+def draw_step(step: LaunchedStep, rows: Sequence[tuple[Row, int]], *, all_at_once: bool) -> dict[int, RowOutput]:
+    """As `draw_rows`, with the tokens that a graph has drawn: the host draws those of the other rows meanwhile."""
+    if step.drawn is None:
+        return draw_rows(step.logits, rows, all_at_once=all_at_once)
+    by_graph = {row.sequence_id for row, _ in step.drawn.rows}
+    others = [(row, first) for row, first in rows if row.sequence_id not in by_graph]
+    outputs = draw_rows(step.logits, others, all_at_once=all_at_once)
+    tokens = step.drawn.wait()
+    for row, span in step.drawn.rows:
+        if (found := tokens.get(row.sequence_id)) is not None:
+            drawn = _DrawnRow(row, span.start)
+            drawn.take(found)
+            outputs[row.sequence_id] = drawn.output()
+    left = [(row, first) for row, first in rows if row.sequence_id not in outputs]
+    return outputs | draw_rows(step.logits, left, all_at_once=all_at_once)
 
 
 @dataclass(slots=True)
@@ -90,6 +108,24 @@ class _DrawnRow:
             choice.logprobs,
             following=tuple(NextToken(later.token_id, later.logprobs) for later in following),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlight:
+    """Implements `engine.Flight`: a replayed step whose rows are plain."""
+
+    rows: tuple[Row, ...]
+    places: dict[int, int]  # of the rows' tokens among all that the step draws, by id
+    drawn: DrawnTokens | None  # None: no row samples
+
+    def collect(self) -> list[RowOutput | None]:
+        tokens = {} if self.drawn is None else self.drawn.wait()
+        return [self._output(row, tokens.get(row.sequence_id)) for row in self.rows]
+
+    def _output(self, row: Row, tokens: list[SampledToken] | None) -> RowOutput | None:
+        if row.sample is None:
+            return RowOutput(row.sequence_id, None)
+        return None if tokens is None else _DrawnRow(row, 0, tokens).output()
 
 
 def without_numbers(sequence_id: int) -> RowOutput:
@@ -184,6 +220,19 @@ class ModelRunner(AdapterRunner):
             self._waits.after_step()
         return outputs
 
+    @torch.inference_mode()
+    def launch(self, batch: Batch, before: StepFlight | None) -> StepFlight | None:
+        """Implements `engine.Launcher`."""
+        self._cache.zero(batch.fresh_blocks)
+        if self._graphs is None or any(self._refusal(row) is not None for row in batch.rows):
+            return None
+        rows = sorted(batch.rows, key=lambda row: len(row.token_ids) > 1)
+        step = self._graphs.launch(rows, {} if before is None else before.places)
+        if step is None or (step.drawn is None and any(row.sample for row in rows)):
+            return None
+        places = {row.sequence_id: span.start for row, span in zip(rows, step.spans, strict=True)}
+        return StepFlight(batch.rows, places, step.drawn)
+
     def move_blocks(self, moves: BlockMoves) -> None:
         self._cache.move(moves)
 
@@ -225,13 +274,12 @@ class ModelRunner(AdapterRunner):
     @torch.inference_mode()
     def _run_together(self, rows: list[Row]) -> dict[int, RowOutput]:
         rows.sort(key=lambda row: len(row.token_ids) > 1)
-        logits, spans = self._logits(rows)
-        prompt_logprobs = {
-            row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)
-        }
-        sampling = [(row, span.end - row.num_sampled) for row, span in zip(rows, spans, strict=True) if row.sample]
+        step = self._launch(rows)
+        spanned = list(zip(rows, step.spans, strict=True))
+        prompt_logprobs = {row.sequence_id: _prompt_logprobs(step.logits, row, span) for row, span in spanned}
+        sampling = [(row, span.end - row.num_sampled) for row, span in spanned if row.sample]
         # only where waiting costs something is a position drawn before it is known to count
-        chosen = draw_rows(logits, sampling, all_at_once=self._device.type != "cpu")
+        chosen = draw_step(step, sampling, all_at_once=self._device.type != "cpu")
         return {
             row.sequence_id: chosen.get(row.sequence_id, RowOutput(row.sequence_id, None))
             if not prompt_logprobs[row.sequence_id]
@@ -239,12 +287,11 @@ class ModelRunner(AdapterRunner):
             for row in rows
         }
 
-    def _logits(self, rows: Sequence[Row]) -> tuple[Tensor, list[LogitSpan]]:
-        """[num_logits, vocab] float32, valid until the next step, and each row's part of them."""
-        if self._graphs is not None and (found := self._graphs.logits(rows)) is not None:
+    def _launch(self, rows: Sequence[Row]) -> LaunchedStep:
+        if self._graphs is not None and (found := self._graphs.launch(rows)) is not None:
             return found
         step, spans = self._packer.pack(rows)
-        return self._model.logits(step), spans
+        return LaunchedStep(self._model.logits(step), spans)
 
 
 def _is_fine(output: RowOutput) -> bool:

@@ -19,24 +19,17 @@ from torch import Tensor
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
 from lora_serve.core.messages import TokenLogprobs
+from lora_serve.model.runner.draws import (
+    COLDEST,
+    NUM_CANDIDATES,
+    Cuts,
+    are_numbers,
+    draw_truncated,
+    draw_whole,
+    uniform,
+    warmed,
+)
 from lora_serve.model.system.device_memory import to_device, to_host
-
-_COLDEST = 1e-4  # temperatures below are greedy: dividing by them would overflow
-_NUM_CANDIDATES = 256  # top-k / top-p / min-p look at this many best tokens first, at all only when they must
-
-
-def uniform(seeds: Sequence[int], counters: Sequence[int]) -> Tensor:
-    """Uniform numbers in (0, 1), one per (seed, counter): SplitMix64 (Steele et al., OOPSLA 2014). Returns [rows]
-    float64.
-    """
-    z = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
-    count = np.array(counters, dtype=np.uint64)
-    for step in (np.uint64(0), count):  # mix the seed before the counter: neighbouring seeds stay unrelated
-        z = z + (step + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    return torch.from_numpy(((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
 
 
 def draw_again(logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_final: Tensor) -> Tensor:
@@ -48,7 +41,7 @@ def draw_again(logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_f
     return torch.where(is_final, tokens, draw(logits, rows, logits.shape[1])[0])
 
 
-def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM_CANDIDATES) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = NUM_CANDIDATES) -> tuple[Tensor, Tensor]:
     """logits [rows, vocab] float32 -> token ids [rows], and which of them are final, [rows] bool; does not wait.
 
     Order of the steps as in vLLM: forbidden tokens, bias, penalties, temperature, min-p, top-k, top-p. A row that is
@@ -57,19 +50,20 @@ def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM
     logits = _adjusted(logits, rows)
     tokens = _best(logits)
     is_final = torch.ones_like(tokens, dtype=torch.bool)
-    warm = [i for i, row in enumerate(rows) if row.params.temperature >= _COLDEST]
-    for chosen in ([i for i in warm if not _is_truncated(rows[i])], [i for i in warm if _is_truncated(rows[i])]):
+    warm = [i for i, row in enumerate(rows) if row.params.temperature >= COLDEST]
+    for chosen in ([i for i in warm if not is_truncated(rows[i])], [i for i in warm if is_truncated(rows[i])]):
         if chosen:
             index = to_device(chosen, torch.int64, logits.device)
             members = [rows[i] for i in chosen]
             temperature = _column([row.params.temperature for row in members], logits)
-            probabilities = torch.softmax(_below_best(logits[index]) / temperature, dim=-1)
+            probabilities = warmed(logits[index], temperature)
             numbers = uniform([row.seed for row in members], [row.num_output_tokens for row in members])
             numbers = to_device(numbers, torch.float64, logits.device)[:, None]
-            if _is_truncated(members[0]):
-                tokens[index], is_final[index] = _draw_truncated(probabilities, numbers, members, num_candidates)
+            if is_truncated(members[0]):
+                cuts = _cuts(members, logits)
+                tokens[index], is_final[index] = draw_truncated(probabilities, numbers, cuts, num_candidates)
             else:
-                tokens[index] = _draw(probabilities, numbers)
+                tokens[index] = draw_whole(probabilities, numbers)
     return tokens, is_final
 
 
@@ -104,7 +98,7 @@ def _possible(ids: Sequence[int], logprobs: Sequence[float]) -> list[tuple[int, 
 
 def is_cheap(row: SampleInput) -> bool:
     """True if the row's token is the largest logit, and nothing else of the vocabulary counts."""
-    return row.params.temperature < _COLDEST and row.params.logprobs is None and not row.params.has_penalties
+    return row.params.temperature < COLDEST and row.params.logprobs is None and not row.params.has_penalties
 
 
 def _best(logits: Tensor) -> Tensor:
@@ -114,51 +108,20 @@ def _best(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _is_truncated(row: SampleInput) -> bool:
+def is_truncated(row: SampleInput) -> bool:
+    """True if some tokens may not come for their rank or their probability."""
     params = row.params
     return params.top_p < 1.0 or params.top_k > 0 or params.min_p > 0.0
 
 
+def _cuts(rows: Sequence[SampleInput], like: Tensor) -> Cuts:
+    top_k = to_device([row.params.top_k for row in rows], torch.int64, like.device)[:, None]
+    top_p = _column([row.params.top_p for row in rows], like)
+    return Cuts(top_k, top_p, _column([row.params.min_p for row in rows], like))
+
+
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     return to_device(values, like.dtype, like.device)[:, None]
-
-
-def _below_best(logits: Tensor) -> Tensor:
-    """Logits with the best at 0, so that no temperature makes an infinity of it."""
-    return logits - logits.amax(dim=-1, keepdim=True)
-
-
-def _draw(probabilities: Tensor, numbers: Tensor) -> Tensor:
-    """Inverse transform over the vocabulary in its own order; probabilities [rows, vocab], numbers [rows, 1]."""
-    cumulative = probabilities.double().cumsum(dim=-1)
-    drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)[:, 0]
-    return drawn.clamp_(max=probabilities.shape[1] - 1)
-
-
-def _draw_truncated(
-    probabilities: Tensor, numbers: Tensor, rows: Sequence[SampleInput], num_candidates: int
-) -> tuple[Tensor, Tensor]:
-    """Inverse transform over the tokens kept by min-p, top-k and top-p, best first; and whether those are all."""
-    vocabulary = probabilities.shape[1]
-    best = probabilities.topk(min(num_candidates, vocabulary), dim=-1)
-    kept = _kept(best.values, rows, vocabulary)
-    positions = _draw(kept, numbers)
-    is_final = (kept[:, -1] == 0) | (best.values.shape[1] == vocabulary)
-    return best.indices.gather(1, positions[:, None])[:, 0], is_final
-
-
-def _kept(ordered: Tensor, rows: Sequence[SampleInput], vocabulary: int) -> Tensor:
-    """`ordered` [rows, candidates] descending, with 0 where min-p, top-k or top-p cut; rows of their own sums."""
-    ranks = torch.arange(ordered.shape[1], device=ordered.device)[None, :]
-    min_p = _column([row.params.min_p for row in rows], ordered)
-    top_k = to_device([row.params.top_k or vocabulary for row in rows], torch.int64, ordered.device)[:, None]
-    top_p = _column([row.params.top_p for row in rows], ordered)
-    kept = ordered.masked_fill((ordered < min_p * ordered[:, :1]) | (ranks >= top_k), 0.0)
-    # without min-p and top-k the whole row sums to 1, also when only its best candidates are here
-    is_cut = (top_k <= ordered.shape[1]) | (kept[:, -1:] == 0)
-    total = torch.where(is_cut, kept.sum(dim=-1, keepdim=True), torch.ones_like(min_p))
-    before = kept.cumsum(dim=-1) - kept
-    return kept.masked_fill((before >= top_p * total) & (ranks > 0), 0.0)
 
 
 def _adjusted(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
@@ -260,7 +223,7 @@ def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[SampledToken]:
 
     Waits for the device twice if a row keeps more than the sampler's candidates, which only flat distributions do.
     """
-    is_number = logits.amax(dim=-1).isfinite()  # amax passes NaN on; a token alone may be at -inf
+    is_number = are_numbers(logits)
     logits, errors = only_allowed(logits, rows)
     tokens, is_final = draw(logits, rows)
     choices, settled = _read(logits, rows, tokens, is_final, is_number)

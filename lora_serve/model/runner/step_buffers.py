@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT, Row
+from lora_serve.model.runner.draw_graphs import NUM_COLUMNS, PlannedDraws, plan_draws
 from lora_serve.model.runner.packing import LogitSpan
 from lora_serve.model.step_context import (
     QUERY_TILE,
@@ -57,10 +60,11 @@ class GraphShape:
         lora_tiles = 2 * self.num_long_tokens // TILE_TOKENS  # of segments that are longer than one
         return {
             "ids": tokens, "positions": tokens, "places": tokens, "slots": tokens, "is_long": tokens,
-            "lengths": self.num_rows, "logit_positions": logits, "logit_slots": logits,
+            "lengths": self.num_rows, "fed": self.num_rows, "logit_positions": logits, "logit_slots": logits,
             "table": (self.num_rows + self.num_long_rows) * self.width,
             "tiles": 4 * (self.num_long_tokens // QUERY_TILE + self.num_long_rows), "lora_tiles": 3 * lora_tiles,
             "scales": -(-tokens // 2), "logit_scales": -(-logits // 2), "lora_tile_scales": -(-lora_tiles // 2),
+            "draws": NUM_COLUMNS * logits,
         }  # fmt: skip
 
 
@@ -81,9 +85,12 @@ class StepBuffers:
         self._table = self._parts["table"].view(-1, shape.width)
         self._ends = np.cumsum(list(self._sizes.values()))[:-1]
 
-    def fill(self, rows: Sequence[Row]) -> list[LogitSpan]:
+    def fill(
+        self, rows: Sequence[Row], places: Mapping[int, int] = MappingProxyType({})
+    ) -> tuple[list[LogitSpan], PlannedDraws]:
         """Sets the step's values; rows of one token come first. The copy only joins the queue. Returns where each row's
-        logits lie, one after the other.
+        logits lie, one after the other, and which rows' tokens a graph can draw. `places`: by the ids of rows that are
+        fed, their places among the tokens of the step before.
         """
         host = np.zeros(len(self._memory), dtype=np.int64)
         parts = dict(zip(self._sizes, np.split(host, self._ends), strict=True))
@@ -93,15 +100,19 @@ class StepBuffers:
         parts["slots"][:] = parts["logit_slots"][:] = BASE_SLOT
         parts["places"][:] = self._idle_block * self._block_size
         parts["lengths"][:] = 1
+        parts["fed"][:] = -1
         table = parts["table"].reshape(-1, self.shape.width)
         table[:, 0] = self._idle_block
         num_short = sum(len(row.token_ids) == 1 for row in rows)
         for i, row in enumerate(rows[:num_short]):
             self._fill_short(parts, table, i, row)
+            if row.is_fed:
+                parts["fed"][i] = places[row.sequence_id]
         spans = [LogitSpan(i, i + 1) for i in range(num_short)]
         spans += self._fill_long(parts, table, rows[num_short:], num_short)
+        planned = plan_draws(rows, spans, parts["draws"].view(np.float64).reshape(NUM_COLUMNS, -1))
         self._memory.copy_(to_device(torch.from_numpy(host), torch.int64, self._memory.device))
-        return spans
+        return spans, planned
 
     def _fill_short(self, parts: Mapping[str, Any], table: _Numbers, i: int, row: Row) -> None:
         position, blocks = row.start, row.block_table
@@ -151,6 +162,16 @@ class StepBuffers:
             parts["scales"][segment.start : segment.end] = segment.scale
         parts["lora_tiles"][: 3 * len(tiles)] = np.array(tiles, dtype=np.int64).reshape(-1)
         parts["lora_tile_scales"][: len(tiles)] = scales
+
+    def feed(self, tokens: Tensor) -> None:
+        """Puts those of the `tokens` [positions] that the step before drew in the places of rows that are fed."""
+        fed, ids = self._parts["fed"], self._parts["ids"][: self.shape.num_rows]
+        ids.copy_(torch.where(fed < 0, ids, tokens[fed.clamp(min=0)]))
+
+    @property
+    def draws(self) -> Tensor:
+        """[6, num_logits] float64: what is drawn at each position, see `DrawColumns`."""
+        return self._parts["draws"].view(torch.float64).view(NUM_COLUMNS, -1)
 
     def step(self) -> StepInputs:
         """A new step over the same memory each time: attention's notes on a step belong to one pass."""

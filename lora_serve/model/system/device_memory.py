@@ -124,10 +124,22 @@ def columns_to_device(columns: Sequence[Sequence[int]], device: torch.device) ->
 
 def to_host(*tensors: Tensor) -> list[Tensor]:
     """The tensors' values in host memory, after one wait for all of them."""
+    return copy_to_host(*tensors)() if any(tensor.is_cuda for tensor in tensors) else list(tensors)
+
+
+def copy_to_host(*tensors: Tensor) -> Callable[[], list[Tensor]]:
+    """Begins to copy the values that the tensors have once all work is done that is queued by now. What it returns
+    waits for them.
+    """
     if not any(tensor.is_cuda for tensor in tensors):
-        return list(tensors)
+        copies = [tensor.clone() for tensor in tensors]
+        return lambda: copies
     found = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
-    done.synchronize()
-    return found
+
+    def wait() -> list[Tensor]:
+        done.synchronize()
+        return found
+
+    return wait

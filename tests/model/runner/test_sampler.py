@@ -16,7 +16,8 @@ from transformers import (
 
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.request import SamplingParams
-from lora_serve.model.runner.sampler import choose, logprobs_of, uniform
+from lora_serve.model.runner.draws import uniform
+from lora_serve.model.runner.sampler import choose, logprobs_of
 
 VOCABULARY = 300
 ANY_IDS = torch.zeros(1, 1, dtype=torch.int64)

@@ -220,7 +220,7 @@ def test_start_tries_no_more_than_one_size_of_a_model_that_cannot_be_captured(
     graphs = StepGraphs(paged.plain._model, paged.plain._cache, paged.plain._slots, 100, lambda: Refused)
     graphs.capture_all(1000)
     assert caplog.text.count("not captured") == 1
-    assert graphs.logits([decode(0, 4, (1, 2), 5)]) is None
+    assert graphs.launch([decode(0, 4, (1, 2), 5)]) is None
 
 
 class Counted:
