@@ -66,7 +66,7 @@ class NamingFields(Fields):
 
     @property
     def end_user(self) -> str | None:
-        """Who, with the tenant, always gets the same side of a canary."""
+        """The name that, with the tenant, decides the side of a canary."""
         return self.user
 
 
