@@ -20,7 +20,7 @@ from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel, native, triton
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step_context import LoraTokens
-from tests.model.tiny import MODULE, filled_slots, random_adapter
+from tests.model.tiny import CPU, MODULE, filled_slots, random_adapter
 from tests.tiers import mostly_nightly
 
 RANKS = (1, 3, 8, 16, 33)
@@ -216,10 +216,10 @@ GROUP_BLOCKS = {"_ROW_INPUTS": 64, "_ROW_OUTPUTS": 16, "_TILE_PART": 64, "_TILE_
 GROUP_ROWS = [(1, 0), (1, BASE_SLOT), (2, 1), (1, 2), (66, 1, 0.5), (3, 0)]
 
 
-def filled_group(sizes: tuple[int, ...], dtype: torch.dtype) -> LoraSlots:
+def filled_group(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> LoraSlots:
     """Layers of 85 inputs: slot 0 adapts all, slot 1 the last, slot 2 the first with a gain and a shift as well."""
     linears = {"before": LinearShape(9, 9), **{f"{i}": LinearShape(85, size) for i, size in enumerate(sizes)}}
-    slots = LoraSlots(linears, 3, torch.device("cpu"))
+    slots = LoraSlots(linears, 3, device)
     targets = ((3, range(len(sizes))), (21, [len(sizes) - 1]), (4, [0]))
     for slot, (rank, members) in enumerate(targets):
         own = {f"{i}": random_adapter("d", rank, linears[f"{i}"], dtype).deltas[MODULE] for i in members}

@@ -8,7 +8,7 @@ import torch
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.kernels import create_kernel
-from tests.contracts.test_lora_kernel import POPULARITIES, RANKS, expected, tokens_of
+from tests.contracts.test_lora_kernel import GROUP_ROWS, POPULARITIES, RANKS, expected, filled_group, tokens_of
 from tests.model.tiny import MODULE, filled_slots, random_adapter
 
 pytestmark = pytest.mark.gpu
@@ -53,6 +53,23 @@ def test_row_has_the_same_bits_alone_and_among_others(rank: int) -> None:
     assert torch.equal(together[0], alone[0])
     assert together[1].isnan().all()
     assert not together[2].isnan().any()
+
+
+@pytest.mark.parametrize("sizes", [(4096, 1024, 1024), (40, 7, 21)])
+def test_group_of_layers_is_the_formula_for_each_on_its_columns(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    slots = filled_group(sizes, torch.bfloat16, CUDA)
+    kernel, group = create_kernel("triton", slots), (1, 2, 3)
+    x = torch.randn(74, 85, device=CUDA, dtype=torch.bfloat16)
+    y = torch.randn(74, sum(sizes), device=CUDA, dtype=torch.bfloat16)
+    before, alone = y.clone(), y[:1].clone()
+    kernel.add(y, x, group, tokens_of(GROUP_ROWS))
+    parts = zip(group, slots.columns(before, group), slots.columns(y, group), strict=True)
+    for module, old, new in parts:
+        wanted = expected(old, x, slots, GROUP_ROWS, module)
+        assert torch.allclose(new.double(), wanted, atol=6e-2, rtol=6e-2)
+    kernel.add(alone, x[:1], group, tokens_of(GROUP_ROWS[:1]))
+    assert torch.equal(alone, y[:1])
 
 
 def test_new_owner_is_found_through_the_same_memory() -> None:

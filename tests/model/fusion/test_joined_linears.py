@@ -16,9 +16,11 @@ from lora_serve.core.batch import Row
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
 from tests.model.fusion.test_compiled_layers import NEAR, NEAR_ROUNDED, OperatorCounts, World, is_near
-from tests.oracle import load_plain
+from tests.oracle import ARCHITECTURES, load_plain
 
 JOINED = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")]
+
+JOINED_IN_CHECKPOINTS = ("gpt2", "gpt_neox", "phi3")
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,16 @@ def test_joined_layers_give_what_each_gave_alone(architecture: str, dtype: str, 
         near = NEAR if dtype == "float32" else NEAR_ROUNDED
         for expected, found in zip(*both_ways(world, *batch), strict=True):
             assert is_near(found.float(), expected.float(), near)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_layers_of_every_architecture_are_joined(architecture: str, tmp_path: Path) -> None:
+    world = World(architecture, tmp_path, num_layers=2, compiles=False)
+    assert bool(world.groups) == (architecture not in JOINED_IN_CHECKPOINTS)
+    rows = [world.decode(0, 5, "a"), world.decode(1, 20), world.prompt(2, 26, "b")]
+    for expected, found in zip(*both_ways(world, *rows), strict=True):
+        assert is_near(found, expected)
 
 
 @torch.inference_mode()
