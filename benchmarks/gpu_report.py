@@ -5,6 +5,7 @@
 - `truth`: the card's ceilings, the tests of `tests/gpu`, where a step's time goes by class of kernel, eager steps.
 - `step`: the step with and without graphs beside its floor, with a prompt's chunk in it, over long contexts.
 - `server`: 16, 64 and 256 users of a real server, base and adapters of mixed ranks, greedy and sampled.
+- `variants`: 64 users again without launching ahead, without joined layers, without compiled ones.
 - `rest`: prompts of 2k to 32k tokens, 1 000 registered adapters over 128 slots, what captures cost in memory and time.
 
 The most important come first. `--seconds` is the time for all of them together: what has not begun by then is noted as
@@ -147,9 +148,25 @@ def step(report: Report, arguments: argparse.Namespace) -> None:
 
 def server(report: Report, arguments: argparse.Namespace) -> None:
     """`lora-serve bench` against one server, users one after another as answers differ in length."""
-    tiny = arguments.device == "cpu"
-    flags = ("--device", arguments.device, *SERVER_FLAGS)
-    config = SpawnConfig(arguments.shape, 4 if tiny else 64, RANKS, default_cache(), flags)
+    users = (4,) if arguments.device == "cpu" else USERS
+    loads = [(count, *load) for count in users for load in ((0, False), (16, False), (64, False), (16, True))]
+    ask_server(report, arguments, (), loads)
+
+
+def variants(report: Report, arguments: argparse.Namespace) -> None:
+    """The server again without what makes it fast, each thing by itself."""
+    users = 4 if arguments.device == "cpu" else USERS[0]
+    for flag in ("--no-launch-ahead", "--no-fuse-layers", "--no-compile-layers"):
+        ask_server(report, arguments, (flag,), [(users, 0, False), (users, 16, False)])
+
+
+def ask_server(
+    report: Report, arguments: argparse.Namespace, flags: tuple[str, ...], loads: list[tuple[int, int, bool]]
+) -> None:
+    """`loads`: users, adapters, and whether they sample."""
+    num_adapters = 4 if arguments.device == "cpu" else 64
+    all_flags = ("--device", arguments.device, *SERVER_FLAGS, *flags)
+    config = SpawnConfig(arguments.shape, num_adapters, RANKS, default_cache(), all_flags)
     with ExitStack() as stack:
         running: list[Spawned] = []
 
@@ -157,12 +174,12 @@ def server(report: Report, arguments: argparse.Namespace) -> None:
             running.append(stack.enter_context(spawned(config)))
             return {"ready_s": round(running[0].start_seconds, 1)}
 
-        report.add("server", "start", start, needs=120.0)
-        for num_users in (4,) if tiny else USERS:
-            for num_adapters, sampled in ((0, False), (16, False), (64, False), (16, True)):
-                words = f"{num_users} users, {num_adapters or 'no'} adapters{', sampled' * sampled}"
-                ask = partial(bench, running, num_users, min(num_adapters, config.num_adapters), sampled)
-                report.add("server", words, ask, needs=45.0)
+        ends = "".join(f", {flag}" for flag in flags)
+        report.add("server", f"start{ends}", start, needs=120.0)
+        for users, wanted, sampled in loads:
+            words = f"{users} users, {wanted or 'no'} adapters{', sampled' * sampled}{ends}"
+            ask = partial(bench, running, users, min(wanted, num_adapters), sampled)
+            report.add("server", words, ask, needs=45.0)
 
 
 def rest(report: Report, arguments: argparse.Namespace) -> None:
@@ -179,6 +196,7 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
     "truth": truth,
     "step": step,
     "server": server,
+    "variants": variants,
     "rest": rest,
 }
 
