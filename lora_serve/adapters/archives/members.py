@@ -103,6 +103,8 @@ def _member(source: IO[bytes], header: bytes, size: int, name: str | None) -> It
         raise BrokenArchiveError("an extended header gives an empty name")
     name = name or _name(header)
     is_folder = kind in _FOLDER or (kind in _FILE and name.endswith("/"))
+    if is_folder and size and kind != b"D":  # some readers pass it over, others read on in it
+        raise BrokenArchiveError("a folder has content")
     member = TarMember(name, kind in _FILE and not is_folder, is_folder, size, source)
     padding = -size % BLOCK
     yield member
