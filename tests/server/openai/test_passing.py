@@ -32,6 +32,7 @@ TABLE: dict[str, tuple[Any, str, str]] = {
     "adapters": ([{"id": "a"}], PASSED, PASSED),
     "adapter_id": ("a", PASSED, PASSED),
     "user": ("u", PASSED, PASSED),
+    "safety_identifier": ("u", PASSED, PASSED),
     "priority": (3, PASSED, PASSED),
     "timeout_ms": (9000, PASSED, PASSED),
     "max_cold_wait_ms": (9000, PASSED, PASSED),
