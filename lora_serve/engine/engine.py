@@ -67,7 +67,7 @@ class Engine:
         if self._launch_ahead(start):
             return True, self._take_events()
         if self._land():
-            start = self._clock()
+            return True, self._take_events()
         batch, started = self.scheduler.schedule(start)
         self._events += started
         self._load_slots()
@@ -76,7 +76,7 @@ class Engine:
         self.execution.start_masks(batch)
         seconds_moved = self.execution.move(batch.moves)
         flights = self.execution.flights
-        if not (flights.is_possible and self.ahead.may_launch(batch) and flights.launch(batch, start)):
+        if not (flights.is_possible and self.ahead.may_launch(batch) and flights.launch(batch, start + seconds_moved)):
             self._update(batch, self.execution.run(batch), start, seconds_moved)
         return True, self._take_events()
 
@@ -85,7 +85,9 @@ class Engine:
         is none, or its results have to be here first.
         """
         flights, launched = self.execution.flights, self.execution.flights.under_way
-        if launched is None or (batch := self.ahead.compose(launched.batch, start)) is None:
+        if launched is None or not flights.is_possible:
+            return False
+        if (batch := self.ahead.compose(launched.batch, start)) is None:
             return False
         if not flights.launch(batch, start):
             return False

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import InternalError
 from lora_serve.core.messages import ErrorEvent, Evict, FinishEvent, Pin, SmokeTest
 from lora_serve.core.model_spec import LongRope
@@ -48,6 +49,51 @@ def test_a_row_that_has_ended_runs_in_vain_once() -> None:
     assert end.reason is FinishReason.STOP
     assert launcher.num_launched == 4
     world.check_nothing_held()
+
+
+def test_a_prompt_that_is_only_read_goes_on_beside_rows_that_decode() -> None:
+    world = World(200, launcher=FakeLauncher(), max_num_batched_tokens=16, max_model_len=400)
+    world.add("x", [1, 2, 3], max_tokens=150, **PLAIN)
+    for _ in range(3):
+        world.step()
+    world.add("echo", list(range(60)), max_tokens=0, **PLAIN)  # of several chunks
+    for _ in range(20):
+        world.step()
+    assert "echo" in world.ends
+
+
+def test_what_has_landed_is_told_before_a_step_is_waited_for() -> None:
+    world = World(launcher=FakeLauncher(refuses=lambda batch: batch.num_tokens > 8))
+    world.add("x", [1, 2, 3], max_tokens=4, **PLAIN)
+    for _ in range(4):
+        world.step()
+    run, held = world.runner.run, list[set[str]]()
+
+    def run_and_look(batch: Batch) -> list[RowOutput]:
+        held.append({event.request_id for event in world.engine._events})
+        return run(batch)
+
+    world.runner.run = run_and_look  # type: ignore[method-assign]
+    world.add("y", list(range(20)), max_tokens=2, **PLAIN)
+    while "y" not in world.ends:
+        world.step()
+    assert "x" not in held[0]
+
+
+def test_the_time_of_moves_is_not_learned_as_a_launched_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seconds = VirtualClock(), list[float]()
+    world = World(launcher=FakeLauncher(), clock=clock)
+    monkeypatch.setattr(world.engine.scheduler, "observe", lambda load, taken: seconds.append(taken))
+
+    def move(moves: Any) -> float:
+        clock.now += 5.0
+        return 5.0
+
+    monkeypatch.setattr(world.engine.execution, "move", move)
+    world.add("x", [1, 2, 3], max_tokens=1, **PLAIN)
+    world.run()
+    assert seconds
+    assert max(seconds) < 1.0
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -57,7 +57,7 @@ class AheadScheduler:
             if waiting and (self._prefetcher.is_due or self._may_admit(limits, now)):
                 return None
             rows = StepRows(limits.max_tokens, now, self._memory)
-            for sequence, count in rows.planned([sequence for sequence in running if not _is_over(sequence)]):
+            for sequence, count in rows.planned([s for s in running if not (s.sequence_id in fed and _is_over(s))]):
                 if count <= 0:
                     continue
                 missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
