@@ -215,17 +215,7 @@ def build_engine(
         random.Random(engine_config.seed), blocks, prefix_cache, residency, policy, batcher, ends, guard, swapping,
         Drafting(engine_config.speculate, cost, blocks), constraints, recorder,
     )  # fmt: skip
-    ahead = AheadScheduler(
-        scheduler.running,
-        scheduler.waiting,
-        blocks,
-        prefix_cache,
-        batcher,
-        guard,
-        policy,
-        scheduler.drafting,
-        scheduler.prefetcher,
-    )
+    ahead = AheadScheduler(scheduler, blocks, guard, policy)
     execution = Execution(runner, residency, swapping, guard, constraints, clock, Flights(launcher, guard, clock))
     commands = Commands(execution, scheduler, residency)
     figures = EngineFigures(scheduler, residency, blocks, guard, constraints, recorder, graphs)

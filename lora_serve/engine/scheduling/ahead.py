@@ -17,11 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from lora_serve.core.batch import Batch, Row, RowOutput
-from lora_serve.engine.batcher import Batcher
-from lora_serve.engine.blocks import BlockManager, PrefixCache
+from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.policies.base import Policy
-from lora_serve.engine.scheduling.adapter_waits import AdapterPrefetcher
-from lora_serve.engine.scheduling.drafting import Drafting
+from lora_serve.engine.scheduling.scheduler import Scheduler
 from lora_serve.engine.scheduling.step_rows import MemoryGuard, StepRows, row_of
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.step_cost import StepLimits
@@ -33,28 +31,23 @@ _UNKNOWN = 0  # stands for the token that is being drawn
 class AheadScheduler:
     """Composes batches that can be launched, and says of which outputs anything is still wanted."""
 
-    _running: list[Sequence]  # the scheduler's own
-    _waiting: list[Sequence]
+    _scheduler: Scheduler
     _blocks: BlockManager
-    _prefix_cache: PrefixCache
-    _batcher: Batcher
     _memory: MemoryGuard
     _policy: Policy
-    _drafting: Drafting
-    _prefetcher: AdapterPrefetcher
 
     def may_launch(self, batch: Batch) -> bool:
         """True if the batch's rows need nothing of the host before all of their results are here."""
-        return all(row.is_plain for row in batch.rows) and not any(sequence.draws_widely for sequence in self._running)
+        return all(row.is_plain for row in batch.rows) and not any(s.draws_widely for s in self._scheduler.running)
 
     def compose(self, before: Batch, now: float) -> Batch | None:
         """The step after `before`, which is under way; None: its results have to be here first."""
-        running, waiting = self._running, self._waiting
-        if not running or self._drafting.is_on or any(sequence.draws_widely for sequence in running):
+        scheduler, running, waiting = self._scheduler, self._scheduler.running, self._scheduler.waiting
+        if not running or scheduler.drafting.is_on or any(sequence.draws_widely for sequence in running):
             return None
         with _assumed(running, before) as fed:
-            limits = self._batcher.step_limits(running, len(waiting))
-            if waiting and (self._prefetcher.is_due or self._may_admit(limits, now)):
+            limits = scheduler.batcher.step_limits(running, len(waiting))
+            if waiting and (scheduler.prefetcher.is_due or self._may_admit(limits, now)):
                 return None
             rows = StepRows(limits.max_tokens, now, self._memory)
             for sequence, count in rows.planned([s for s in running if not (s.sequence_id in fed and _is_over(s))]):
@@ -76,7 +69,7 @@ class AheadScheduler:
 
     def wanted(self, batch: Batch, outputs: Items[RowOutput | None]) -> tuple[Batch | None, list[RowOutput]]:
         """The rows of a batch whose results still count, with their outputs; None: there is no such row."""
-        sequences = {sequence.sequence_id: sequence for sequence in self._running}
+        sequences = self._scheduler.running_by_id()
         found: list[tuple[Row, RowOutput]] = []
         for row, output in zip(batch.rows, outputs, strict=True):
             sequence = sequences.get(row.sequence_id)
@@ -97,8 +90,9 @@ class AheadScheduler:
         first = next(ready, None)
         if first is None:
             return False
-        has_place = len(self._running) < limits.max_rows and self._prefix_cache.can_allocate(first)
-        return has_place or self._policy.victim(self._running, first) is not None
+        running = self._scheduler.running
+        has_place = len(running) < limits.max_rows and self._scheduler.prefix_cache.can_allocate(first)
+        return has_place or self._policy.victim(running, first) is not None
 
 
 def _is_over(sequence: Sequence) -> bool:
