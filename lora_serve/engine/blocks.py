@@ -93,6 +93,10 @@ class BlockManager:
         fresh, self._fresh = tuple(self._fresh), []
         return fresh
 
+    def give_back_fresh(self, blocks: Iterable[int]) -> None:
+        """Takes back blocks of a step that was not run: nothing has zeroed them."""
+        self._fresh.extend(blocks)
+
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known prefix of a chain of keys."""
         blocks: list[int] = []

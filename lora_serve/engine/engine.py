@@ -65,20 +65,20 @@ class Engine:
         start = self._clock()
         self._events += self.scheduler.expire(start)
         if self._launch_ahead(start):
-            return True, self._take_events()
+            return True, self.take_events()
         if self._land():
-            return True, self._take_events()
+            return True, self.take_events()
         batch, started = self.scheduler.schedule(start)
         self._events += started
         self._load_slots()
         if batch is None:
-            return False, self._take_events()
+            return False, self.take_events()
         self.execution.start_masks(batch)
         seconds_moved = self.execution.move(batch.moves)
         flights = self.execution.flights
         if not (flights.is_possible and self.ahead.may_launch(batch) and flights.launch(batch, start + seconds_moved)):
             self._update(batch, self.execution.run(batch), start, seconds_moved)
-        return True, self._take_events()
+        return True, self.take_events()
 
     def _launch_ahead(self, start: float) -> bool:
         """Launches the step after the one that is under way, and only then takes in the results of that. False: there
@@ -90,6 +90,7 @@ class Engine:
         if (batch := self.ahead.compose(launched.batch, start)) is None:
             return False
         if not flights.launch(batch, start):
+            self.ahead.drop(batch)
             return False
         self._take_in(launched)
         return True
@@ -123,7 +124,8 @@ class Engine:
             self.figures.count_step(batch, seconds)
         self._load_slots()  # a command may have waited for a row that ended
 
-    def _take_events(self) -> list[StepEvent]:
+    def take_events(self) -> list[StepEvent]:
+        """The events that no step has returned yet."""
         events, self._events = self._events, []
         return events
 
@@ -148,7 +150,7 @@ class Engine:
     def fail_all(self, error: LoraServeError) -> list[StepEvent]:
         """Ends every request, once nothing is under way."""
         self.execution.flights.abandon()
-        return [*self._take_events(), *self.scheduler.fail_all(error)]
+        return [*self.take_events(), *self.scheduler.fail_all(error)]
 
     def stats(self) -> EngineStats:
         return self.figures.stats()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lora_serve.core.batch import Batch, RowOutput
+from lora_serve.core.errors import DeviceMemoryError
 from lora_serve.engine.scheduling.step_rows import MemoryGuard
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,9 @@ class Launcher(Protocol):
 
     def launch(self, batch: Batch, before: Any) -> Flight | None:
         """Launches a batch of plain rows behind `before`, the `Flight` (or None) whose tokens go to rows that are fed.
-        Fresh blocks are zeroed in any case. None: the batch has to be `run`, once nothing is under way.
+        None: the batch has to be `run`, once nothing is under way.
+
+        Raises DeviceMemoryError if the device has no memory for it now.
         """
 
 
@@ -43,7 +46,7 @@ class LaunchedBatch:
 @dataclass(eq=False)
 class Flights:
     """At most one batch is launched and not collected, but for the moment between the launch of the next and its
-    landing. An error ends launching for good: each batch is run and waited for from then on.
+    landing. An error, if not of memory, ends launching for good: each batch is run and waited for from then on.
     """
 
     _launcher: Launcher | None  # None: the runner cannot
@@ -63,6 +66,9 @@ class Flights:
         before = None if self.under_way is None else self.under_way.flight
         try:
             flight = self._launcher.launch(batch, before)
+        except DeviceMemoryError as error:
+            _log.warning("%d rows are not launched ahead: %s", len(batch.rows), error)
+            return False
         except Exception:
             self._give_up("a batch could not be launched")
             return False

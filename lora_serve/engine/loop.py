@@ -168,10 +168,11 @@ class EngineLoop:
         A request may have left the tables by an end that was lost with the step or the message, so the tables are not
         asked who is there. Adapters that were to leave are not among those that are fetched again.
         """
-        if self._rebuild is None:
-            self._engine.fail_all(error)
-            return self._end_all(error)
         old = self._engine
+        told = self._noted(old.take_events())
+        if self._rebuild is None:
+            old.fail_all(error)
+            return [*told, *self._end_all(error)]
         leaving = old.commands.end_all(error, but=(Evict, Unpin))
         replies = self._replies()
         old.execution.clear_slots()
@@ -184,7 +185,7 @@ class EngineLoop:
         replies += self._replies()
         ends = self._end_all(error)
         _log.warning("the engine's tables were built anew; %d requests ended", len(ends))
-        return [*replies, *ends]
+        return [*replies, *told, *ends]
 
     def _end_all(self, error: LoraServeError) -> list[FromLoop]:
         return self._noted([ErrorEvent(request_id, error) for request_id in self._open])

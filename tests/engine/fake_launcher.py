@@ -47,14 +47,12 @@ class FakeFlight:
     before: FakeFlight | None
     is_wide: Callable[[Row], bool]
     outputs: dict[int, RowOutput | None] = field(default_factory=dict)
-    zeroed_behind: list[int] = field(default_factory=list)
 
     def collect(self) -> list[RowOutput | None]:
         assert self.device.under_way.pop(0) is self, "results come in the order of the launches"
         rows = tuple(self._fed(row) for row in self.batch.rows)
         run = tuple(row for row in rows if not self._is_in_vain(row))
         found = FakeRunner.run(self.device, replace(self.batch, rows=run))
-        self.device.zero(self.zeroed_behind)
         self.outputs = dict.fromkeys((row.sequence_id for row in rows), None)
         self.outputs |= {output.sequence_id: output for output in found}
         for row in rows:
@@ -100,10 +98,6 @@ class FakeLauncher:
         assert all(row.is_plain for row in batch.rows)
         assert not batch.moves or before is None
         if self.refuses(batch):
-            if before is None:
-                self.device.zero(batch.fresh_blocks)
-            else:
-                before.zeroed_behind += batch.fresh_blocks
             return None
         flight = FakeFlight(self.device, batch, before, self.is_wide)
         assert self.device.under_way == ([] if before is None else [before])

@@ -17,6 +17,7 @@ from lora_serve.core.errors import (
     DeviceMemoryError,
     InternalError,
     LoraServeError,
+    RequestTimeoutError,
 )
 from lora_serve.core.messages import (
     Abort,
@@ -166,7 +167,7 @@ def test_a_row_that_ended_in_the_step_in_which_the_next_row_meets_a_bug_ends_wit
     bench.assert_all_failed_once("first", "second")
 
 
-def test_a_request_whose_time_is_over_in_the_step_that_meets_a_bug_ends_with_an_error(
+def test_a_request_whose_time_is_over_in_the_step_that_meets_a_bug_ends_with_its_own_error(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.ask("late", max_tokens=150, deadline=time.monotonic() + 3600)
@@ -177,7 +178,8 @@ def test_a_request_whose_time_is_over_in_the_step_that_meets_a_bug_ends_with_an_
     with monkeypatch.context() as patch:
         patch.setattr(engine.residency, "take_changes", lambda: 1 / 0)
         bench.turn()
-    bench.assert_all_failed_once("late", "beside")
+    kinds = [(event.request_id, type(event.error)) for event in bench.events if isinstance(event, ErrorEvent)]
+    assert kinds == [("late", RequestTimeoutError), ("beside", InternalError)]
 
 
 def test_requests_of_an_adapter_that_cannot_be_had_all_end_where_a_bug_comes_between(

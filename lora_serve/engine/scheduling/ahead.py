@@ -24,6 +24,7 @@ from lora_serve.engine.scheduling.step_rows import MemoryGuard, StepRows, row_of
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.step_cost import StepLimits
 
+_TRY_AGAIN = 0.1  # seconds after which all that wait are tried anew, though nothing has happened
 _UNKNOWN = 0  # stands for the token that is being drawn
 
 
@@ -67,6 +68,10 @@ class AheadScheduler:
         self._memory.composed(rows.load)
         return Batch(rows.rows(), self._blocks.take_fresh())
 
+    def drop(self, batch: Batch) -> None:
+        """Notes that a batch was composed in vain."""
+        self._blocks.give_back_fresh(batch.fresh_blocks)
+
     def wanted(self, batch: Batch, outputs: Items[RowOutput | None]) -> tuple[Batch | None, list[RowOutput]]:
         """The rows of a batch whose results still count, with their outputs; None: there is no such row."""
         sequences = self._scheduler.running_by_id()
@@ -85,7 +90,13 @@ class AheadScheduler:
         return replace(batch, rows=rows), list(kept)
 
     def _may_admit(self, limits: StepLimits, now: float) -> bool:
-        """True if a sequence that waits might be admitted to the next step, as in `Scheduler.schedule`."""
+        """True if a sequence that waits might be admitted to the next step, as in `Scheduler.schedule`.
+
+        What each of them found no slot for is a row that ends, and then the prefetcher is due. Time alone changes less,
+        as what a policy thinks of those that run.
+        """
+        if now < self._scheduler.tried_all_at + _TRY_AGAIN:
+            return False
         ready = (s for s in self._policy.order(now) if s.ready_at < math.inf or s.fallback is not None)
         first = next(ready, None)
         if first is None:

@@ -49,6 +49,7 @@ class Scheduler:
     _num_added: int = 0
     _by_request: dict[str, Sequence] = field(default_factory=dict)
     _scheduled_at: float = -math.inf
+    tried_all_at: float = -math.inf  # when every sequence that waits was tried last, and nothing has changed since
 
     def __post_init__(self) -> None:
         self._cold_start = ColdStart(self._residency)
@@ -84,6 +85,7 @@ class Scheduler:
         if message.error is not None:
             return [self._fail(sequence, message.error)]
         sequence.constraint, sequence.compiled_at = message.constraint, now
+        self.tried_all_at = -math.inf
         return []
 
     def abort(self, request_id: str, *, is_answered: bool = False) -> None:
@@ -144,7 +146,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> tuple[Batch | None, list[StepEvent]]:
         """The next batch, None if nothing can run now; and events of requests that started or were refused."""
-        self._scheduled_at = now
+        self._scheduled_at, self.tried_all_at = now, -math.inf
         limits = self.batcher.step_limits(self.running, len(self.waiting))
         rows = StepRows(limits.max_tokens, now, self._memory)
         num_before = self.num_preemptions
@@ -221,6 +223,8 @@ class Scheduler:
                 rows.add(row_of(sequence, count), max(bucket, count))
             if self.batcher.is_bucketed:
                 buckets = frozenset((bucket,))
+        else:
+            self.tried_all_at = now
         return events
 
     def _take_slots(

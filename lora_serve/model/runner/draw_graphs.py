@@ -94,7 +94,7 @@ class DrawGraphs:
         self._logits = torch.empty(max_positions, vocab_size, device=device)
         self._columns = torch.zeros(NUM_COLUMNS * max_positions, dtype=torch.float64, device=device)
         self._tokens = torch.zeros(3 * max_positions, dtype=torch.int64, device=device)
-        self._captured: dict[tuple[int, DrawKinds], Graph | None] = {}  # None: it cannot be
+        self._captured: dict[tuple[int, DrawKinds], Graph | None] = {}  # None: it could not be
 
     def logits(self, num_positions: int) -> Tensor:
         """[num_positions, vocab]: where a step puts them."""
@@ -111,6 +111,10 @@ class DrawGraphs:
     def forget(self) -> None:
         """Drops all graphs, before memory that they share with others is given up."""
         self._captured.clear()
+
+    def has_failed(self, num_positions: int, planned: PlannedDraws) -> bool:
+        """True if no graph draws these tokens, as it could not be captured."""
+        return bool(planned.rows) and self._captured.get((num_positions, planned.kinds), True) is None
 
     def launch(self, num_positions: int, planned: PlannedDraws, new_graph: Callable[[], Graph]) -> DrawnTokens | None:
         """Draws the tokens of `planned`, once the logits and columns are there; None: that is left to the host."""

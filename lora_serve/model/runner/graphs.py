@@ -122,9 +122,12 @@ class StepGraphs:
     def stats(self) -> GraphStats:
         return GraphStats(self._num_replayed, self._num_captured, self._num_failed, self._capture_seconds)
 
-    def launch(self, rows: Sequence[Row], places: Mapping[int, int] = MappingProxyType({})) -> LaunchedStep | None:
+    def launch(
+        self, rows: Sequence[Row], places: Mapping[int, int] = MappingProxyType({}), *, is_ahead: bool = False
+    ) -> LaunchedStep | None:
         """Replays the step and the draws of its tokens, as far as a graph can draw them; does not wait. None: no graph
-        serves these rows. Rows of one token come first; `places`: see `StepBuffers.fill`.
+        serves these rows. Rows of one token come first; `places`: see `StepBuffers.fill`. `is_ahead`: the step is of no
+        use without its tokens.
         """
         if self._world != self._seen():
             self._captured.clear()
@@ -140,6 +143,8 @@ class StepGraphs:
         if found is None:
             return None
         spans, planned = found.buffers.fill(rows, places)
+        if is_ahead and self._memory().has_failed(shape.num_logits, planned):
+            return None
         found.graph.replay()
         self._num_replayed += 1
         drawn = self._memory().launch(shape.num_logits, planned, self._new_graph)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -21,7 +21,7 @@ from lora_serve.model.runner.draw_graphs import DrawnTokens
 from lora_serve.model.runner.graphs import LaunchedStep, StepGraphs
 from lora_serve.model.runner.packing import LogitSpan, StepPacker
 from lora_serve.model.runner.sampler import SampledToken, choose, is_cheap, logprobs_of
-from lora_serve.model.system.device_memory import to_device, within_memory
+from lora_serve.model.system.device_memory import copy_to_host, to_device, within_memory
 from lora_serve.model.system.threads import TeamWaits
 
 _LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
@@ -116,10 +116,10 @@ class StepFlight:
 
     rows: tuple[Row, ...]
     places: dict[int, int]  # of the rows' tokens among all that the step draws, by id
-    drawn: DrawnTokens | None  # None: no row samples
+    drawn: DrawnTokens
 
     def collect(self) -> list[RowOutput | None]:
-        tokens = {} if self.drawn is None else self.drawn.wait()
+        tokens = self.drawn.wait()
         return [self._output(row, tokens.get(row.sequence_id)) for row in self.rows]
 
     def _output(self, row: Row, tokens: list[SampledToken] | None) -> RowOutput | None:
@@ -220,18 +220,23 @@ class ModelRunner(AdapterRunner):
             self._waits.after_step()
         return outputs
 
-    @torch.inference_mode()
     def launch(self, batch: Batch, before: StepFlight | None) -> StepFlight | None:
         """Implements `engine.Launcher`."""
-        self._cache.zero(batch.fresh_blocks)
         if self._graphs is None or any(self._refusal(row) is not None for row in batch.rows):
             return None
+        return within_memory(self._device, lambda: self._replay(batch, {} if before is None else before.places))
+
+    @torch.inference_mode()
+    def _replay(self, batch: Batch, places: Mapping[int, int]) -> StepFlight | None:
+        assert self._graphs is not None
         rows = sorted(batch.rows, key=lambda row: len(row.token_ids) > 1)
-        step = self._graphs.launch(rows, {} if before is None else before.places)
+        self._cache.zero(batch.fresh_blocks)
+        step = self._graphs.launch(rows, places, is_ahead=True)
         if step is None or (step.drawn is None and any(row.sample for row in rows)):
             return None
-        places = {row.sequence_id: span.start for row, span in zip(rows, step.spans, strict=True)}
-        return StepFlight(batch.rows, places, step.drawn)
+        drawn = step.drawn or DrawnTokens([], copy_to_host(step.logits.new_empty(3, 0)))  # waits for the step
+        found = {row.sequence_id: span.start for row, span in zip(rows, step.spans, strict=True)}
+        return StepFlight(batch.rows, found, drawn)
 
     def move_blocks(self, moves: BlockMoves) -> None:
         self._cache.move(moves)

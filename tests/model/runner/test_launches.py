@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from lora_serve.core.batch import Batch, Row, SampleInput
+from lora_serve.core.batch import Batch, Row, RowOutput, SampleInput
 from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import SamplingParams
+from lora_serve.model.runner import draw_graphs, model_runner
 from tests.engine.world import World, adapter
 from tests.model.runner.table_model import TableWorld
 
@@ -85,6 +87,29 @@ def test_a_token_is_fed_on_the_device_and_a_wide_draw_is_left_to_the_host() -> N
     assert mine == [*wanted[:2], None]
     known = [plain_row(i, (mine[i].token_id,), 1, **KINDS[i]) for i in (1, 0)]  # type: ignore[union-attr]
     assert second.collect() == device.plain.run(Batch((*known, plain_row(3, (8, 7, 6), 0, **KINDS[1])), ()))
+
+
+def test_a_step_whose_tokens_no_graph_draws_is_not_replayed_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = TableWorld()
+    batch = Batch((plain_row(0, (9,), 0, **KINDS[0]),), (1,))
+    with monkeypatch.context() as patch:
+        patch.setattr(draw_graphs, "draw_captured", _fails)
+        assert device.captured.launch(batch, None) is None
+    num_before = device.graphs.stats().num_replayed
+    assert device.captured.launch(batch, None) is None
+    assert device.graphs.stats().num_replayed == num_before
+
+
+def _fails(*_: Any) -> Any:
+    raise RuntimeError("it cannot be recorded")
+
+
+def test_a_step_of_rows_that_draw_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, waited = TableWorld(), list[int]()
+    monkeypatch.setattr(model_runner, "copy_to_host", lambda tensor: lambda: waited.append(1) or [tensor])
+    flight = device.captured.launch(Batch((replace(plain_row(0, (9, 8), 0), sample=None),), (1,)), None)
+    assert flight is not None
+    assert (flight.collect(), waited) == ([RowOutput(0, None)], [1])
 
 
 def plain_row(i: int, tokens: Any, start: int, *, is_fed: bool = False, **params: Any) -> Row:
