@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.batch import SlotRef
+from lora_serve.core.batch import RowAdapter, SlotRef
 from lora_serve.core.constraints import TokenConstraint
 from lora_serve.core.messages import (
     ErrorEvent,
@@ -65,6 +65,7 @@ class Sequence:
     swapped: SwappedBlocks | None = None
     block_keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were asked for
     slots: tuple[SlotRef, ...] = ()  # while it runs, one per adapter, in their order
+    row_adapters: tuple[tuple[SlotRef, ...], tuple[RowAdapter, ...]] | None = None  # as its last row had them
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_passed_over: int = 0  # adapter rows admitted from behind it while this one waited for slots
     waited: float = 0.0  # seconds in all, when it last began to run

@@ -56,11 +56,12 @@ class AheadScheduler:
                     continue
                 missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
                 before_row = fed.get(sequence.sequence_id)
-                if missing > self._blocks.num_free or (before_row and before_row.is_long != sequence.is_long):
+                if missing > self._blocks.num_free:
                     return None
-                sequence.blocks.extend(self._blocks.allocate(max(missing, 0)))
-                row = replace(row_of(sequence, count), is_fed=before_row is not None)
-                if not row.is_plain:
+                if missing > 0:
+                    sequence.blocks.extend(self._blocks.allocate(missing))
+                row = row_of(sequence, count, is_fed=before_row is not None)
+                if not row.is_plain or (before_row and before_row.is_long != row.is_long):
                     return None
                 rows.add(row, count)
         if not rows:

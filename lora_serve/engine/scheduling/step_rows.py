@@ -24,8 +24,8 @@ def chunk_of(sequence: Sequence, budget: int) -> int:
     return min(sequence.num_remaining, limit)
 
 
-def row_of(sequence: Sequence, count: int) -> Row:
-    """The next `count` tokens as a row, which samples if they are the last known ones."""
+def row_of(sequence: Sequence, count: int, *, is_fed: bool = False) -> Row:
+    """The next `count` tokens as a row, which samples if they are the last known ones. `is_fed`: see `Row`."""
     start = sequence.num_computed
     end = start + count
     pool = sequence.request.pooling
@@ -35,15 +35,24 @@ def row_of(sequence: Sequence, count: int) -> Row:
         token_ids=tuple(sequence.token_ids[start:end]),
         start=start,
         block_table=tuple(sequence.blocks),
-        adapters=tuple(
-            RowAdapter(slot, use.scale, use.start) for slot, use in zip(sequence.slots, sequence.adapters, strict=True)
-        ),
+        adapters=_adapters_of(sequence),
         sample=_sample_input(sequence) if end == len(sequence.token_ids) and pool is None else None,
         prompt_targets=tuple(sequence.token_ids[start + 1 : end + 1]) if wants_targets else None,
         num_prompt_logprobs=sequence.request.sampling.prompt_logprobs or 0,
         pool=pool,
         is_long=sequence.is_long,
+        is_fed=is_fed,
     )
+
+
+def _adapters_of(sequence: Sequence) -> tuple[RowAdapter, ...]:
+    if not sequence.slots:
+        return ()
+    slots, adapters = sequence.slots, sequence.adapters
+    if sequence.row_adapters is None or sequence.row_adapters[0] is not slots:  # else they are as in its last step
+        made = tuple(RowAdapter(slot, use.scale, use.start) for slot, use in zip(slots, adapters, strict=True))
+        sequence.row_adapters = slots, made
+    return sequence.row_adapters[1]
 
 
 def _sample_input(sequence: Sequence) -> SampleInput:
