@@ -2,7 +2,7 @@
 
     python -m benchmarks.host_step [--rows 64 256] [--context 500] [--out FILE.json]
 
-The real engine launches each step ahead over a runner that computes nothing, on one thread; every row has an adapter, of
+The real engine launches each step ahead over a runner that computes nothing, on one thread; each row has an adapter of
 16. Milliseconds of processor time, the median of STEPS steps that decode: "step" is `Engine.step`, "inputs" what
 `StepBuffers.fill` adds before a graph is replayed. "core": percent of a core that 1 000 tokens/s take.
 """
@@ -82,8 +82,8 @@ def measure(num_rows: int, context: int) -> dict[str, float]:
     """Milliseconds of a step, and the percentage of a core."""
     length = context + 4 * STEPS
     settings = Settings(
-        model="none", block_size=BLOCK_SIZE, max_num_seqs=num_rows, max_num_batched_tokens=num_rows * context,
-        max_loras=NUM_ADAPTERS, speculate="off",
+        model="none", block_size=BLOCK_SIZE, max_num_seqs=num_rows, max_loras=NUM_ADAPTERS, speculate="off",
+        max_num_batched_tokens=min(num_rows * context, 1 << 20),
     )  # fmt: skip
     device, asked = IdleDevice(), list[AdapterRef]()
     engine = build_engine(

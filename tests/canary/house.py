@@ -13,8 +13,11 @@ import http.client
 import itertools
 import json
 import logging
+import os
+import re
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -56,6 +59,19 @@ _BUILDING: ContextVar[House] = ContextVar("_BUILDING")  # whose wiring runs: the
 _ENDED = itertools.count(1)  # houses
 
 
+_CONNECTED_BY: dict[int, str] = {}  # the last caller of `connect` by the number of the socket
+
+
+def _note_connection(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "socket.connect":
+        frames = traceback.walk_stack(sys._getframe(1))
+        places = [f"{frame.f_code.co_filename}:{line}" for frame, line in itertools.islice(frames, 12)]
+        _CONNECTED_BY[arguments[0].fileno()] = f"in {os.environ.get('PYTEST_CURRENT_TEST')}: {' < '.join(places)}"
+
+
+sys.addaudithook(_note_connection)
+
+
 def _collect_what_starts_froze() -> None:
     """Much of it is garbage by now. The suite's own objects stay frozen: each collection over them takes seconds.
 
@@ -63,10 +79,14 @@ def _collect_what_starts_froze() -> None:
     while the object of its answer was still there, both in one cycle of references. All else fails the test that runs.
     """
     gc.unfreeze()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"unclosed <socket\.socket \[closed\]", ResourceWarning)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
         gc.collect()
     gc.freeze()
+    left = [str(one.message) for one in found]
+    left = [words for words in left if not words.startswith("unclosed <socket.socket [closed]")]
+    numbers = [int(number) for words in left for number in re.findall(r"fd=(\d+)", words)]
+    assert not left, (left, [_CONNECTED_BY.get(number) for number in numbers])
 
 
 class House:
@@ -136,6 +156,8 @@ class House:
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+        if next(_ENDED) % COLLECTED_EVERY == 0:
+            _collect_what_starts_froze()
 
     def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the server's event loop."""
@@ -167,8 +189,6 @@ class House:
                 yield
             finally:
                 sys.setswitchinterval(interval)
-                if next(_ENDED) % COLLECTED_EVERY == 0:
-                    _collect_what_starts_froze()
 
     def _take_stop(self, stop: asyncio.Event, *_: object) -> None:
         self._stop = stop

@@ -83,7 +83,13 @@ class StepBuffers:
         self._memory = torch.zeros(sum(self._sizes.values()), dtype=torch.int64, device=device)
         self._parts = dict(zip(self._sizes, torch.split(self._memory, list(self._sizes.values())), strict=True))
         self._table = self._parts["table"].view(-1, shape.width)
-        self._ends = np.cumsum(list(self._sizes.values()))[:-1]
+        self._host = np.zeros(len(self._memory), dtype=np.int64)
+        ends = np.cumsum(list(self._sizes.values()))[:-1]
+        self._host_parts: dict[str, Any] = dict(zip(self._sizes, np.split(self._host, ends), strict=True))
+        for name in ("scales", "logit_scales", "lora_tile_scales"):
+            self._host_parts[name] = self._host_parts[name].view(np.float32)
+        self._host_table: _Numbers = self._host_parts["table"].reshape(-1, shape.width)
+        self._known: list[tuple[int, ...]] = [()] * len(self._host_table)  # the blocks that it holds, by row
 
     def fill(
         self, rows: Sequence[Row], places: Mapping[int, int] = MappingProxyType({})
@@ -92,49 +98,55 @@ class StepBuffers:
         logits lie, one after the other, and which rows' tokens a graph can draw. `places`: by the ids of rows that are
         fed, their places among the tokens of the step before.
         """
-        host = np.zeros(len(self._memory), dtype=np.int64)
-        parts = dict(zip(self._sizes, np.split(host, self._ends), strict=True))
-        for name in ("scales", "logit_scales", "lora_tile_scales"):
-            parts[name] = parts[name].view(np.float32)
-            parts[name][:] = 1.0
+        parts = self._host_parts
+        for name, part in parts.items():
+            if name != "table":
+                part[:] = 1.0 if name.endswith("scales") else 0
         parts["slots"][:] = parts["logit_slots"][:] = BASE_SLOT
         parts["places"][:] = self._idle_block * self._block_size
         parts["lengths"][:] = 1
         parts["fed"][:] = -1
-        table = parts["table"].reshape(-1, self.shape.width)
-        table[:, 0] = self._idle_block
         num_short = sum(len(row.token_ids) == 1 for row in rows)
+        self._fill_table(rows, num_short)
         for i, row in enumerate(rows[:num_short]):
-            self._fill_short(parts, table, i, row)
+            self._fill_short(parts, i, row)
             if row.is_fed:
                 parts["fed"][i] = places[row.sequence_id]
         spans = [LogitSpan(i, i + 1) for i in range(num_short)]
-        spans += self._fill_long(parts, table, rows[num_short:], num_short)
+        spans += self._fill_long(parts, rows[num_short:], num_short)
         planned = plan_draws(rows, spans, parts["draws"].view(np.float64).reshape(NUM_COLUMNS, -1))
-        self._memory.copy_(to_device(torch.from_numpy(host), torch.int64, self._memory.device))
+        self._memory.copy_(to_device(torch.from_numpy(self._host), torch.int64, self._memory.device))
         return spans, planned
 
-    def _fill_short(self, parts: Mapping[str, Any], table: _Numbers, i: int, row: Row) -> None:
+    def _fill_table(self, rows: Sequence[Row], num_short: int) -> None:
+        """Writes what is new since the last step: in most rows a block now and then. Behind them are zeros."""
+        wanted = [(self._idle_block,)] * len(self._known)
+        wanted[:num_short] = [row.block_table for row in rows[:num_short]]
+        first_long = self.shape.num_rows
+        wanted[first_long : first_long + len(rows) - num_short] = [row.block_table for row in rows[num_short:]]
+        for i, (blocks, known) in enumerate(zip(wanted, self._known, strict=True)):
+            same = len(known) if blocks[: len(known)] == known else 0
+            self._host_table[i, same : len(blocks)] = blocks[same:]
+            self._host_table[i, len(blocks) : len(known)] = 0
+        self._known = wanted
+
+    def _fill_short(self, parts: Mapping[str, Any], i: int, row: Row) -> None:
         position, blocks = row.start, row.block_table
         parts["ids"][i], parts["positions"][i], parts["is_long"][i] = row.token_ids[0], position, row.is_long
         parts["places"][i] = blocks[position // self._block_size] * self._block_size + position % self._block_size
         parts["lengths"][i], parts["logit_positions"][i] = position + 1, i
-        table[i, : len(blocks)] = blocks
         for slots, scales in (("slots", "scales"), ("logit_slots", "logit_scales")):
             _put_adapter(row, position, parts[slots], parts[scales], i)
 
-    def _fill_long(
-        self, parts: Mapping[str, Any], table: _Numbers, rows: Sequence[Row], logit: int
-    ) -> Iterator[LogitSpan]:
+    def _fill_long(self, parts: Mapping[str, Any], rows: Sequence[Row], logit: int) -> Iterator[LogitSpan]:
         """`logit`: the place of the first row's logits."""
         size, token = self._block_size, self.shape.num_rows
         tiles: list[tuple[int, int, int, int]] = []
         for i, row in enumerate(rows, self.shape.num_rows):
             count = len(row.token_ids)
             here, positions = slice(token, token + count), np.arange(row.start, row.start + count)
-            table[i, : len(row.block_table)] = row.block_table
             parts["ids"][here], parts["positions"][here], parts["is_long"][here] = row.token_ids, positions, row.is_long
-            parts["places"][here] = table[i, positions // size] * size + positions % size
+            parts["places"][here] = self._host_table[i, positions // size] * size + positions % size
             tiles += [
                 (token + first, min(QUERY_TILE, count - first), row.start + first, i)
                 for first in range(0, count, QUERY_TILE)
