@@ -49,13 +49,14 @@ class PagedAttention:
         sums = torch.empty(num_rows, num_heads, chunks, 2, dtype=torch.float32, device=query.device)
         out = torch.empty_like(query)
         numbers, sizes = self._arguments(query, width, settings)
+        sinks = sums if settings.sinks is None else settings.sinks  # what is not read has to be a tensor too
         self._programs.decode_chunks[num_rows, sizes["KV_HEADS"], chunks](
             query, *self._cache.layer(layer), rows.block_table, rows.lengths, partial, sums, *numbers, **sizes,
             CHUNK=_CHUNK, BLOCK_G=_covering(sizes["G"]), num_stages=2,
         )  # fmt: skip
         self._programs.fold_chunks[num_rows, num_heads](
-            partial, sums, rows.lengths, out, num_heads, chunks, numbers[-1],
-            D=head_dim, CHUNK=_CHUNK, BLOCK_C=_FOLDED, BLOCK_D=sizes["BLOCK_D"],
+            partial, sums, rows.lengths, out, sinks, num_heads, chunks, numbers[-1],
+            D=head_dim, CHUNK=_CHUNK, BLOCK_C=_FOLDED, BLOCK_D=sizes["BLOCK_D"], HAS_SINKS=settings.sinks is not None,
         )  # fmt: skip
         return out
 
@@ -69,8 +70,9 @@ class PagedAttention:
         heads = max(1, min(sizes["G"], _TILE_NUMBERS // sizes["BLOCK_D"] // QUERY_TILE))
         grid = (len(rows.tiles), sizes["KV_HEADS"], -(-sizes["G"] // heads))
         self._programs.attend_tiles[grid](
-            query.contiguous(), *self._cache.layer(layer), rows.tiles, rows.block_table, out, *numbers, **sizes,
-            HEADS=heads, BLOCK_M=_covering(QUERY_TILE * heads), num_stages=2,
+            query.contiguous(), *self._cache.layer(layer), rows.tiles, rows.block_table, out,
+            query if settings.sinks is None else settings.sinks, *numbers, **sizes,
+            HEADS=heads, BLOCK_M=_covering(QUERY_TILE * heads), HAS_SINKS=settings.sinks is not None, num_stages=2,
         )  # fmt: skip
 
     def _arguments(

@@ -106,12 +106,14 @@ class DeviceTokens:
 class AttentionSettings:
     """The constants of a layer's attention: scores become scale * q k, with `softcap` c also c * tanh(score / c).
 
-    With `window` w a token sees itself and the w - 1 before it.
+    With `window` w a token sees itself and the w - 1 before it. With `sinks` s (arXiv 2309.17453, learned as in
+    gpt-oss) head h weighs its keys as if there were one more of score s[h], whose value is zero.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    sinks: Tensor | None = field(default=None, compare=False)  # [num_heads] float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ weighted values of its chunk,
 
     m' = max(m, max_j s_j)   l' = l e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
 
-and a second program folds a row's chunks by the same formulas, some at a time. Which chunks a row has depends on its
+and a second program folds a row's chunks by the same formulas, some at a time. A sink of score s, which has no value,
+comes last: l' = l + e^(s - m). Which chunks a row has depends on its
 own length and the window alone; programs beyond them leave at once, and what they did not write is never read.
 
 Rows of several tokens are cut into tiles of QUERY_TILE tokens, and one program computes a tile's tokens over all keys
@@ -88,12 +89,20 @@ def decode_chunks(
     tl.store(sums + place_of * 2 + 1, total, mask=g < G)
 
 
+@triton.jit
+def _sink(score, top):
+    """e^(s - m), as far as float32 goes."""
+    return tl.exp(tl.minimum(score - top, 80.0))
+
+
 @triton.jit(do_not_specialize=["chunks"], do_not_specialize_on_alignment=["lengths"])
 def fold_chunks(
-    partial, sums, lengths, out, num_heads, chunks, window,
-    D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+    partial, sums, lengths, out, sinks, num_heads, chunks, window,
+    D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, heads): out [rows, heads, D]. BLOCK_C chunks at a time, from the first one that the row sees."""
+    """Grid (rows, heads): out [rows, heads, D]; sinks [heads] float32. BLOCK_C chunks at a time, from the first that the
+    row sees.
+    """
     row = tl.program_id(0).to(tl.int64)
     place = (row * num_heads + tl.program_id(1)) * chunks
     length = tl.load(lengths + row).to(tl.int32)
@@ -115,18 +124,21 @@ def fold_chunks(
         total = total * fade + tl.sum(totals * weights, axis=0)
         values = values * fade + tl.sum(found * weights[:, None], axis=0)
         top = higher
+    if HAS_SINKS:
+        total += _sink(tl.load(sinks + tl.program_id(1)), top)
     tl.store(out + (row * num_heads + tl.program_id(1)) * D + d, (values / total).to(out.dtype.element_ty), mask=d < D)
 
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["row_tiles", "table"])
 def attend_tiles(
-    query, pool_k, pool_v, row_tiles, table, out, scale, softcap, width, window,
+    query, pool_k, pool_v, row_tiles, table, out, sinks, scale, softcap, width, window,
     G: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, kv heads, pieces of HEADS of their G heads): query and out [tokens, kv heads * G, D]; pools [blocks,
     BLOCK_SIZE, kv heads, D]; row_tiles [tiles, 4] int64: first token, number of tokens (0: none), position of the
-    first, row of table. Tokens of no tile are left as they are.
+    first, row of table; sinks [kv heads * G] float32. Tokens of no tile are left as they are.
     """
     tile = row_tiles + tl.program_id(0) * 4
     count = tl.load(tile + 1).to(tl.int32)
@@ -155,5 +167,7 @@ def attend_tiles(
                 q, blocks, p, p < end, seen, pool_k, pool_v, kv_head, d, scale, softcap, top, total, values,
                 D, KV_HEADS, BLOCK_SIZE, HAS_SOFTCAP, HALF,
             )  # fmt: skip
+        if HAS_SINKS:
+            total += _sink(tl.load(sinks + kv_head * G + head, mask=head < G, other=0.0), top)
         found = values / tl.where(token < count, total, 1.0)[:, None]
         tl.store(out + place[:, None] + d[None, :], found.to(out.dtype.element_ty), mask=q_mask)

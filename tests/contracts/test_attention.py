@@ -21,10 +21,9 @@ from tests.model.tiny import filled_cache, step_of
 ROWS = [(6, 1, [3, 1]), (0, 1, [2]), (13, 1, [4, 5, 6, 7]), (0, 5, [8, 9]), (6, 7, [10, 11, 12, 13]), (3, 2, [14, 15])]
 
 
-def expected(
-    cache: KVCache, query: torch.Tensor, scale: float, window: int | None, softcap: float | None
-) -> torch.Tensor:
+def expected(cache: KVCache, query: torch.Tensor, settings: AttentionSettings) -> torch.Tensor:
     """softmax over the visible keys, one query token and one head at a time."""
+    window, softcap = settings.window, settings.softcap
     keys, values = (pool.double().flatten(0, 1) for pool in cache.layer(0))
     out, token = torch.zeros_like(query, dtype=torch.float64), 0
     group = query.shape[1] // keys.shape[1]
@@ -34,10 +33,12 @@ def expected(
             first = 0 if window is None else max(0, position - window + 1)
             seen = torch.tensor(places[first : position + 1])
             for head in range(query.shape[1]):
-                scores = keys[seen, head // group] @ query[token, head].double() * scale
+                scores = keys[seen, head // group] @ query[token, head].double() * settings.scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)
-                out[token, head] = torch.softmax(scores, 0) @ values[seen, head // group]
+                if settings.sinks is not None:
+                    scores = torch.cat([scores, settings.sinks[head, None].double()])
+                out[token, head] = torch.softmax(scores, 0)[: len(seen)] @ values[seen, head // group]
             token += 1
     return out
 
@@ -140,7 +141,22 @@ def test_varlen_falls_back_to_what_can_serve(name: str) -> None:
     check_definition(name, 6, 2, 4, None)
 
 
-def check_definition(name: str, num_heads: int, num_kv_heads: int, window: int | None, softcap: float | None) -> None:
+@pytest.mark.parametrize("name", [*backend_names(attention), "varlen without pages"])
+@pytest.mark.parametrize(("num_kv_heads", "window", "softcap"), [(6, None, None), (2, 4, None), (1, None, 1.5)])
+def test_a_sink_weighs_as_a_key_without_a_value(
+    name: str, num_kv_heads: int, window: int | None, softcap: float | None
+) -> None:
+    check_definition(name, 6, num_kv_heads, window, softcap, torch.tensor([-3.0, 0.0, 1.0, 2.0, 30.0, 400.0]))
+
+
+def check_definition(
+    name: str,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None = None,
+) -> None:
     torch.manual_seed(0)
     cache = filled_cache(16, 4, num_kv_heads, 8)
     backend = made(name, cache)
@@ -150,9 +166,9 @@ def check_definition(name: str, num_heads: int, num_kv_heads: int, window: int |
     places = torch.tensor(
         [blocks[p // 4] * 4 + p % 4 for context, tokens, blocks in ROWS for p in range(context, context + tokens)]
     )
-    scale = 1 / math.sqrt(8)
-    found = backend(0, query, keys[places], values[places], step, AttentionSettings(scale, window, softcap))
-    assert torch.allclose(found.double(), expected(cache, query, scale, window, softcap), atol=1e-5)
+    settings = AttentionSettings(1 / math.sqrt(8), window, softcap, sinks)
+    found = backend(0, query, keys[places], values[places], step, settings)
+    assert torch.allclose(found.double(), expected(cache, query, settings), atol=1e-5)
 
 
 def test_features_are_read_off_the_signature() -> None:

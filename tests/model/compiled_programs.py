@@ -24,7 +24,7 @@ H100 = GPUTarget("cuda", 90, 32)
 KINDS = {
     "*i64": ("table", "lengths", "row_tiles"),
     "*i32": ("slots", "tiles", "modules", "pieces"),
-    "*fp32": ("h", "scales", "partial", "sums"),
+    "*fp32": ("h", "scales", "partial", "sums", "sinks"),
     "*bf16": ("x", "y", "query", "pool_k", "pool_v", "out"),
     "fp32": ("scale", "softcap"),
 }
@@ -57,10 +57,14 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {  # constants
     "decode_chunks": (triton_attention.decode_chunks, DECODE, {"num_stages": 2}),
     "attend_tiles": (
         triton_attention.attend_tiles,
-        {**PAGES, "HEADS": 4, "BLOCK_M": 64, "HAS_SOFTCAP": True},
+        {**PAGES, "HEADS": 4, "BLOCK_M": 64, "HAS_SOFTCAP": True, "HAS_SINKS": True},
         {"num_stages": 2},
     ),
-    "fold_chunks": (triton_attention.fold_chunks, {"D": 128, "CHUNK": 256, "BLOCK_C": 16, "BLOCK_D": 128}, {}),
+    "fold_chunks": (
+        triton_attention.fold_chunks,
+        {"D": 128, "CHUNK": 256, "BLOCK_C": 16, "BLOCK_D": 128, "HAS_SINKS": True},
+        {},
+    ),
 }
 
 

@@ -48,9 +48,8 @@ def paged_attention(cache: KVCache) -> PagedAttention:
     return paged
 
 
-def expected(
-    cache: KVCache, query: torch.Tensor, rows: DecodeRows, scale: float, window: int | None, softcap: float | None
-) -> torch.Tensor:
+def expected(cache: KVCache, query: torch.Tensor, rows: DecodeRows, settings: AttentionSettings) -> torch.Tensor:
+    window, softcap, sinks = settings.window, settings.softcap, settings.sinks
     out = torch.zeros(query.shape, dtype=torch.float64)
     group = query.shape[1] // cache.shape.num_kv_heads
     for row, (blocks, length) in enumerate(zip(rows.block_table, rows.lengths.tolist(), strict=True)):
@@ -58,23 +57,29 @@ def expected(
         keys, values = (
             pool[blocks].flatten(0, 1)[first:length].double().repeat_interleave(group, 1) for pool in cache.layer(0)
         )
-        scores = torch.einsum("hd,khd->hk", query[row].double(), keys) * scale
+        scores = torch.einsum("hd,khd->hk", query[row].double(), keys) * settings.scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None].double()], dim=1)
+        out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1)[:, : length - first], values)
     return out
 
 
+def settings_of(window: int | None, softcap: float | None, num_sinks: int = 0) -> AttentionSettings:
+    return AttentionSettings(0.2, window, softcap, torch.linspace(-2, 5, num_sinks) if num_sinks else None)
+
+
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "window", "softcap"),
+    ("num_heads", "num_kv_heads", "head_dim", "window", "softcap", "num_sinks"),
     [
-        (1, 1, 64, None, None),
-        (2, 2, 64, 300, None),
-        (6, 2, 80, None, 1.5),
-        (4, 1, 128, 4500, None),
-        (16, 1, 256, None, None),
-        (8, 1, 256, 256, 20.0),
-        (2, 1, 64, 1, None),
+        (1, 1, 64, None, None, 0),
+        (2, 2, 64, 300, None, 2),
+        (6, 2, 80, None, 1.5, 6),
+        (4, 1, 128, 4500, None, 0),
+        (16, 1, 256, None, None, 0),
+        (8, 1, 256, 256, 20.0, 0),
+        (2, 1, 64, 1, None, 0),
     ],
 )
 def test_ragged_rows_are_the_definition(
@@ -84,13 +89,15 @@ def test_ragged_rows_are_the_definition(
     head_dim: int,
     window: int | None,
     softcap: float | None,
+    num_sinks: int,
 ) -> None:
     torch.manual_seed(0)
+    settings = settings_of(window, softcap, num_sinks)
     cache, rows = filled_cache(NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim), decode_rows(LENGTHS)
     query, paged = torch.randn(len(LENGTHS), num_heads, head_dim), paged_attention(cache)
     made.clear()
-    found = paged.decode(0, query, rows, AttentionSettings(0.2, window, softcap))
-    assert torch.allclose(found.double(), expected(cache, query, rows, 0.2, window, softcap), atol=1e-5)
+    found = paged.decode(0, query, rows, settings)
+    assert torch.allclose(found.double(), expected(cache, query, rows, settings), atol=1e-5)
     partial, sums = made
     for row, length in enumerate(LENGTHS):
         first = 0 if window is None else max(0, length - window) // 256
@@ -154,32 +161,33 @@ def tiled_rows(num_idle_tiles: int) -> TiledRows:
 
 
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "window", "softcap"),
+    ("num_heads", "num_kv_heads", "head_dim", "window", "softcap", "num_sinks"),
     [
-        (1, 1, 64, None, None),
-        (14, 2, 64, 30, None),
-        (6, 2, 80, None, 1.5),
-        (16, 1, 128, 280, None),
-        (12, 1, 256, None, 20.0),
-        (2, 1, 16, 1, None),
+        (1, 1, 64, None, None, 0),
+        (14, 2, 64, 30, None, 14),
+        (6, 2, 80, None, 1.5, 6),
+        (16, 1, 128, 280, None, 0),
+        (12, 1, 256, None, 20.0, 0),
+        (2, 1, 16, 1, None, 0),
     ],
 )
 def test_tiles_of_rows_are_the_definition(
-    num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, softcap: float | None
+    num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, softcap: float | None, num_sinks: int
 ) -> None:
     torch.manual_seed(0)
+    settings = settings_of(window, softcap, num_sinks)
     cache, rows = filled_cache(64, BLOCK_SIZE, num_kv_heads, head_dim), tiled_rows(2)
     num_tokens = sum(count for _, count in TILED)
     query, out = (
         torch.randn(num_tokens + 1, num_heads, head_dim),
         torch.full((num_tokens + 1, num_heads, head_dim), 7.0),
     )
-    paged_attention(cache).attend_tiles(0, query, rows, out, AttentionSettings(0.2, window, softcap))
+    paged_attention(cache).attend_tiles(0, query, rows, out, settings)
     token = 0
     for row, (context, count) in enumerate(TILED):
         lengths = torch.arange(context + 1, context + count + 1)
         each = DecodeRows(count, rows.block_table[row].expand(count, -1), lengths)
         here = slice(token, token + count)
-        assert torch.allclose(out[here].double(), expected(cache, query[here], each, 0.2, window, softcap), atol=1e-5)
+        assert torch.allclose(out[here].double(), expected(cache, query[here], each, settings), atol=1e-5)
         token += count
     assert (out[num_tokens:] == 7.0).all(), "a token of no tile"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lora_serve.model import load_backend
 from lora_serve.model.kv_cache import KVCache
@@ -37,6 +38,9 @@ class Attention(Protocol):
 def over_rows(attend: Callable[[nn.Module, Tensor, Tensor, Tensor, AttentionSettings], Tensor]) -> Callable[..., Any]:
     """transformers' attention (query [1, num_heads, T, D], key, value [1, num_kv_heads, T, D], all after RoPE) by a
     function of packed rows: the module, query, key and value [T, heads, D], and the layer's constants.
+
+    Values that are narrower than keys (multi-head latent attention, DeepSeek-AI, arXiv 2405.04434), or wider, get zeros
+    behind the shorter ones.
     """
 
     def call(
@@ -48,15 +52,21 @@ def over_rows(attend: Callable[[nn.Module, Tensor, Tensor, Tensor, AttentionSett
         scaling: float | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        s_aux: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        settings = AttentionSettings(
-            scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap
-        )
-        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return attend(module, query, key, value, settings)[None], None
+        scale, sinks = query.shape[-1] ** -0.5 if scaling is None else scaling, None if s_aux is None else s_aux.float()
+        settings = AttentionSettings(scale, sliding_window, softcap, sinks)
+        size = value.shape[-1]
+        query, key, value = _of_one_size(*(tensor[0].transpose(0, 1) for tensor in (query, key, value)))
+        return attend(module, query, key, value, settings)[None, ..., :size], None
 
     return call
+
+
+def _of_one_size(*tensors: Tensor) -> list[Tensor]:
+    size = max(tensor.shape[-1] for tensor in tensors)
+    return [F.pad(tensor, (0, size - tensor.shape[-1])) if tensor.shape[-1] < size else tensor for tensor in tensors]
 
 
 def create_attention(name: str, cache: KVCache) -> Attention:

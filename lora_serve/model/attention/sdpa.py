@@ -58,7 +58,8 @@ class Backend:
         if mask is None:
             mask = step.prepared[window] = _decode_mask(step.decode.lengths, keys.shape[2], window, query.dtype)
         folded = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        found = attend_masked(folded, keys, values, mask, settings.scale, settings.softcap)
+        sinks = None if settings.sinks is None else settings.sinks.view(num_kv_heads, -1, 1)
+        found = attend_masked(folded, keys, values, mask, settings.scale, settings.softcap, sinks)
         return found.reshape(rows, num_heads, head_dim)
 
     def _gather_row(self, layer: int, row: PrefillRow) -> tuple[Tensor, Tensor]:
@@ -84,12 +85,12 @@ def _decode_mask(lengths: Tensor, num_keys: int, window: int | None, dtype: torc
 def _prefill(query: Tensor, keys: Tensor, values: Tensor, context: int, settings: AttentionSettings) -> Tensor:
     """query [tokens, num_heads, head_dim] over keys, values [context + tokens, num_kv_heads, head_dim]."""
     tokens, num_heads, _ = query.shape
-    scale, window, softcap = settings.scale, settings.window, settings.softcap
+    scale, window, softcap, sinks = settings.scale, settings.window, settings.softcap, settings.sinks
     group = num_heads // keys.shape[1]
     q = query.transpose(0, 1)[None]  # [1, num_heads, tokens, head_dim]
     k = keys.transpose(0, 1).repeat_interleave(group, dim=0)[None]
     v = values.transpose(0, 1).repeat_interleave(group, dim=0)[None]
-    if softcap is None and context == 0 and (window is None or tokens <= window):
+    if softcap is None and sinks is None and context == 0 and (window is None or tokens <= window):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
     q_positions = torch.arange(context, context + tokens, device=query.device)[:, None]
     k_positions = torch.arange(keys.shape[0], device=query.device)[None, :]
@@ -98,12 +99,20 @@ def _prefill(query: Tensor, keys: Tensor, values: Tensor, context: int, settings
         visible &= k_positions > q_positions - window
     mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device)
     mask.masked_fill_(~visible, float("-inf"))
-    return attend_masked(q, k, v, mask, scale, softcap)[0].transpose(0, 1)
+    sinks = None if sinks is None else sinks.view(-1, 1, 1)
+    return attend_masked(q, k, v, mask, scale, softcap, sinks)[0].transpose(0, 1)
 
 
-def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Attention with an additive mask; soft-capped scores (Gemma 2, arXiv 2408.00118) are computed explicitly."""
-    if softcap is None:
+def attend_masked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None = None
+) -> Tensor:
+    """Attention with an additive mask; soft-capped scores (Gemma 2, arXiv 2408.00118), and those beside `sinks` [heads,
+    queries or 1, 1], are computed explicitly.
+    """
+    if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    scores = softcap * torch.tanh((q @ k.transpose(-1, -2)) * (scale / softcap)) + mask
-    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+    scores = q @ k.transpose(-1, -2)
+    scores = (scores * scale if softcap is None else softcap * torch.tanh(scores * (scale / softcap))) + mask
+    if sinks is not None:
+        scores = torch.cat([scores.float(), sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+    return torch.softmax(scores, dim=-1, dtype=torch.float32)[..., : k.shape[-2]].to(q.dtype) @ v

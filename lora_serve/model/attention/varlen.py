@@ -1,8 +1,9 @@
 """Paged attention with torch's `varlen_attn` (FlashAttention) on GPUs, with the features of the installed torch.
 
 Decode rows and rows of several tokens are one call each. What a call does not support here goes elsewhere: decode rows
-and tiles to `PagedAttention`, soft caps and unsupported types or sizes to `sdpa`. torch 2.11 has no block tables; there
-K and V of rows with a context are gathered first. No GPU has run the calls with block tables, or tiles, yet.
+and tiles to `PagedAttention`; soft caps, sinks and unsupported types or sizes to `sdpa`. torch 2.11 has no block
+tables; there K and V of rows with a context are gathered first. No GPU has run the calls with block tables, or tiles,
+yet.
 """
 
 from __future__ import annotations
@@ -84,14 +85,14 @@ class Backend:
             assert self._paged is not None
             self._paged.attend_tiles(layer, query, step.tiled, out, settings)
         if step.prefill:
-            can = settings.softcap is None and self._fits and (settings.window is None or self._features.windows)
+            can = _is_plain(settings) and self._fits and (settings.window is None or self._features.windows)
             attend = self._prefill if can else self._prefill_elsewhere
             out[rows:] = attend(layer, query, key, value, step, settings)
         return out
 
     def _decode(self, layer: int, query: Tensor, step: StepInputs, settings: AttentionSettings) -> Tensor:
         """query [rows, num_heads, head_dim] -> the same shape."""
-        if self._reads_pages and settings.softcap is None:
+        if self._reads_pages and _is_plain(settings):
             return self._decode_pages(layer, query, step, settings)
         if self._paged is not None:
             return self._paged.decode(layer, query, step.decode, settings)
@@ -202,6 +203,11 @@ def why_not(cache: KVCache) -> str | None:
     if cache.device.type != "cuda":
         return "FlashAttention runs on CUDA devices"
     return "this torch has no torch.nn.attention.varlen" if torch_varlen() is None else None
+
+
+def _is_plain(settings: AttentionSettings) -> bool:
+    """True if scores are neither capped nor stand beside sinks."""
+    return settings.softcap is None and settings.sinks is None
 
 
 def torch_varlen() -> Varlen | None:

@@ -38,10 +38,17 @@ _library: Any = torch.library.Library("lora_serve", "FRAGMENT")  # type: ignore[
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, running: int, scale: float, window: int | None, softcap: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    running: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     layer = _running[running]
-    settings = AttentionSettings(scale, window, softcap)
+    settings = AttentionSettings(scale, window, softcap, sinks)
     return layer.attend(layer.layer, query, key, value, settings).contiguous()
 
 
@@ -58,7 +65,8 @@ def _like_added(*_: object) -> None:
 
 
 _library.define(
-    "attend(Tensor query, Tensor key, Tensor value, int running, float scale, int? window, float? softcap) -> Tensor"
+    "attend(Tensor query, Tensor key, Tensor value, Tensor? sinks, int running, float scale, int? window, "
+    "float? softcap) -> Tensor"
 )
 _library.define("add_lora_(Tensor(a!) y, Tensor x, int running, int place) -> ()")
 for _device in ("CPU", "CUDA"):  # not `custom_op`: its wrapper takes longer than a launch
@@ -74,7 +82,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, running: RunningLayer, set
     It writes the cache, unseen by the compiler, and is called once a layer.
     """
     found: Tensor = torch.ops.lora_serve.attend(
-        query, key, value, running.number, settings.scale, settings.window, settings.softcap
+        query, key, value, settings.sinks, running.number, settings.scale, settings.window, settings.softcap
     )
     return found
 

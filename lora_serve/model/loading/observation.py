@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
@@ -30,7 +31,7 @@ _ONE_EXPERT = re.compile(r"\.experts\.\d+(\.|$)")  # which tokens it sees depend
 # Keywords of attention that are applied, or have no effect on it; any other may change it.
 _KEYWORDS = frozenset(
     {"dropout", "logits_to_keep", "output_attentions", "output_router_logits", "position_ids", "scaling"}
-    | {"sliding_window", "softcap", "use_cache"}
+    | {"s_aux", "sliding_window", "softcap", "use_cache"}
 )
 _NAME = "position_ids"
 _TRIED = 1  # the position whose numbers are looked at, in calls that end at others
@@ -165,14 +166,16 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
     def attend(
         layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
     ) -> tuple[Tensor, None]:
-        if key.shape != value.shape:
-            raise ModelError("keys and values of different shapes are not supported")
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ModelError("keys and values of different numbers of heads are not supported")
+        if (sinks := keywords.get("s_aux")) is not None and sinks.shape != query.shape[1:2]:
+            raise ModelError("its attention has sinks that are not one number a head")
         if unknown := sorted(name for name in keywords.keys() - _KEYWORDS if keywords[name] is not None):
             raise ModelError(f"its attention takes more than is applied here: {', '.join(unknown)}")
         if attention_mask is not None and not _is_windowed(attention_mask, keywords.get("sliding_window")):
             raise ModelError("its attention has a mask that is neither causal nor a sliding window's")
-        keys[layer_index(layer)] = key
-        return query.transpose(1, 2).contiguous(), None
+        keys[layer_index(layer)] = key if key.shape[-1] >= value.shape[-1] else value
+        return F.pad(query.transpose(1, 2), (0, value.shape[-1] - query.shape[-1])).contiguous(), None
 
     watch = ModuleWatch(module, NUM_TOKENS, NUM_LOGITS)
     implementation = registered_attention(attend)

@@ -219,7 +219,8 @@ void decoder_layer(const Layer *l, const Step *s, real *h, void *room, real *key
     rotate_store(y, stride, y + queries, stride, y + queries + keys, stride, tokens, l->heads, l->kv_heads, l->size,
                  s->cos, s->sin, s->rotated, s->places, key_pool, value_pool);
     paged_attention(y, stride, key_pool, value_pool, inner, l->heads, l->kv_heads, l->size, l->block_size,
-                    s->tables, s->attention_pieces, s->num_attention_pieces, s->most_tokens, l->scale, l->window, l->softcap);
+                    s->tables, s->attention_pieces, s->num_attention_pieces, s->most_tokens, l->scale, l->window, l->softcap,
+                    NULL);
     product(&l->output, s, l->adapters + 3, 1, inner, shrunk, y);
     add_to(h, y, tokens * hidden);
 

@@ -29,6 +29,7 @@ typedef struct {
     const int32_t *tables; /* block numbers */
     int64_t query_stride, heads, kv_heads, size, block_size, window;
     float query_scale, score_scale, softcap;
+    const float *sinks; /* [heads], or NULL */
 } Attention;
 
 typedef struct {
@@ -283,20 +284,22 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
     for (int64_t h = first_head; h < end_head; h++)
         for (int64_t i = 0; i < queries; i++) {
             const int64_t at = h * queries + i, token = piece->first + i / group, head = h * group + i % group;
-            end_query(s->sums + at * width, 1.0f / whole_total(s->total + at * TOTAL_LANES), size,
-                      a->out + (token * a->heads + head) * size);
+            float total = whole_total(s->total + at * TOTAL_LANES);
+            if (a->sinks) total += expf(a->sinks[head] - s->largest[at]);
+            end_query(s->sums + at * width, 1.0f / total, size, a->out + (token * a->heads + head) * size);
         }
 }
 
 int64_t queries_together(void) { return QUERIES; }
 
-/* window: keys a token sees, itself included; 0: all. softcap: 0 for none. */
+/* window: keys a token sees, itself included; 0: all. softcap: 0 for none. sinks: scores of one more key of each head,
+ * which has no value; NULL for none. */
 void paged_attention(const float *query, int64_t query_stride, const real *keys, const real *values, real *out,
                      int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, const int32_t *tables,
                      const int32_t *pieces, int64_t num_pieces, int64_t most_tokens, float scale, int64_t window,
-                     float softcap) {
+                     float softcap, const float *sinks) {
     Attention a = {query, keys, values, out, tables, query_stride, heads, kv_heads, size, block_size, window, scale, 1.0f,
-                   softcap};
+                   softcap, sinks};
     if (IS_BFLOAT16) a.query_scale = 1.0f, a.score_scale = scale;
     const int64_t enough = 2 * omp_get_max_threads();
     const int64_t parts = num_pieces >= enough ? 1 : kv_heads < enough ? kv_heads : enough; /* of the KV heads */

@@ -30,6 +30,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     window: int | None = None
     softcap: float | None = None
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
@@ -51,8 +52,12 @@ class Case:
         query = torch.cat([self.query[first:end] for first, end in spans])
         scale = 1 / math.sqrt(self.size)
         return Backend(self.cache)(
-            0, query, query, query, step_of(rows), AttentionSettings(scale, self.window, self.softcap)
+            0, query, query, query, step_of(rows), AttentionSettings(scale, self.window, self.softcap, self.sinks())
         )
+
+    def sinks(self) -> torch.Tensor | None:
+        """One score a head."""
+        return torch.linspace(-2, 5, self.heads) if self.has_sinks else None
 
     def expected(self) -> torch.Tensor:
         """The definition in float64."""
@@ -75,7 +80,10 @@ class Case:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
         hidden = (distance < 0) | (distance >= (self.window or LENGTH))
-        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -math.inf)
+        if (sinks := self.sinks()) is not None:
+            scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, LENGTH, 1)], dim=-1)
+        weights = scores.softmax(-1)[..., :LENGTH]
         out = weights @ v
         spread = (weights[..., None] * (v[:, None] - out[:, :, None]).abs()).sum(2)
         return out.transpose(0, 1), spread.transpose(0, 1)
@@ -87,6 +95,8 @@ CASES = {
     "window of one": {"window": 1},
     "window of a stretch": {"window": 32},
     "soft cap": {"softcap": 1.5},
+    "sinks": {"has_sinks": True, "window": 40},
+    "bfloat16, sinks": {"dtype": torch.bfloat16, "size": 32, "heads": 8, "has_sinks": True},
     "blocks of 1": {"block_size": 1},
     "blocks of 3": {"block_size": 3},
     "blocks of 16": {"block_size": 16, "window": 33},
