@@ -50,7 +50,17 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
     "cohere": {},
     "smollm3": {"use_sliding_window": True, **_WINDOW},
-}
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, **_WINDOW},
+    "deepseek_v3": {
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4,
+        "first_k_dense_replace": 1, "moe_intermediate_size": 32,
+    },
+    "gemma4_text": {
+        "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 8,
+        "layer_types": ["sliding_attention", "full_attention"], "vocab_size_per_layer_input": 97, **_WINDOW,
+    },
+}  # fmt: skip
 
 # By mechanism: the common one, windows and soft caps, experts, a position table, Conv1D with a fused QKV.
 REPRESENTATIVE = ("llama", "gemma2", "mixtral", "opt", "gpt2")

@@ -6,33 +6,45 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lora_serve.core.batch import BlockMoves
 from lora_serve.model.system.device_memory import to_device
 from lora_serve.model.system.process import advise_huge_pages
 
 
+class KVHeads(NamedTuple):
+    """The shape of a layer's K, and of its V, for one token."""
+
+    count: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """The shape of what one token leaves in the cache, learned from the model itself."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[KVHeads, ...]
     dtype: torch.dtype
+
+    @staticmethod
+    def alike(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVShape:
+        """That of layers with one shape."""
+        return KVShape((KVHeads(num_kv_heads, head_dim),) * num_layers, dtype)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block of `block_size` tokens over all layers, K and V."""
-        return 2 * self.num_layers * block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * block_size * sum(heads.count * heads.size for heads in self.layers) * self.dtype.itemsize
 
 
 class KVCache:
     """K and V of every layer in blocks of `block_size` tokens (PagedAttention, Kwon et al., SOSP 2023).
 
-    Block 0 is never allocated and stays zero: block tables are padded with it.
+    Block 0 is never allocated and stays zero: block tables are padded with it. Layers of one shape lie in one pool.
     """
 
     def __init__(
@@ -43,6 +55,14 @@ class KVCache:
         self._num_spare = num_spare
         self.block_size = block_size
         self.device = device
+        self._places: list[tuple[int, int]] = []  # by layer: the number of its pool, and its place there
+        self._layers_of: dict[KVHeads, int] = {}  # by shape, how many layers have it
+        for heads in shape.layers:
+            place = self._layers_of.setdefault(heads, 0)
+            self._layers_of[heads] += 1
+            self._places.append((list(self._layers_of).index(heads), place))
+        self._pools: list[Tensor] = []  # each [2, layers, blocks, block_size, num_kv_heads, head_dim]
+        self._layers: list[tuple[Tensor, Tensor]] = []  # K and V of each
         self.num_resizes = 0  # tells users of the pool's address that it is another pool
         self.resize(num_blocks)
 
@@ -51,38 +71,37 @@ class KVCache:
         shape, size = self.shape, self.block_size
         self.num_resizes += 1
         self.num_blocks = num_blocks
-        self._pool = torch.empty(0, device=self.device)  # what was there is freed first
-        self._pool = _zeros(
-            (2, shape.num_layers, num_blocks + self._num_spare, size, shape.num_kv_heads, shape.head_dim),
-            shape.dtype,
-            self.device,
-        )
-        advise_huge_pages(self._pool)
-        self._host = torch.zeros(
-            (num_host_blocks, 2, shape.num_layers, size, shape.num_kv_heads, shape.head_dim),
-            dtype=shape.dtype,
-            pin_memory=self.device.type == "cuda" and num_host_blocks > 0,
-        )
+        self._pools, self._layers = [], []  # what was there is freed first
+        for heads, count in self._layers_of.items():
+            self._pools.append(_zeros((2, count, num_blocks + self._num_spare, size, *heads), shape.dtype, self.device))
+            advise_huge_pages(self._pools[-1])
+        self._layers = [(self._pools[pool][0, place], self._pools[pool][1, place]) for pool, place in self._places]
+        is_pinned = self.device.type == "cuda" and num_host_blocks > 0
+        self._host = [
+            torch.zeros((num_host_blocks, 2, count, size, *heads), dtype=shape.dtype, pin_memory=is_pinned)
+            for heads, count in self._layers_of.items()
+        ]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
-        return self._pool[0, index], self._pool[1, index]
+        return self._layers[index]
 
     def addresses(self, index: int) -> tuple[int, int]:
         """The addresses at which K and V of one layer begin."""
-        start = self._pool.data_ptr()
-        size = self._pool.stride(1) * self._pool.itemsize
-        return start + index * size, start + (self.shape.num_layers + index) * size
+        keys, values = self._layers[index]
+        return keys.data_ptr(), values.data_ptr()
 
     def write(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
         """Stores key and value [num_tokens, num_kv_heads, head_dim], rounded to the cache's type, at flat positions."""
-        keys, values = self.layer(layer)
+        keys, values = self._layers[layer]
         keys.flatten(0, 1).index_copy_(0, positions, key.to(keys.dtype))
         values.flatten(0, 1).index_copy_(0, positions, value.to(values.dtype))
 
     def read(self, positions: Tensor) -> Tensor:
-        """K and V of all layers at flat positions: a copy [2, num_layers, num_tokens, num_kv_heads, head_dim]."""
-        return self._pool.flatten(2, 3).index_select(2, positions)
+        """K and V of all layers at flat positions: a copy [num_layers, 2, num_tokens, numbers of the widest layer]."""
+        widest = max(heads.count * heads.size for heads in self.shape.layers)
+        found = [[pool.flatten(0, 1).index_select(0, positions).flatten(1) for pool in each] for each in self._layers]
+        return torch.stack([F.pad(torch.stack(each), (0, widest - each[0].shape[1])) for each in found])
 
     def spare_blocks(self, num_rows: int, num_tokens: int) -> list[tuple[int, ...]]:
         """Block tables of `num_tokens` tokens each out of the spare blocks."""
@@ -93,14 +112,17 @@ class KVCache:
     def zero(self, blocks: Sequence[int]) -> None:
         """Clears blocks before their new owner uses them: no residue, not even a NaN behind a mask."""
         if blocks:
-            self._pool.index_fill_(2, to_device(blocks, torch.int64, self._pool.device), 0)
+            indices = to_device(blocks, torch.int64, self.device)
+            for pool in self._pools:
+                pool.index_fill_(2, indices, 0)
 
     def move(self, moves: BlockMoves) -> None:
         """Copies whole blocks to host memory, then others back; done when it returns."""
-        for copy in moves.out:
-            self._host[copy.host_block].copy_(self._pool[:, :, copy.block])
-        for copy in moves.back:
-            self._pool[:, :, copy.block].copy_(self._host[copy.host_block])
+        for pool, host in zip(self._pools, self._host, strict=True):
+            for copy in moves.out:
+                host[copy.host_block].copy_(pool[:, :, copy.block])
+            for copy in moves.back:
+                pool[:, :, copy.block].copy_(host[copy.host_block])
         if moves and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

@@ -48,7 +48,7 @@ class PagedAttention:
         partial = torch.empty(num_rows, num_heads, chunks, head_dim, dtype=torch.float32, device=query.device)
         sums = torch.empty(num_rows, num_heads, chunks, 2, dtype=torch.float32, device=query.device)
         out = torch.empty_like(query)
-        numbers, sizes = self._arguments(query, width, settings)
+        numbers, sizes = self._arguments(layer, query, width, settings)
         sinks = sums if settings.sinks is None else settings.sinks  # what is not read has to be a tensor too
         self._programs.decode_chunks[num_rows, sizes["KV_HEADS"], chunks](
             query, *self._cache.layer(layer), rows.block_table, rows.lengths, partial, sums, *numbers, **sizes,
@@ -66,7 +66,7 @@ class PagedAttention:
         """Rows of several tokens: writes out [num_tokens, num_heads, head_dim] where a tile has tokens. `query`: all
         tokens of the step.
         """
-        numbers, sizes = self._arguments(query, rows.block_table.shape[1], settings)
+        numbers, sizes = self._arguments(layer, query, rows.block_table.shape[1], settings)
         heads = max(1, min(sizes["G"], _TILE_NUMBERS // sizes["BLOCK_D"] // QUERY_TILE))
         grid = (len(rows.tiles), sizes["KV_HEADS"], -(-sizes["G"] // heads))
         self._programs.attend_tiles[grid](
@@ -76,11 +76,11 @@ class PagedAttention:
         )  # fmt: skip
 
     def _arguments(
-        self, query: Tensor, width: int, settings: AttentionSettings
+        self, layer: int, query: Tensor, width: int, settings: AttentionSettings
     ) -> tuple[tuple[float | int, ...], dict[str, Any]]:
         """What all programs take: scale, softcap, width of the block table and window; and sizes, by name."""
         num_heads, head_dim = query.shape[1:]
-        num_kv_heads, wide = self._cache.shape.num_kv_heads, _covering(head_dim)
+        num_kv_heads, wide = self._cache.shape.layers[layer].count, _covering(head_dim)
         softcap, window = settings.softcap, settings.window
         numbers = (
             settings.scale, 1.0 if softcap is None else softcap, width, _NO_WINDOW if window is None else window,

@@ -100,7 +100,7 @@ def fold_chunks(
     partial, sums, lengths, out, sinks, num_heads, chunks, window,
     D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, heads): out [rows, heads, D]; sinks [heads] float32. BLOCK_C chunks at a time, from the first that the
+    """Grid (rows, heads): out [rows, heads, D]; sinks [heads] float32. BLOCK_C chunks at a time, from the first that a
     row sees.
     """
     row = tl.program_id(0).to(tl.int64)

@@ -46,7 +46,7 @@ def filled_cache(
     device: torch.device = CPU,
 ) -> KVCache:
     """One layer of random keys and values; block 0 stays zero."""
-    cache = KVCache(KVShape(1, num_kv_heads, head_dim, dtype), num_blocks, block_size, device)
+    cache = KVCache(KVShape.alike(1, num_kv_heads, head_dim, dtype), num_blocks, block_size, device)
     tokens = (num_blocks - 1) * block_size
     positions = torch.arange(block_size, num_blocks * block_size, device=device)
     keys, values = (torch.randn(tokens, num_kv_heads, head_dim).to(device, dtype) for _ in range(2))

@@ -49,8 +49,8 @@ class Backend:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
         """query of the cache's type, or float32, which the kernel rounds to it; the result is of the cache's type."""
-        num_heads, num_kv_heads = query.shape[1], self.cache.shape.num_kv_heads
-        pieces = self.pieces(step, num_heads)
+        num_heads, num_kv_heads = query.shape[1], self.cache.shape.layers[layer].count
+        pieces = self.pieces(step, num_heads // num_kv_heads)
         query = query.float()
         query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
         out = query.new_empty(query.shape, dtype=self.cache.shape.dtype)
@@ -64,12 +64,12 @@ class Backend:
         )  # fmt: skip
         return out
 
-    def pieces(self, step: StepInputs, num_heads: int) -> AttentionPieces:
-        """The step's rows in the kernel's form, worked out once for all layers."""
-        found: AttentionPieces | None = step.prepared.get(num_heads)
+    def pieces(self, step: StepInputs, group: int) -> AttentionPieces:
+        """The step's rows in the kernel's form, worked out once for all layers. `group`: query heads of a KV head."""
+        found: AttentionPieces | None = step.prepared.get(group)
         if found is None:
-            tokens = max(1, self._queries_together // (num_heads // self.cache.shape.num_kv_heads))
-            found = step.prepared[num_heads] = _pieces(step, tokens)
+            tokens = max(1, self._queries_together // group)
+            found = step.prepared[group] = _pieces(step, tokens)
         return found
 
 

@@ -48,7 +48,7 @@ class Backend:
         """query [rows, num_heads, head_dim] -> the same shape."""
         pool_k, pool_v = self.cache.layer(layer)
         rows, num_heads, head_dim = query.shape
-        num_kv_heads = self.cache.shape.num_kv_heads
+        num_kv_heads = pool_k.shape[2]
         table = step.decode.block_table
         flat = table.reshape(-1)
         keys = pool_k.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)

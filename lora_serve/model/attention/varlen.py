@@ -67,7 +67,7 @@ class Backend:
         assert found is not None, "this torch has no varlen_attn"
         self._varlen: Varlen = found
         self._features = Features.of(found)
-        self._fits = cache.shape.dtype in types and cache.shape.head_dim <= _MAX_HEAD_DIM
+        self._fits = cache.shape.dtype in types and max(heads.size for heads in cache.shape.layers) <= _MAX_HEAD_DIM
         self._takes_groups = self._features.groups or (self._fits and self._groups_unasked())
         self._reads_pages = self._fits and self._features.pages and self._can_read_pages()
         device = cache.device
@@ -168,7 +168,7 @@ class Backend:
         takes any number of heads that divides the query's; that its signature does not say.
         """
         shape, device = self.cache.shape, self.cache.device
-        size = (2, shape.num_kv_heads, shape.head_dim)
+        size = (2, *shape.layers[0])
         keys = torch.linspace(-1, 1, math.prod(size), device=device).view(size).to(shape.dtype)
         query, repeated = torch.cat([keys, keys], dim=1), keys.repeat_interleave(2, dim=1)
         ends = torch.tensor([0, 2], dtype=torch.int32, device=device)
@@ -183,12 +183,10 @@ class Backend:
     def _can_read_pages(self) -> bool:
         """Tries this block size with one row of one key: FlashAttention 2 wants multiples of 256."""
         shape, device = self.cache.shape, self.cache.device
-        pool = torch.zeros(
-            2, self.cache.block_size, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype, device=device
-        )
+        pool = torch.zeros(2, self.cache.block_size, *shape.layers[0], dtype=shape.dtype, device=device)
         one = torch.ones(1, dtype=torch.int32, device=device)
         ends = torch.arange(2, dtype=torch.int32, device=device)
-        query = torch.zeros(1, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype, device=device)
+        query = torch.zeros(1, *shape.layers[0], dtype=shape.dtype, device=device)
         try:
             self._call(
                 query, pool, pool, ends, ends, 1, 1, AttentionSettings(1.0), block_table=one[None], seqused_k=one

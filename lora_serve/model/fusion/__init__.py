@@ -92,7 +92,7 @@ def _recorded(module: nn.Module, call: ModuleCall, written: Tensor) -> _Truth:
     cached = torch.zeros_like(written)
     for layer in {getattr(one, "layer_idx", None) for one in module.modules()}:
         if isinstance(layer, int):
-            cached[:, layer] = written[:, layer]
+            cached[layer] = written[layer]
     return _Truth(output, cached)
 
 

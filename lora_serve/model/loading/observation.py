@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ONE_ROPE, EmbeddingShape, LinearShape, LongRope, Shape
-from lora_serve.model.kv_cache import KVShape
+from lora_serve.model.kv_cache import KVHeads, KVShape
 from lora_serve.model.loading.number_type import is_quantized
 from lora_serve.model.step_context import Step, StepContext
 
@@ -219,14 +219,14 @@ def _dim_of(value: Any, size: int) -> int | None:
 
 def _kv_shape(module: PreTrainedModel, keys: Mapping[int, Tensor]) -> KVShape:
     num_layers = module.config.get_text_config().num_hidden_layers
-    shapes = {(key.shape[1], key.shape[3], key.dtype) for key in keys.values()}
-    if sorted(keys) != list(range(num_layers)) or len(shapes) != 1:
+    types = {key.dtype for key in keys.values()}
+    if sorted(keys) != list(range(num_layers)) or len(types) != 1:
         raise ModelError(
             f"{type(module).__name__} cannot be served: its {num_layers} layers do not all attend through keys and "
-            f"values of one shape (seen in {len(keys)} layers: {sorted(map(str, shapes))})"
+            f"values (seen in {len(keys)} layers: {sorted(map(str, types))})"
         )
-    num_kv_heads, head_dim, dtype = shapes.pop()
-    return KVShape(num_layers, num_kv_heads, head_dim, dtype)
+    shapes = (keys[layer].shape for layer in range(num_layers))
+    return KVShape(tuple(KVHeads(shape[1], shape[3]) for shape in shapes), types.pop())
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def _observed(
         raise _NotExactError(
             f"{attention.num_calls} of its {num_layers} layers attend as transformers lets one replace"
         )
-    return watch.observation(KVShape(num_layers, 0, 0, torch.float32))
+    return watch.observation(KVShape.alike(num_layers, 0, 0, torch.float32))
 
 
 def _watched_rows(num_rows: int, is_ragged: bool) -> list[PoolingRow]:

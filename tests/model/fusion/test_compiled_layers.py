@@ -118,7 +118,7 @@ class World:
         for way in (self.own_code, self.compiled_code):
             self.runner._cache.zero(blocks)
             with way():
-                results.append((self.logits(*rows), self.runner._cache._pool.clone()))
+                results.append((self.logits(*rows), self.runner._cache._pools[0].clone()))
         (expected, cached), (found, also_cached) = results
         near = NEAR if cached.dtype == torch.float32 else NEAR_ROUNDED
         assert is_near(found, expected, near)

@@ -50,7 +50,7 @@ def both_ways(world: World, *rows: Row) -> tuple[tuple[Tensor, Tensor], tuple[Te
         else:
             with one_by_one(world):
                 logits = world.logits(*rows)
-        results.append((logits, world.runner._cache._pool.clone()))
+        results.append((logits, world.runner._cache._pools[0].clone()))
     return results[0], results[1]
 
 

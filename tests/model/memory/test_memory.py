@@ -268,25 +268,25 @@ def test_runner_names_a_lack_of_memory_and_holds_nothing_of_the_failed_step(tmp_
 
 
 def test_blocks_come_back_as_they_left_whoever_used_their_places_meanwhile() -> None:
-    cache = KVCache(KVShape(2, 1, 4, torch.float32), 6, 4, CPU)
+    cache = KVCache(KVShape.alike(2, 1, 4, torch.float32), 6, 4, CPU)
     cache.resize(6, 2)
-    cache._pool.copy_(torch.randn(cache._pool.shape))
-    first, second = cache._pool[:, :, 1].clone(), cache._pool[:, :, 4].clone()
+    cache._pools[0].copy_(torch.randn(cache._pools[0].shape))
+    first, second = cache._pools[0][:, :, 1].clone(), cache._pools[0][:, :, 4].clone()
     cache.move(BlockMoves(out=(BlockCopy(1, 0), BlockCopy(4, 1))))
     cache.zero([1, 4])
-    assert not cache._pool[:, :, 1].any()
+    assert not cache._pools[0][:, :, 1].any()
     cache.move(BlockMoves(back=(BlockCopy(2, 0), BlockCopy(1, 1))))
-    assert torch.equal(cache._pool[:, :, 2], first)
-    assert torch.equal(cache._pool[:, :, 1], second)
+    assert torch.equal(cache._pools[0][:, :, 2], first)
+    assert torch.equal(cache._pools[0][:, :, 1], second)
 
 
 def test_a_place_that_is_left_and_taken_in_one_move_is_left_first() -> None:
     cache = filled_cache(4, 4, 1, 4)
     cache.resize(4, 1)
-    cache._pool.copy_(torch.randn(cache._pool.shape))
-    before = cache._pool[:, :, 1].clone()
+    cache._pools[0].copy_(torch.randn(cache._pools[0].shape))
+    before = cache._pools[0][:, :, 1].clone()
     cache.move(BlockMoves((BlockCopy(1, 0),), (BlockCopy(1, 0),)))
-    assert torch.equal(cache._pool[:, :, 1], before)
+    assert torch.equal(cache._pools[0][:, :, 1], before)
 
 
 class Slow(StepCost):
@@ -354,7 +354,7 @@ def resident_bytes() -> int:
 
 def test_pool_takes_no_memory_before_its_blocks_are_used_and_is_all_zeros() -> None:
     before = resident_bytes()
-    cache = KVCache(KVShape(2, 4, 64, torch.bfloat16), 2**12, 16, CPU)  # 128 MiB
+    cache = KVCache(KVShape.alike(2, 4, 64, torch.bfloat16), 2**12, 16, CPU)  # 128 MiB
     assert resident_bytes() - before < 2**24
     assert not any(bool(part.any()) for part in cache.layer(1))
     keys, _ = cache.layer(0)

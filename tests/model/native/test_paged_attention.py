@@ -36,7 +36,9 @@ class Case:
         torch.manual_seed(0)
         num_blocks = -(-LENGTH // self.block_size)
         self.table = (torch.randperm(num_blocks) + 1).tolist()
-        self.cache = KVCache(KVShape(1, self.kv_heads, self.size, self.dtype), num_blocks + 3, self.block_size, CPU)
+        self.cache = KVCache(
+            KVShape.alike(1, self.kv_heads, self.size, self.dtype), num_blocks + 3, self.block_size, CPU
+        )
         at = torch.arange(LENGTH)
         self.places = torch.tensor(self.table)[at // self.block_size] * self.block_size + at % self.block_size
         self.keys, self.values = (torch.randn(LENGTH, self.kv_heads, self.size).to(self.dtype) for _ in "kv")

@@ -68,7 +68,7 @@ class TableModel:
     def logits(self, step: StepInputs) -> Tensor:
         (ids,), (positions,), size = step.token_ids, step.position_ids, self._cache.block_size
         shifts = self._slots.shifts[_slots_of(step.lora, len(ids))]
-        pool = self._cache._pool.view(-1)[: self._cache._pool.shape[2] * size]  # K of the only layer
+        pool = self._cache._pools[0].view(-1)[: self._cache._pools[0].shape[2] * size]  # K of the only layer
         pool.index_copy_(0, step.cache_positions, ((ids + 1) * (positions + 3) + 7 * shifts) % 1009)
         keys = pool.view(-1, size)
         sums = torch.zeros(len(ids), dtype=torch.float64)
@@ -107,7 +107,7 @@ class TableWorld:
 
     def __init__(self, num_blocks: int = 64, block_size: int = 4, max_rows: int = 8) -> None:
         self.recorders: list[RecordedCall] = []
-        self.cache = KVCache(KVShape(1, 1, 1, torch.float64), num_blocks + 1, block_size, _CPU, 3)
+        self.cache = KVCache(KVShape.alike(1, 1, 1, torch.float64), num_blocks + 1, block_size, _CPU, 3)
         self.slots = TableSlots()
         self.model = TableModel(self.cache, self.slots)
         parts: tuple[Any, ...] = self.model, self.cache, self.slots

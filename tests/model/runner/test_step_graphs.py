@@ -151,7 +151,7 @@ def test_steps_of_the_base_model_launch_no_deltas(world: World) -> None:
 
 def test_idle_rows_write_nothing_that_is_somebodys(world: World) -> None:
     table = world.prompt(0, 4)
-    pool = world.plain._cache._pool
+    pool = world.plain._cache._pools[0]
     before = pool[:, :, : world.plain._cache.num_blocks].clone()
     world.captured.run(Batch((decode(0, 4, table, 9), decode(1, 0, (20,), 4), decode(2, 0, (21,), 5)), ()))
     after = pool[:, :, : world.plain._cache.num_blocks].clone()

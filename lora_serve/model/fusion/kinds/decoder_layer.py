@@ -62,7 +62,8 @@ class FusedDecoderLayer:
         self._layer = _layer_of(parts)
         self._tables: Any = None
         self._scratch_bytes: int = scratch_bytes(self._layer)
-        self._heads = self._layer.heads
+        self._group = self._layer.heads // self._layer.kv_heads
+        self._shared = FusedDecoderLayer, self._group, self._scratch_bytes  # layers alike in these have one native step
         self._index = attention.layer
 
     def __call__(self, hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Any:
@@ -82,9 +83,9 @@ class FusedDecoderLayer:
         return hidden_states
 
     def _native_step(self, step: StepInputs, cos: Tensor, sin: Tensor) -> _NativeStep:
-        found: _NativeStep | None = step.prepared.get(FusedDecoderLayer)
+        found: _NativeStep | None = step.prepared.get(self._shared)
         if found is None or found.cos is not cos:
-            pieces = self._backend.pieces(step, self._heads)
+            pieces = self._backend.pieces(step, self._group)
             own_cos, own_sin = cos[0].float().contiguous(), sin[0].float().contiguous()
             passes = native.array_of(
                 native.Pass,
@@ -101,7 +102,7 @@ class FusedDecoderLayer:
             )  # fmt: skip
             scratch = torch.empty(tokens * self._scratch_bytes, dtype=torch.uint8)
             found = _NativeStep(native_step, scratch, cos, (passes, own_cos, own_sin, pieces, step.lora))
-            step.prepared[FusedDecoderLayer] = found
+            step.prepared[self._shared] = found
         return found
 
     def _adapters(self, index: int) -> native.Adapters:
@@ -139,7 +140,7 @@ def _are_native(*linears: LoraLinear) -> bool:
 
 def _layer_of(parts: tuple[FusedNorm, FusedRotaryAttention, FusedNorm, FusedGatedMLP]) -> native.Layer:
     before_attention, attention, before_mlp, mlp = parts
-    shape, settings = attention.cache.shape, attention.settings
+    heads, settings = attention.cache.shape.layers[attention.layer], attention.settings
     layer = native.Layer(
         joined_attention=_weight_of(attention.joined),
         output=_weight_of(attention.output),
@@ -147,9 +148,9 @@ def _layer_of(parts: tuple[FusedNorm, FusedRotaryAttention, FusedNorm, FusedGate
         down=_weight_of(mlp.down),
         before_attention=before_attention.native(),
         before_mlp=before_mlp.native(),
-        heads=attention.joined.parts[0].base.out_features // shape.head_dim,
-        kv_heads=shape.num_kv_heads,
-        size=shape.head_dim,
+        heads=attention.joined.parts[0].base.out_features // heads.size,
+        kv_heads=heads.count,
+        size=heads.size,
         block_size=attention.cache.block_size,
         window=settings.window or 0,
         activation=ACTIVATIONS.index(mlp.activation),
