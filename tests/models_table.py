@@ -1,5 +1,5 @@
-"""Each causal model type of transformers, tiny, with LoRAs on every linear layer, against the live PEFT model; and what
-came of it as the table in docs/reference/models.md.
+"""Each model type of transformers that generates text, tiny, with LoRAs on every linear layer, against the live PEFT
+model; and what came of it as the table in docs/reference/models.md.
 
 Run as a program (scripts/models_table) it tries them all, or those that are named, and rewrites that table.
 """
@@ -19,10 +19,14 @@ from typing import Any
 import peft
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from lora_serve.core.errors import ModelError
+from lora_serve.model.base_model import auto_class_of
 from lora_serve.model.exactness import shrunk
 from lora_serve.model.loading.observation import is_linear
 from tests.kind_matrix import EXACT, Found, mismatches
@@ -31,7 +35,7 @@ from tests.oracle import logprobs_alone, peft_may_warn
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys()))
 NOT_BUILT = "not built"
 NEW_TOKENS = 6
 LENGTHS = (3, 29, 11, 90, 1, 40, 140)  # on both sides of the tiny models' windows and chunks
@@ -61,9 +65,8 @@ def tiny_config(model_type: str) -> Any:
 def build_tiny(model_type: str) -> PreTrainedModel:
     """A model of random weights, large enough for distinct answers, without biases of zero or norms of one."""
     torch.manual_seed(sum(map(ord, model_type)))
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        tiny_config(model_type), dtype=torch.float32, attn_implementation="eager"
-    )
+    config = tiny_config(model_type)
+    model: PreTrainedModel = auto_class_of(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -161,7 +164,7 @@ _WORDS = (  # what a table leaves out: names, and numbers that differ between mo
     (r"^\w+ (\(.*?\) )?cannot be served( exactly)?: |^The adapter cannot be served: |--model FOLDER: ", ""),
     (r" that differ by .*?(?=; with|$)", " that differ from the model's own"),
     (r"with --max-model-len \d+", "up to some length"),
-    (r"its \d+ layers do .*", "its layers do not all attend through keys and values of one shape"),
+    (r"its \d+ layers do .*", "its layers do not all attend through keys and values"),
     (r"tensor '.*?' belongs to no module of \w+", "the LoRA has tensors of modules that are not served"),
     (r" <class .*?>|:$", ""),
     (r"\|", "/"),

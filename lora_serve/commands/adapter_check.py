@@ -38,6 +38,7 @@ from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.settings import Settings
 from lora_serve.logs import configure_logging
 from lora_serve.model.build import ModelParts, build_model
+from lora_serve.model.exactness import try_base
 from lora_serve.model.lora.validation import check_values
 from lora_serve.text.adapter_template import TemplateProcesses, base_templates
 from lora_serve.text.tokenizer import TextModel
@@ -63,6 +64,25 @@ def run(folder: Path, settings: Settings) -> int:
     )
     _print(folder, verdict, Console(highlight=False, soft_wrap=True), settings.adapter_chat_templates)
     return 1 if verdict.reasons else 0
+
+
+def run_base(settings: Settings) -> int:
+    """Prints what can be known of the base model without its weights. Raises ConfigError, ModelError."""
+    configure_logging(settings.log_format, level=logging.WARNING)
+    config = settings.part(ModelConfig)
+    found = try_base(config)
+    names = sorted({path.rpartition(".")[2] for path in found.spec.linears})
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"linear layers that adapters can be of: {', '.join(names)}", markup=False)
+    tables = [(path.rpartition(".")[2], table) for path, table in found.spec.modules.items()]
+    if stacks := sorted({f"{name}.{part}" for name, table in tables for part in table if len(table[part]) == 3}):
+        console.print(f"stacks of experts, as `target_parameters` names them: {', '.join(stacks)}", markup=False)
+    console.print(
+        f"{config.model}: can be served, as far as a small copy of its {found.spec.architecture} tells; the start "
+        "compares its weights, too",
+        markup=False,
+    )
+    return 0
 
 
 def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdict:

@@ -129,21 +129,26 @@ examples:
 
 
 def run_check(arguments: list[str]) -> int:
-    """Validates an adapter against a base model, with no server running: prints what a server with these settings would
-    do with the adapter. Returns the exit code.
+    """Validates an adapter against a base model, or the base model, with no server running: prints what a server with
+    these settings would do. Returns the exit code.
     """
     from lora_serve.core.errors import ConfigError
     from lora_serve.core.settings import resolve_settings, settings_parser
 
     parser = settings_parser("lora-serve check", "Validate an adapter: what the server would reject, and why.")
-    parser.add_argument("adapter_dir", metavar="ADAPTER_DIR", help="folder with adapter_config.json and its weights")
+    parser.add_argument(
+        "adapter_dir", metavar="ADAPTER_DIR", nargs="?", help="folder with adapter_config.json and its weights"
+    )
+    parser.add_argument("--base", action="store_true", help="try the base model instead, by its config.json alone")
     values = parser.values(arguments)
-    folder = Path(values.pop("adapter_dir"))
-    settings = resolve_settings(values)
-    if not folder.is_dir():
+    given, is_base = values.pop("adapter_dir"), values.pop("base")
+    folder, settings = Path(given or ""), resolve_settings(values)
+    if is_base == (given is not None):
+        raise ConfigError("check: give either ADAPTER_DIR or --base")
+    if not is_base and not folder.is_dir():
         raise ConfigError(f"ADAPTER_DIR: {folder} is not a folder")
     from lora_serve.app.early_checks import check_hub
     from lora_serve.commands import adapter_check
 
     check_hub(settings.model)
-    return adapter_check.run(folder, settings)
+    return adapter_check.run_base(settings) if is_base else adapter_check.run(folder, settings)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 
@@ -31,6 +32,7 @@ from lora_serve.model.loading.frozen_model import (
     check_nothing_missing,
     load_frozen,
     path_of,
+    read_model_config,
     spec_of,
 )
 from lora_serve.model.loading.observation import (
@@ -135,9 +137,18 @@ class BaseModel(AdaptedModel[StepInputs]):
 
 def load_model(config: ModelConfig) -> LoadedModel:
     """Loads the model of `config.model` (a folder or a hub id) frozen. Raises ModelError."""
-    found = load_frozen(config, AutoModelForCausalLM)
+    found = load_frozen(config, auto_class_of(read_model_config(config)))
     check_nothing_missing(config.model, found.missing)
     return described(config, found)
+
+
+def auto_class_of(hf_config: Any) -> Any:
+    """transformers' auto class that makes a model which generates text: where a config has a class that reads images
+    too, and none for text alone, that.
+    """
+    sees = type(hf_config) in AutoModelForImageTextToText._model_mapping  # noqa: SLF001 - the only list there is
+    reads = type(hf_config) in AutoModelForCausalLM._model_mapping  # noqa: SLF001
+    return AutoModelForImageTextToText if sees and not reads else AutoModelForCausalLM
 
 
 def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:

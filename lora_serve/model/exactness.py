@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from lora_serve.core.batch import Batch, Row, RowOutput
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import LongRope
-from lora_serve.model.base_model import BaseModel, described
+from lora_serve.model.base_model import BaseModel, auto_class_of, described
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, read_model_config
+from lora_serve.model.loading.number_type import plan_quantization
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.runner.model_runner import ModelRunner
@@ -137,44 +137,68 @@ def check_small_copy(config: ModelConfig) -> None:
     """
     hf_config = read_model_config(config)
     given = hf_config.to_dict()
-    length = config.max_model_len or getattr(hf_config.get_text_config(), "max_position_embeddings", 0) or _POSITIONS
+    length = _length(config, hf_config)
     edge = min(boundaries(given, length), default=0)
     if not edge and all(_OTHERS.fullmatch(name) or not _SEEN < value < _POSITIONS for name, value in _numbers(given)):
         return
     try:
-        _check(config.model, hf_config, length)
-    except ModelError as error:
-        if edge == 0:
-            raise
-        _check(config.model, hf_config, edge)
-        raise ModelError(f"{error}; with --max-model-len {edge} it can be served") from error
-
-
-def _check(model: str, hf_config: Any, length: int) -> None:
-    try:
-        small = shrunk(hf_config, length)
-        _check_once(type(small).from_dict, json.dumps(small.to_dict(), sort_keys=True))
+        try:
+            _check(hf_config, length)
+        except ModelError as error:
+            if edge == 0:
+                raise
+            _check(hf_config, edge)
+            raise ModelError(f"{error}; with --max-model-len {edge} it can be served") from error
     except ModelError:
         raise
     except Exception as error:  # of names that mean something else in this model: the real weights decide alone
-        _log.warning("--model %s: no small copy of it was tried: %s", model, first_line(error))
+        _log.warning("--model %s: no small copy of it was tried: %s", config.model, first_line(error))
+
+
+def try_base(config: ModelConfig) -> LoadedModel:
+    """What a start will find of a model, by its config.json and a small copy of random weights: no weights are read.
+
+    Returns the copy. Raises ModelError if it cannot be served, and if that cannot be known without its weights.
+    """
+    hf_config = read_model_config(config)
+    plan_quantization(config, hf_config, torch.device("cpu"))
+    check_small_copy(config)
+    length = _length(config, hf_config)
+    try:
+        _check(hf_config, length)
+        return _small_model(shrunk(hf_config, length), _SEEDS[0])
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"--model {config.model}: a small copy of it fails: {first_line(error)}") from error
+
+
+def _length(config: ModelConfig, hf_config: Any) -> int:
+    return config.max_model_len or getattr(hf_config.get_text_config(), "max_position_embeddings", 0) or _POSITIONS
+
+
+def _check(hf_config: Any, length: int) -> None:
+    small = shrunk(hf_config, length)
+    _check_once(type(small).from_dict, json.dumps(small.to_dict(), sort_keys=True))
+
+
+_COPIED = ModelConfig(
+    model="", device="cpu", dtype="float32", max_model_len=None, attention="sdpa", lora_kernel="loop",
+    quantization="none", fuse_layers=False,
+)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)  # of what passed: servers of one process, as in tests, often have like models
 def _check_once(config_of: Callable[[Any], Any], small: str) -> None:
-    config = ModelConfig(
-        model="", device="cpu", dtype="float32", max_model_len=None, attention="sdpa", lora_kernel="loop",
-        quantization="none", fuse_layers=False,
-    )  # fmt: skip
     for seed in _SEEDS:
-        copied = _small_model(config, config_of(json.loads(small)), seed)
+        copied = _small_model(config_of(json.loads(small)), seed)
         chunks = tuple(one for one in LONG if sum(one) <= copied.spec.max_model_len) or SHORT
         probe = probe_tokens(copied.spec.vocab_size, chunks)
         expected = [plain_logprobs(copied, (row,))[0] for row in probe]
         num_blocks = 1 + len(probe) * _POSITIONS // _BLOCK_SIZE
         cache = KVCache(copied.observation.kv_shape, num_blocks, _BLOCK_SIZE, copied.device)
         slots = LoraSlots(copied.spec.linears, 1, copied.device, None)
-        runner = ModelRunner(BaseModel(copied, cache, slots, config), cache, slots, copied.device)
+        runner = ModelRunner(BaseModel(copied, cache, slots, _COPIED), cache, slots, copied.device)
         name = f"{copied.spec.architecture} (a small copy of it, over {max(map(len, probe))} tokens)"
         try:
             rope = copied.spec.long_rope
@@ -186,16 +210,16 @@ def _check_once(config_of: Callable[[Any], Any], small: str) -> None:
             return
 
 
-def _small_model(config: ModelConfig, hf_config: Any, seed: int) -> LoadedModel:
+def _small_model(hf_config: Any, seed: int) -> LoadedModel:
     """A model of random weights, large enough for distinct answers."""
-    build: Callable[..., Any] = AutoModelForCausalLM.from_config
+    build: Callable[..., Any] = auto_class_of(hf_config).from_config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build(hf_config, dtype=torch.float32, attn_implementation="eager").eval().requires_grad_(False)
         for parameter in module.parameters():
             parameter.normal_(std=0.2) if parameter.dim() > 1 else parameter.add_(0.1)
     try:
-        return described(config, FrozenModule(module, (), torch.float32, torch.device("cpu"), None))
+        return described(_COPIED, FrozenModule(module, (), torch.float32, torch.device("cpu"), None))
     except ModelError as error:  # the model itself was not refused: the copy is no good one
         raise ValueError(str(error)) from error
 
@@ -263,18 +287,24 @@ def _num_layers(lists: Mapping[str, list[Any]], most: int) -> int:
 
 
 def _rope(rope: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rope parameters, perhaps by kind of layer, with a factor per frequency of the small head."""
+    """Rope parameters, perhaps by kind of layer, with a factor per frequency of the small head, and as many frequencies
+    in the sections that belong to time, height and width.
+    """
     heads = config.get("num_attention_heads", _HEADS)
     dim = config.get(_MLA) or config.get("head_dim") or config.get("hidden_size", heads * _HEAD_DIM) // heads
     count = int(dim * (rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)) // 2
-    return {
-        name: _rope(value, config)
-        if isinstance(value, dict)
-        else [value[len(value) * i // count] for i in range(count)]
-        if isinstance(value, list) and name.endswith("_factor") and count
-        else value
-        for name, value in rope.items()
-    }
+    small: dict[str, Any] = {}
+    for name, value in rope.items():
+        if isinstance(value, dict):
+            small[name] = _rope(value, config)
+        elif isinstance(value, list) and name.endswith("_factor") and count:
+            small[name] = [value[len(value) * i // count] for i in range(count)]
+        elif isinstance(value, list) and name.endswith("_section") and count:
+            rest = [part * count // sum(value) for part in value[1:]]
+            small[name] = [count - sum(rest), *rest]
+        else:
+            small[name] = value
+    return small
 
 
 def _is_number(value: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 import lora_serve
 from lora_serve.adapters.checkpoint.content import adapter_digest
@@ -168,3 +169,25 @@ def test_own_chat_template_is_told_and_is_in_the_digest(tmp_path: Path, capsys: 
     (folder / "chat_template.jinja").write_text("{% for x in y %}")
     code, lines = check(capsys, folder, "--model", model)
     assert (code, any("chat template cannot be used: line 1" in line for line in lines)) == (1, True)
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({}, "can be served, as far as"),
+    ({"layer_types": ["linear_attention", "full_attention"]}, "do not all attend"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with gptq"),
+])  # fmt: skip
+def test_base_is_tried_by_its_config_alone(
+    changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "qwen3_next" if "layer_types" in changes else "qwen3_moe"
+    config = AutoConfig.for_model(name, num_hidden_layers=2).to_dict() | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code = main(["check", "--base", "--model", str(tmp_path)])
+    out, err = capsys.readouterr()
+    assert (code, words in out + err) == (2 if changes else 0, True), out + err
+    assert changes or "experts.down_proj, experts.gate_up_proj" in out
+
+
+def test_either_an_adapter_or_a_base_is_checked(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [main(["check", *own, "--model", str(model)]) for own in ([], ["--base", str(model)])] == [2, 2]
+    assert capsys.readouterr().err.count("give either ADAPTER_DIR or --base") == 2

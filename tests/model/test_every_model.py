@@ -10,8 +10,9 @@ from tests.kind_matrix import EXACT
 from tests.models_table import BEGIN, DOCUMENT, END, TYPES, models_table, read_table, shortened, verdict
 from tests.tiers import mostly_nightly
 
-# A router of its own class; a norm without a weight; a router whose weight is cast before it is used.
-OF_THE_DEFAULT_TIER = ("phimoe", "nanochat", "ernie4_5_moe")
+# A router of its own class; a norm without a weight; a router whose weight is cast before it is used; sinks; values
+# narrower than keys; a class that reads images.
+OF_THE_DEFAULT_TIER = ("phimoe", "nanochat", "ernie4_5_moe", "gpt_oss", "deepseek_v3", "qwen3_vl")
 
 
 @pytest.mark.parametrize("model_type", mostly_nightly(TYPES, *OF_THE_DEFAULT_TIER))
