@@ -41,6 +41,14 @@ NEW_TOKENS = 6
 LENGTHS = (3, 29, 11, 90, 1, 40, 140)  # on both sides of the tiny models' windows and chunks
 SEEDS = (1, 2)  # of the adapters
 LIMITS: Mapping[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_loras": 2, "block_size": 16}
+
+
+def _sections(*sizes: int, partial: float = 1.0) -> Mapping[str, Any]:
+    """Rotary positions in time, height and width."""
+    rope = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": partial, "mrope_section": list(sizes)}
+    return {"text_config": {"rope_parameters": rope}}
+
+
 # What a config class leaves open although its model needs it.
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
@@ -50,6 +58,8 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "lfm2_moe": {"layer_types": ["full_attention"] * 32},
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "paddleocr_vl"), _sections(16, 24, 24)),
+    **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga"), _sections(8, 12, 12, partial=0.5)),
 }
 
 

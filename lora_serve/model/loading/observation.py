@@ -159,7 +159,7 @@ class ModuleWatch:
 def observe(module: PreTrainedModel, device: torch.device) -> Observation:
     """Runs a few tokens and notes what each layer would cache, and which modules see every token once.
 
-    Raises ModelError for attention that is more than causal or windowed.
+    Raises ModelError for attention that is more than causal or windowed, and for logits that cannot be chosen.
     """
     keys: dict[int, Tensor] = {}
 
@@ -185,7 +185,9 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
         with refused_if_it_fails(module), watch.watching():
             module.set_attn_implementation(implementation)
             ids = torch.arange(NUM_TOKENS, device=device)[None]
-            module(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=ids[0, -NUM_LOGITS:])
+            output = module(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=ids[0, -NUM_LOGITS:])
+            if output.logits.shape[1] != NUM_LOGITS:
+                raise ModelError("it does not take `logits_to_keep`, the positions whose logits are wanted")
     finally:
         module.set_attn_implementation(before)
     return watch.observation(_kv_shape(module, keys))

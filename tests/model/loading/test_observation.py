@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from lora_serve.core.errors import ModelError
 from lora_serve.model.loading.observation import Observation, Site, observe
 from tests.oracle import ARCHITECTURES, load_fresh, save_tiny_model
 
@@ -63,3 +64,11 @@ class MixesTokens(nn.Module):
 
     def __call__(self, x: torch.Tensor) -> Any:
         return super().__call__(x=x)
+
+
+def test_a_model_whose_logits_cannot_be_chosen_is_refused(tmp_path: Path) -> None:
+    model = load_fresh(save_tiny_model("llama", tmp_path / "model"))
+    own = model.forward
+    model.forward = lambda logits_to_keep, **given: own(**given)
+    with pytest.raises(ModelError, match="does not take `logits_to_keep`"):
+        observe(model, torch.device("cpu"))
