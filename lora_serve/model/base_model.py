@@ -20,6 +20,7 @@ from transformers.core_model_loading import WeightRenaming, apply_renamings
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.attention import Attention, create_attention, over_rows
+from lora_serve.model.experts import group_experts
 from lora_serve.model.fusion import fuse
 from lora_serve.model.fusion.compiled import CompiledLayers, LayerParts, compile_layers
 from lora_serve.model.fusion.joining import join_linears
@@ -45,6 +46,7 @@ from lora_serve.model.lora.adapted_model import AdaptedModel, LinearGroup
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
 from lora_serve.model.native.operators import LayerKernels
+from lora_serve.model.paged_attention import can_run
 from lora_serve.model.step_context import AttentionSettings, StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
@@ -63,9 +65,14 @@ class BaseModel(AdaptedModel[StepInputs]):
         if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
         if config.fuse_layers and self.device.type == "cuda":
+            self.group_experts()
             self.join()
         if config.compile_layers and self.device.type == "cuda":
             self.compile()
+
+    def group_experts(self) -> int:
+        """Has experts computed without waiting for the device; meant for GPUs, and done before `join` and `compile`."""
+        return group_experts(self.module) if can_run(self.device) else 0
 
     def join(self) -> list[LinearGroup]:
         """Joins linear layers of one input; meant for GPUs, and done before `compile`."""

@@ -17,18 +17,20 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lora_serve.model import triton_attention, triton_programs
+from lora_serve.model import expert_products, triton_attention, triton_experts, triton_programs
 from lora_serve.model.lora.kernels import triton as kernel
 
 H100 = GPUTarget("cuda", 90, 32)
 KINDS = {
-    "*i64": ("table", "lengths", "row_tiles"),
-    "*i32": ("slots", "tiles", "modules", "pieces"),
+    "*i64": ("table", "lengths", "row_tiles", "experts"),
+    "*i32": ("slots", "tiles", "modules", "pieces", "order"),
     "*fp32": ("h", "scales", "partial", "sums"),
-    "*bf16": ("x", "y", "query", "pool_k", "pool_v", "out"),
+    "*bf16": ("x", "y", "query", "pool_k", "pool_v", "out", "weight"),
     "fp32": ("scale", "softcap"),
 }
-ALIGNED = ("x_stride", "y_stride", "in_features", "out_features", "width")
+ALIGNED = ("x_stride", "y_stride", "in_features", "out_features", "width", "expert_stride", "out_stride")
+TILED_EXPERTS = {"TILE": expert_products.TILE, "BLOCK_N": expert_products._OUTPUTS, "BLOCK_K": expert_products._INPUTS}
+EXPERTS = {**TILED_EXPERTS, "WIDE": tl.bfloat16, "in_stride": 1}
 PAGES = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "BLOCK_D": 128, "BLOCK_N": 64, "HALF": tl.bfloat16}
 DECODE = {**PAGES, "CHUNK": 256, "BLOCK_G": 16, "HAS_SOFTCAP": True}
 ROWS = {"BLOCK_R": kernel._ROW_RANKS, "ALIGNED": True}
@@ -54,6 +56,15 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {  # constants
     ),
     **{f"shrink_tiles{n}": (triton_programs.shrink_tiles, SHRUNK_TILE | t, SHRINK_TILES) for n, t in TYPES.items()},
     **{f"expand_tiles{n}": (triton_programs.expand_tiles, EXPANDED_TILE | t, EXPAND_TILES) for n, t in TYPES.items()},
+    "sort_pairs": (triton_experts.sort_pairs, {"TILE": expert_products.TILE, "BLOCK": expert_products._SORTED}, {}),
+    **{
+        f"multiply_tiles{name}": (
+            triton_experts.multiply_tiles,
+            EXPERTS | wide,
+            {"num_stages": expert_products._STAGES},
+        )
+        for name, wide in (("", {}), (" of float32", {"WIDE": tl.float32}))
+    },
     "decode_chunks": (triton_attention.decode_chunks, DECODE, {"num_stages": 2}),
     "attend_tiles": (
         triton_attention.attend_tiles,
@@ -97,5 +108,9 @@ def resources_of(cubin: bytes) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    facts = {n: facts_of(*one, "fp16" if "float16" in n else "bf16") for n, one in PROGRAMS.items()}
+    models = {" float16": "fp16", " of float32": "fp32"}
+    facts = {
+        name: facts_of(*one, next((kind for words, kind in models.items() if name.endswith(words)), "bf16"))
+        for name, one in PROGRAMS.items()
+    }
     print(json.dumps(facts))

@@ -32,8 +32,10 @@ MAX_ROWS = 6
 class World:
     """One model with an ordinary runner, and one that captures."""
 
-    def __init__(self, root: Path, targets: Sequence[str] | None = None, **config: Any) -> None:
-        model = save_tiny_model("llama", root / "model", **config)
+    def __init__(
+        self, root: Path, targets: Sequence[str] | None = None, architecture: str = "llama", **config: Any
+    ) -> None:
+        model = save_tiny_model(architecture, root / "model", **config)
         given = {"target_modules": list(targets)} if targets else {}
         adapters = {name: save_adapter(model, root / name, seed=i, **given) for i, name in enumerate("abc")}
         adapters["wide"] = save_adapter(model, root / "wide", r=20)
@@ -45,7 +47,8 @@ class World:
                 attention="sdpa", fuse_layers=False,
             )  # fmt: skip
         self.plain: Any = self.engine.parts.runner
-        assert self.plain._model.join()  # as on a GPU
+        self.plain._model.group_experts()  # as on a GPU
+        assert self.plain._model.join()
         self.recorders: list[RecordedCall] = []
         self.pools: list[list[RecordedCall]] = []  # the graphs of each
         kernel = self.plain._model.kernel
