@@ -16,7 +16,7 @@ from lora_serve.model.paged_attention import covering
 
 TILE = 16  # pairs of one matrix product
 _SORTED = 1024  # pairs that a program looks at, at a time
-_OUTPUTS, _INPUTS = 64, 128  # of one matrix product
+_OUTPUTS, _INPUT_BYTES = 64, 256  # of one matrix product
 _STAGES = 3  # products whose inputs are on their way at once
 _library: Any = torch.library.Library("lora_serve", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -35,6 +35,11 @@ def multiply_pairs(x: Tensor, weight: Tensor, order: Tensor, tiles: Tensor, per_
     return found
 
 
+def inputs_at_once(dtype: torch.dtype) -> int:
+    """The inputs of one matrix product."""
+    return _INPUT_BYTES // dtype.itemsize
+
+
 def _sort_pairs(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     num_pairs = len(experts)
     order = torch.empty(num_pairs, dtype=torch.int32, device=experts.device)
@@ -48,7 +53,7 @@ def _multiply_pairs(x: Tensor, weight: Tensor, order: Tensor, tiles: Tensor, per
     x, programs = x.contiguous(), _programs()
     out_features, in_features = weight.shape[1:]
     y = torch.empty(len(order), out_features, dtype=x.dtype, device=x.device)
-    outputs, inputs = (min(covering(size), most) for size, most in ((out_features, _OUTPUTS), (in_features, _INPUTS)))
+    outputs, inputs = min(covering(out_features), _OUTPUTS), min(covering(in_features), inputs_at_once(weight.dtype))
     grid = (min(len(order), len(tiles)), -(-out_features // outputs))
     programs.multiply_tiles[grid](
         x, x.stride(0), per_row, order, tiles, weight, *weight.stride(), y, in_features, out_features,

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -29,8 +30,11 @@ KINDS = {
     "fp32": ("scale", "softcap"),
 }
 ALIGNED = ("x_stride", "y_stride", "in_features", "out_features", "width", "expert_stride", "out_stride")
-TILED_EXPERTS = {"TILE": expert_products.TILE, "BLOCK_N": expert_products._OUTPUTS, "BLOCK_K": expert_products._INPUTS}
-EXPERTS = {**TILED_EXPERTS, "WIDE": tl.bfloat16, "in_stride": 1}
+EXPERTS = {"TILE": expert_products.TILE, "BLOCK_N": expert_products._OUTPUTS, "in_stride": 1}
+EXPERT_TYPES = {
+    name: {**EXPERTS, "WIDE": wide, "BLOCK_K": expert_products.inputs_at_once(dtype)}
+    for name, wide, dtype in (("", tl.bfloat16, torch.bfloat16), (" of float32", tl.float32, torch.float32))
+}
 PAGES = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "BLOCK_D": 128, "BLOCK_N": 64, "HALF": tl.bfloat16}
 DECODE = {**PAGES, "CHUNK": 256, "BLOCK_G": 16, "HAS_SOFTCAP": True}
 ROWS = {"BLOCK_R": kernel._ROW_RANKS, "ALIGNED": True}
@@ -58,12 +62,8 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {  # constants
     **{f"expand_tiles{n}": (triton_programs.expand_tiles, EXPANDED_TILE | t, EXPAND_TILES) for n, t in TYPES.items()},
     "sort_pairs": (triton_experts.sort_pairs, {"TILE": expert_products.TILE, "BLOCK": expert_products._SORTED}, {}),
     **{
-        f"multiply_tiles{name}": (
-            triton_experts.multiply_tiles,
-            EXPERTS | wide,
-            {"num_stages": expert_products._STAGES},
-        )
-        for name, wide in (("", {}), (" of float32", {"WIDE": tl.float32}))
+        f"multiply_tiles{name}": (triton_experts.multiply_tiles, sizes, {"num_stages": expert_products._STAGES})
+        for name, sizes in EXPERT_TYPES.items()
     },
     "decode_chunks": (triton_attention.decode_chunks, DECODE, {"num_stages": 2}),
     "attend_tiles": (
