@@ -43,6 +43,7 @@ from lora_serve.model.loading.observation import (
     registered_attention,
 )
 from lora_serve.model.lora.adapted_model import AdaptedModel, LinearGroup
+from lora_serve.model.lora.expert_stacks import adapt_stacks
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
 from lora_serve.model.native.operators import LayerKernels
@@ -57,7 +58,7 @@ class BaseModel(AdaptedModel[StepInputs]):
 
     def __init__(self, loaded: LoadedModel, cache: KVCache, slots: LoraSlots, config: ModelConfig) -> None:
         super().__init__(loaded, slots, config, StepContext())
-        self._cache, self._slots = cache, slots
+        self._cache, self._slots, self._sites = cache, slots, loaded.observation.sites
         self._attention: Attention = create_attention(config.attention, cache)
         self._attention_name = registered_attention(over_rows(self._attend))
         self.module.set_attn_implementation(self._attention_name)
@@ -71,8 +72,13 @@ class BaseModel(AdaptedModel[StepInputs]):
             self.compile()
 
     def group_experts(self) -> int:
-        """Has experts computed without waiting for the device; meant for GPUs, and done before `join` and `compile`."""
-        return group_experts(self.module) if can_run(self.device) else 0
+        """Has experts, and what adapters add to them, computed without waiting for the device; returns how many modules
+        of them there are. Meant for GPUs; done before `join` and `compile`, and before an adapter is loaded.
+        """
+        count = group_experts(self.module) if can_run(self.device) else 0
+        if count and self.kernel.reads_device_tokens:
+            adapt_stacks(self.module, self._sites, self._slots, self.kernel, self.context)
+        return count
 
     def join(self) -> list[LinearGroup]:
         """Joins linear layers of one input; meant for GPUs, and done before `compile`."""

@@ -20,6 +20,7 @@ from lora_serve.model.expert_products import multiply_pairs, sort_pairs
 
 _log = logging.getLogger(__name__)
 NAME = "lora_serve_grouped"
+ADAPTERS = "adapters"  # a child of a module of experts: by weight, what adds the rows' deltas to its products
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -64,4 +65,6 @@ def _product(module: Any, name: str, x: Tensor, per_row: int, experts: Tensor, o
     """x [pairs // per_row, in] -> [pairs, out] by each pair's expert."""
     weight = getattr(module, name)
     y = multiply_pairs(x, weight.mT if module.is_transposed else weight, order, tiles, per_row)
+    if hasattr(module, ADAPTERS) and name in getattr(module, ADAPTERS):
+        getattr(module, ADAPTERS)[name].adapt(y, x, experts)
     return y + getattr(module, f"{name}_bias")[experts] if module.has_bias else y

@@ -38,6 +38,11 @@ EXPERT_TYPES = {
 PAGES = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "BLOCK_D": 128, "BLOCK_N": 64, "HALF": tl.bfloat16}
 DECODE = {**PAGES, "CHUNK": 256, "BLOCK_G": 16, "HAS_SOFTCAP": True}
 ROWS = {"BLOCK_R": kernel._ROW_RANKS, "ALIGNED": True}
+SHRUNK_ROW, EXPANDED_ROW = (
+    ROWS | {"BLOCK_K": kernel._ROW_INPUTS},
+    ROWS | {"MAX_PARTS": 4, "BLOCK_N": kernel._ROW_OUTPUTS},
+)
+SHRINK_ROWS, EXPAND_ROWS = {"num_warps": kernel._SHRINK_WARPS}, {"num_warps": kernel._EXPAND_WARPS}
 TILES = {"BLOCK_M": 64, "BLOCK_R": kernel._TILE_RANKS, "ALIGNED": True}
 SHRUNK_TILE = {**TILES, "BLOCK_K": kernel._TILE_INPUTS, "PART": kernel._TILE_PART}
 EXPANDED_TILE = {**TILES, "BLOCK_N": kernel._TILE_OUTPUTS}
@@ -48,16 +53,10 @@ TYPES = {  # of weights, and of products with a bfloat16 model's inputs; of a fl
 }
 SHRINK_TILES, EXPAND_TILES = {"num_stages": kernel._SHRINK_TILE_STAGES}, {"num_warps": kernel._EXPAND_TILE_WARPS}
 PROGRAMS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {  # constants, and options of the compiler
-    "shrink_rows": (
-        triton_programs.shrink_rows,
-        {**ROWS, "BLOCK_K": kernel._ROW_INPUTS},
-        {"num_warps": kernel._SHRINK_WARPS},
-    ),
-    "expand_rows": (
-        triton_programs.expand_rows,
-        {**ROWS, "MAX_PARTS": 4, "BLOCK_N": kernel._ROW_OUTPUTS},
-        {"num_warps": kernel._EXPAND_WARPS},
-    ),
+    "shrink_rows": (triton_programs.shrink_rows, SHRUNK_ROW | {"experts": None, "per_row": 1}, SHRINK_ROWS),
+    "shrink_rows of experts": (triton_programs.shrink_rows, SHRUNK_ROW, SHRINK_ROWS),
+    "expand_rows": (triton_programs.expand_rows, EXPANDED_ROW | {"experts": None}, EXPAND_ROWS),
+    "expand_rows of experts": (triton_programs.expand_rows, EXPANDED_ROW, EXPAND_ROWS),
     **{f"shrink_tiles{n}": (triton_programs.shrink_tiles, SHRUNK_TILE | t, SHRINK_TILES) for n, t in TYPES.items()},
     **{f"expand_tiles{n}": (triton_programs.expand_tiles, EXPANDED_TILE | t, EXPAND_TILES) for n, t in TYPES.items()},
     "sort_pairs": (triton_experts.sort_pairs, {"TILE": expert_products.TILE, "BLOCK": expert_products._SORTED}, {}),

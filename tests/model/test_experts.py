@@ -65,13 +65,13 @@ def test_products_are_the_formula(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tokens_numbers_are_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    chosen = CHOICES["300 tokens"]
-    x, weight = torch.randn(len(chosen), 150).to(dtype), torch.randn(NUM_EXPERTS, 70, 150).to(dtype)
-    together = products(x, weight, chosen).view(len(chosen), 2, 70)
-    for token in (0, 5, 17, 18, 123, 299):
+    chosen = CHOICES["300 tokens"][:70]
+    x, weight = torch.randn(len(chosen), 150).to(dtype), torch.randn(NUM_EXPERTS, 24, 150).to(dtype)
+    together = products(x, weight, chosen).view(len(chosen), 2, 24)
+    for token in (0, 17, 18, 69):
         assert torch.equal(products(x[token : token + 1], weight, chosen[token : token + 1]), together[token])
     order = torch.randperm(len(chosen))
-    shuffled = products(x[order], weight, [chosen[i] for i in order]).view(len(chosen), 2, 70)
+    shuffled = products(x[order], weight, [chosen[i] for i in order]).view(len(chosen), 2, 24)
     assert torch.equal(shuffled, together[order])
 
 

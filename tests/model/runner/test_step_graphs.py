@@ -33,10 +33,16 @@ class World:
     """One model with an ordinary runner, and one that captures."""
 
     def __init__(
-        self, root: Path, targets: Sequence[str] | None = None, architecture: str = "llama", **config: Any
+        self,
+        root: Path,
+        targets: Sequence[str] | None = None,
+        architecture: str = "llama",
+        parameters: Sequence[str] = (),
+        **config: Any,
     ) -> None:
         model = save_tiny_model(architecture, root / "model", **config)
         given = {"target_modules": list(targets)} if targets else {}
+        given |= {"target_parameters": list(parameters)} if parameters else {}
         adapters = {name: save_adapter(model, root / name, seed=i, **given) for i, name in enumerate("abc")}
         adapters["wide"] = save_adapter(model, root / "wide", r=20)
         with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
