@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
 
-from lora_serve.model.expert_products import multiply_pairs, sort_pairs
+from lora_serve.model.expert_products import OPERATORS
 
 _log = logging.getLogger(__name__)
 NAME = "lora_serve_grouped"
@@ -47,7 +47,7 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     top_k_index and top_k_weights [tokens, top_k] -> [tokens, hidden].
     """
     per_token, experts = top_k_index.shape[1], top_k_index.reshape(-1)
-    order, tiles = sort_pairs(experts, module.num_experts)
+    order, tiles = OPERATORS.sort_pairs(experts, module.num_experts)
     name = "gate_up_proj" if module.has_gate else "up_proj"
     inner = _product(module, name, hidden_states, per_token, experts, order, tiles)
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)  # noqa: SLF001 - as transformers
@@ -64,7 +64,8 @@ ExpertsInterface.register(NAME, compute_experts)
 def _product(module: Any, name: str, x: Tensor, per_row: int, experts: Tensor, order: Tensor, tiles: Tensor) -> Tensor:
     """x [pairs // per_row, in] -> [pairs, out] by each pair's expert."""
     weight = getattr(module, name)
-    y = multiply_pairs(x, weight.mT if module.is_transposed else weight, order, tiles, per_row)
-    if hasattr(module, ADAPTERS) and name in getattr(module, ADAPTERS):
-        getattr(module, ADAPTERS)[name].adapt(y, x, experts)
+    y: Tensor = OPERATORS.multiply_pairs(x, weight.mT if module.is_transposed else weight, order, tiles, per_row)
+    adapters = getattr(module, ADAPTERS, {})
+    if name in adapters:
+        adapters[name].adapt(y, x, experts)
     return y + getattr(module, f"{name}_bias")[experts] if module.has_bias else y

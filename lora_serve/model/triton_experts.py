@@ -1,12 +1,8 @@
 """Products grouped by expert in Triton, compiled where they run; without a GPU its interpreter runs them in tests.
 
-A pair is a token and one of the experts that its router chose for it. Pairs are numbered token by token; one program
-per expert finds its own and cuts them into tiles of TILE pairs, and a product is computed tile by tile:
-
-    y[i] = x[i // per_row] W[expert of i]^T
-
-Where a tile lies follows from how many pairs come before it, so no program waits for another and the host for none: of
-the num_pairs // TILE + num_experts places some stay empty, and programs of these leave at once. A pair's sums have one
+A pair is a token and one of the experts that its router chose. One program per expert finds its own pairs and cuts them
+into tiles. Where a tile lies follows from the pairs before it, so no program waits for another and the host for none:
+of num_pairs // TILE + num_experts places some stay empty, and their programs leave at once. A pair's sums have one
 order, whatever else is in its tile or in the batch.
 """
 
@@ -27,8 +23,7 @@ def sort_pairs(experts, order, tiles, num_pairs, step, gap, TILE: tl.constexpr, 
     step TILE and gap 1.
     """
     expert = tl.program_id(0)
-    first = 0
-    count = 0
+    first, count = 0, 0
     for start in range(0, num_pairs, BLOCK):
         pairs = start + tl.arange(0, BLOCK)
         chosen = tl.load(experts + pairs, mask=pairs < num_pairs, other=2147483647)
@@ -54,8 +49,8 @@ def multiply_tiles(
     x, x_stride, per_row, order, tiles, weight, expert_stride, out_stride, in_stride, y, in_features, out_features,
     WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (places of tiles, pieces of BLOCK_N outputs): x [num_pairs // per_row, in], weight [num_experts, out, in] by
-    its strides -> y [num_pairs, out]. Products in WIDE, sums in float32.
+    """Grid (places of tiles, pieces of BLOCK_N outputs): y[i] = x[i // per_row] weight[expert of i]^T. x [rows, in],
+    weight [num_experts, out, in] by its strides, y [num_pairs, out]; products in WIDE, sums in float32.
     """
     tile = tiles + tl.program_id(0) * 3
     count = tl.load(tile + 1)

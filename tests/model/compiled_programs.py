@@ -32,7 +32,7 @@ KINDS = {
 ALIGNED = ("x_stride", "y_stride", "in_features", "out_features", "width", "expert_stride", "out_stride")
 EXPERTS = {"TILE": expert_products.TILE, "BLOCK_N": expert_products._OUTPUTS, "in_stride": 1}
 EXPERT_TYPES = {
-    name: {**EXPERTS, "WIDE": wide, "BLOCK_K": expert_products.inputs_at_once(dtype)}
+    name: {**EXPERTS, "WIDE": wide, "BLOCK_K": expert_products._INPUT_BYTES // dtype.itemsize}
     for name, wide, dtype in (("", tl.bfloat16, torch.bfloat16), (" of float32", tl.float32, torch.float32))
 }
 PAGES = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "BLOCK_D": 128, "BLOCK_N": 64, "HALF": tl.bfloat16}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.model import expert_products, triton_experts
-from lora_serve.model.expert_products import multiply_pairs, sort_pairs
+from lora_serve.model.expert_products import OPERATORS
 from tests.model.recorded_call import RecordedCall, WatchedPrograms
 
 NUM_EXPERTS = 6
@@ -25,14 +25,15 @@ CHOICES: dict[str, list[tuple[int, ...]]] = {  # the experts of each token
 def products(x: Tensor, weight: Tensor, chosen: Sequence[Sequence[int]], per_row: int = 0) -> Tensor:
     """[pairs, out] by the operators. `per_row` 0: each token's row serves all its pairs."""
     index = torch.tensor(chosen, dtype=torch.int64)
-    order, tiles = sort_pairs(index.flatten(), len(weight))
-    return multiply_pairs(x, weight, order, tiles, per_row or index.shape[1])
+    order, tiles = OPERATORS.sort_pairs(index.flatten(), len(weight))
+    found: Tensor = OPERATORS.multiply_pairs(x, weight, order, tiles, per_row or index.shape[1])
+    return found
 
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_tiles_hold_each_pair_once_by_its_expert(name: str) -> None:
     flat = torch.tensor(CHOICES[name]).flatten()
-    order, tiles = sort_pairs(flat, NUM_EXPERTS)
+    order, tiles = OPERATORS.sort_pairs(flat, NUM_EXPERTS)
     assert sorted(order.tolist()) == list(range(len(flat)))
     seen = []
     for first, count, expert in tiles.tolist():

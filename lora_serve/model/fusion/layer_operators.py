@@ -47,12 +47,7 @@ def _attend(
 
 
 def _add_lora(y: Tensor, x: Tensor, experts: Tensor | None, running: int, place: int) -> None:
-    group = _running[running].groups[place]
-    if isinstance(group, LinearGroup):
-        group.adapt(y, x)
-    else:
-        assert experts is not None
-        group.adapt(y, x, experts)
+    _running[running].groups[place].adapt(y, x, *(() if experts is None else (experts,)))
 
 
 def _like_attended(query: Tensor, *_: object) -> Tensor:

@@ -108,9 +108,7 @@ def tensor_places(layer: nn.Module) -> dict[TensorPlace, Tensor]:
 
 
 def groups_of(layer: nn.Module) -> tuple[LinearGroup | StackLora, ...]:
-    """The groups of linear layers and the stacks of experts inside a layer, in the order in which a layer of its kind
-    has them, too.
-    """
+    """The groups of linear layers and stacks of experts inside a layer, in the order of every layer of its kind."""
     return tuple(part for part in layer.modules() if isinstance(part, LinearGroup | StackLora))
 
 

@@ -16,7 +16,7 @@ from lora_serve.model.experts import ADAPTERS, expert_modules
 from lora_serve.model.loading.observation import Site
 from lora_serve.model.lora.kernels import LoraKernel
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.step_context import DeviceTokens, LoraTokens, StepContext
+from lora_serve.model.step_context import StepContext
 
 
 class StackLora(nn.Module):
@@ -32,8 +32,12 @@ class StackLora(nn.Module):
         """Adds to y [pairs, out], the products of x, in place. experts [pairs]; see `LoraKernel.add_pairs`."""
         step = self.context.step
         for tokens in step.lora:
-            slots, scales = _of_pairs(tokens, y, step.prepared)
-            self.kernel.add_pairs(y, x, self.module, slots, scales, experts)
+            key = id(tokens), len(y)
+            if key not in step.prepared:  # the same for all layers
+                placed = tokens.on_device or tokens.placed(y.device).on_device
+                per_token = len(y) // tokens.num_tokens
+                step.prepared[key] = [each.repeat_interleave(per_token) for each in placed.of_each_token()]
+            self.kernel.add_pairs(y, x, self.module, *step.prepared[key], experts)
 
 
 def adapt_stacks(
@@ -41,26 +45,11 @@ def adapt_stacks(
 ) -> None:
     """Gives each stack of experts that see every token a module in the slots, and a `StackLora`."""
     paths = {part: path for path, part in module.named_modules()}
-    found = {
-        f"{paths[part]}.{name}": (part, name, weight)
-        for part in expert_modules(module)
-        for name, weight in part.named_parameters(recurse=False)
-        if weight.dim() == 3 and not part.is_transposed and paths[part] in sites
-    }
-    slots.add_modules({path: LinearShape(*weight.shape[:0:-1]) for path, (_, _, weight) in found.items()})
-    for path, (part, name, _) in found.items():
-        if not hasattr(part, ADAPTERS):
-            part.add_module(ADAPTERS, nn.ModuleDict())
-        part.get_submodule(ADAPTERS)[name] = StackLora(slots.module_index[path], kernel, context)
-
-
-def _of_pairs(tokens: LoraTokens, y: Tensor, prepared: dict[Any, Any]) -> tuple[Tensor, Tensor]:
-    """The slot and the scale of each pair [pairs], worked out once a step."""
-    key = id(tokens), len(y)
-    if key not in prepared:
-        placed = tokens.on_device or tokens.placed(y.device).on_device
-        assert isinstance(placed, DeviceTokens)
-        per_token = len(y) // len(placed.slots)
-        prepared[key] = tuple(each.repeat_interleave(per_token) for each in placed.of_each_token())
-    found: tuple[Tensor, Tensor] = prepared[key]
-    return found
+    for part in expert_modules(module):
+        path = paths[part]
+        if part.is_transposed or path not in sites:
+            continue
+        stacks = {name: weight.shape for name, weight in part.named_parameters(recurse=False) if weight.dim() == 3}
+        slots.add_modules({f"{path}.{name}": LinearShape(*shape[:0:-1]) for name, shape in stacks.items()})
+        own = {name: StackLora(slots.module_index[f"{path}.{name}"], kernel, context) for name in stacks}
+        part.add_module(ADAPTERS, nn.ModuleDict(own))

@@ -14,7 +14,7 @@ from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, in_aren
 from lora_serve.model.lora.kernels import create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step_context import DeviceTokens, segments_of
-from tests.model.runner.test_step_graphs import World, decode
+from tests.model.runner.test_step_graphs import World, chunk, decode
 from tests.model.tiny import CPU, MODULE
 from tests.oracle import load_alone, load_fresh, logprobs_alone
 
@@ -110,6 +110,17 @@ def test_rows_with_adapters_of_experts_say_what_peft_says(world: World) -> None:
         wanted, unadapted = (_of_tokens(one, tokens) for one in (truth, base))
         assert torch.allclose(mine, wanted, atol=TOLERANCE), name
         assert name is None or not torch.allclose(mine, unadapted, atol=TOLERANCE)
+
+
+@pytest.mark.nightly
+def test_compiled_layers_add_what_adapters_add_to_experts(tmp_path: Path) -> None:
+    """The layer is compiled for a step without adapters, and finds each stack's deltas in steps with them."""
+    world = World(tmp_path, ("q_proj",), "mixtral", EXPERTS, num_hidden_layers=1)
+    rows = (chunk(0, 0, 9, 1, world.load("a", 0, 1)), chunk(1, 0, 5, 10), chunk(2, 0, 7, 20, world.load("b", 1, 1)))
+    step, _ = world.plain._packer.pack(rows)
+    own = world.plain._model.logits(step).clone()
+    assert world.plain._model.compile().num_layers == 1
+    assert torch.allclose(world.plain._model.logits(step), own, atol=1e-4)
 
 
 def _of_tokens(logprobs: Tensor, tokens: list[int]) -> Tensor:

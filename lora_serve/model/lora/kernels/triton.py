@@ -64,8 +64,8 @@ class Kernel:
             self._add_tiles(y, x, group, placed)
 
     def add_pairs(self, y: Tensor, x: Tensor, module: int, slots: Tensor, scales: Tensor, experts: Tensor) -> None:
-        group, per_row = self._group(y, x, (module,)), len(experts) // len(x)
-        self._add_rows(y, x, group, slots, scales, len(experts), experts, per_row)
+        pairs = {"experts": experts, "per_row": len(experts) // len(x)}
+        self._add_rows(y, x, self._group(y, x, (module,)), slots, scales, len(experts), pairs)
 
     def _group(self, y: Tensor, x: Tensor, modules: tuple[int, ...]) -> _Group:
         assert x.stride(-1) == y.stride(-1) == 1, "features lie side by side"
@@ -77,16 +77,9 @@ class Kernel:
         return group
 
     def _add_rows(
-        self,
-        y: Tensor,
-        x: Tensor,
-        group: _Group,
-        slots: Tensor,
-        scales: Tensor,
-        num_tokens: int,
-        experts: Tensor | None = None,
-        per_row: int = 1,
+        self, y: Tensor, x: Tensor, group: _Group, slots: Tensor, scales: Tensor, num_tokens: int, pairs: Any = None
     ) -> None:
+        pairs = pairs or {"experts": None, "per_row": 1}
         records, rank = self._records.tensor, self._slots.max_rank
         width, size, in_features = _width(rank), len(group.modules), x.shape[1]
         inputs = _block(in_features, _ROW_INPUTS)
@@ -96,12 +89,12 @@ class Kernel:
             self._programs.shrink_rows[num_tokens, parts, size * _pieces(rank, _ROW_RANKS)](
                 x, x.stride(0), slots, records, hidden, width, in_features, group.modules, size,
                 records.shape[1], BLOCK_R=_ROW_RANKS, BLOCK_K=inputs, ALIGNED=_is_aligned(in_features),
-                experts=experts, per_row=per_row, num_warps=_SHRINK_WARPS,
+                **pairs, num_warps=_SHRINK_WARPS,
             )  # fmt: skip
         self._programs.expand_rows[num_tokens, len(group.row_pieces)](
             y, y.stride(0), slots, scales, records, hidden, parts, width, group.row_pieces, size,
             records.shape[1], MAX_PARTS=_power_of_two(parts), BLOCK_R=_ROW_RANKS, BLOCK_N=group.row_outputs,
-            ALIGNED=group.is_aligned, experts=experts, num_warps=_EXPAND_WARPS,
+            ALIGNED=group.is_aligned, experts=pairs["experts"], num_warps=_EXPAND_WARPS,
         )  # fmt: skip
 
     def _add_tiles(self, y: Tensor, x: Tensor, group: _Group, tokens: DeviceTokens) -> None:
