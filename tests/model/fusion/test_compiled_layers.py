@@ -325,9 +325,7 @@ def test_cpu_compiles_nothing_by_itself(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_layers_of_every_architecture_are_compiled_or_known_not_to_be(
-    architecture: str, dtype: str, tmp_path: Path
-) -> None:
+def test_layers_of_every_architecture_are_compiled(architecture: str, dtype: str, tmp_path: Path) -> None:
     world = World(architecture, tmp_path, num_layers=2, dtype=dtype)
     assert (world.outcome.num_layers, dict(world.outcome.reasons)) == (2, {})
     world.agree(world.decode(0, 5, "a"), world.decode(1, 20), world.prompt(2, 26, "b"))
