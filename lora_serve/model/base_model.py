@@ -21,6 +21,7 @@ from transformers.core_model_loading import WeightRenaming, apply_renamings
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.attention import Attention, create_attention, over_rows
+from lora_serve.model.experts import group_experts
 from lora_serve.model.fusion import fuse
 from lora_serve.model.fusion.compiled import CompiledLayers, LayerParts, compile_layers
 from lora_serve.model.fusion.joining import join_linears
@@ -44,9 +45,11 @@ from lora_serve.model.loading.observation import (
     registered_attention,
 )
 from lora_serve.model.lora.adapted_model import AdaptedModel, LinearGroup
+from lora_serve.model.lora.expert_stacks import adapt_stacks
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
 from lora_serve.model.native.operators import LayerKernels
+from lora_serve.model.paged_attention import can_run
 from lora_serve.model.step_context import AttentionSettings, StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
@@ -57,7 +60,7 @@ class BaseModel(AdaptedModel[StepInputs]):
 
     def __init__(self, loaded: LoadedModel, cache: KVCache, slots: LoraSlots, config: ModelConfig) -> None:
         super().__init__(loaded, slots, config, StepContext())
-        self._cache, self._slots = cache, slots
+        self._cache, self._slots, self._sites = cache, slots, loaded.observation.sites
         self._attention: Attention = create_attention(config.attention, cache)
         self._attention_name = registered_attention(over_rows(self._attend))
         self.module.set_attn_implementation(self._attention_name)
@@ -65,9 +68,19 @@ class BaseModel(AdaptedModel[StepInputs]):
         if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
         if config.fuse_layers and self.device.type == "cuda":
+            self.group_experts()
             self.join()
         if config.compile_layers and self.device.type == "cuda":
             self.compile()
+
+    def group_experts(self) -> int:
+        """Has experts, and what adapters add to them, computed without waiting for the device; returns how many modules
+        of them there are. Meant for GPUs; done before `join` and `compile`, and before an adapter is loaded.
+        """
+        count = group_experts(self.module) if can_run(self.device) else 0
+        if count and self.kernel.reads_device_tokens:
+            adapt_stacks(self.module, self._sites, self._slots, self.kernel, self.context)
+        return count
 
     def join(self) -> list[LinearGroup]:
         """Joins linear layers of one input; meant for GPUs, and done before `compile`."""

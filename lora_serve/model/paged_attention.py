@@ -52,7 +52,7 @@ class PagedAttention:
         sinks = sums if settings.sinks is None else settings.sinks  # what is not read has to be a tensor too
         self._programs.decode_chunks[num_rows, sizes["KV_HEADS"], chunks](
             query, *self._cache.layer(layer), rows.block_table, rows.lengths, partial, sums, *numbers, **sizes,
-            CHUNK=_CHUNK, BLOCK_G=_covering(sizes["G"]), num_stages=2,
+            CHUNK=_CHUNK, BLOCK_G=covering(sizes["G"]), num_stages=2,
         )  # fmt: skip
         self._programs.fold_chunks[num_rows, num_heads](
             partial, sums, rows.lengths, out, sinks, num_heads, chunks, numbers[-1],
@@ -72,7 +72,7 @@ class PagedAttention:
         self._programs.attend_tiles[grid](
             query.contiguous(), *self._cache.layer(layer), rows.tiles, rows.block_table, out,
             query if settings.sinks is None else settings.sinks, *numbers, **sizes,
-            HEADS=heads, BLOCK_M=_covering(QUERY_TILE * heads), HAS_SINKS=settings.sinks is not None, num_stages=2,
+            HEADS=heads, BLOCK_M=covering(QUERY_TILE * heads), HAS_SINKS=settings.sinks is not None, num_stages=2,
         )  # fmt: skip
 
     def _arguments(
@@ -80,7 +80,7 @@ class PagedAttention:
     ) -> tuple[tuple[float | int, ...], dict[str, Any]]:
         """What all programs take: scale, softcap, width of the block table and window; and sizes, by name."""
         num_heads, head_dim = query.shape[1:]
-        num_kv_heads, wide = self._cache.shape.layers[layer].count, _covering(head_dim)
+        num_kv_heads, wide = self._cache.shape.layers[layer].count, covering(head_dim)
         softcap, window = settings.softcap, settings.window
         numbers = (
             settings.scale, 1.0 if softcap is None else softcap, width, _NO_WINDOW if window is None else window,
@@ -94,6 +94,6 @@ class PagedAttention:
         return numbers, sizes
 
 
-def _covering(number: int) -> int:
+def covering(number: int) -> int:
     """The power of two that covers it and is large enough for a product."""
     return max(_MIN_DOT, 1 << (number - 1).bit_length())

@@ -95,6 +95,17 @@ class DeviceTokens:
             frozenset(slot for *_, slot in tiles),
         )  # fmt: skip
 
+    def of_each_token(self) -> tuple[Tensor, Tensor]:
+        """The slot and the scale of each token [num_tokens], those in tiles too."""
+        if not len(self.tiles):
+            return self.slots, self.scales
+        first, count, slot = self.tiles[..., None].unbind(1)
+        token = torch.arange(len(self.slots), device=self.slots.device)
+        is_inside = (token >= first) & (token < first + count)  # [num_tiles, num_tokens]
+        slots = torch.where(is_inside, slot, self.slots).amax(0)
+        scales = (is_inside * self.tile_scales[:, None]).sum(0)
+        return slots, torch.where(is_inside.any(0), scales, self.scales)
+
     @staticmethod
     def of_rows(slots: Tensor, scales: Tensor) -> DeviceTokens:
         """One token per row, from buffers that stay in place: `slots` [rows] integers, `scales` [rows] float32."""

@@ -17,6 +17,9 @@ them all. `modules` [num_modules of the group] int32 are their numbers; `pieces`
 so that each piece is in one layer: the layer's number, its place in the group, the piece's first output, the layer's
 out_features, the piece's first column of y. Both follow from the layers alone, and so does the order of every sum.
 
+A stack of experts' weights has one record a slot, with the addresses of A [num_experts, rank, in] and B [num_experts,
+rank, out]. In place of tokens there are then pairs of a token and its expert; `experts` [num_pairs] int64 says which.
+
 What differs from step to step is not specialised, nor is how many layers a group has: for each kind of number (a
 multiple of 16, 1, another one) Triton would compile once more, and every tenant would wait for seconds.
 """
@@ -73,6 +76,12 @@ def _is_of(record, address, dtype: tl.constexpr):
 
 
 @triton.jit
+def _of_expert(record, address, experts, pair, size):
+    """The address of the matrix of a pair's expert, in a stack of matrices of `size` numbers."""
+    return address + tl.load(experts + pair) * size * tl.where(tl.load(record + 6) != 0, 2, 4)
+
+
+@triton.jit
 def _weights(address, rows, columns, rank, width, dtype: tl.constexpr, ALIGNED: tl.constexpr):
     """Elements (rows[:, None], columns[None, :]) of a matrix [rank, width] at an address; 0 beyond it."""
     pointers = address.to(tl.pointer_type(dtype)) + rows[:, None].to(tl.int64) * width + columns[None, :]
@@ -97,11 +106,11 @@ def _shrunk_part(x, a, r, k, rank, in_features, dtype: tl.constexpr, ALIGNED: tl
 @triton.jit(do_not_specialize=["group_size"], do_not_specialize_on_alignment=["slots"])
 def shrink_rows(
     x, x_stride, slots, table, h, width, in_features, modules, group_size, num_modules,
-    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr, experts=None, per_row=1,
 ):  # fmt: skip
     """Grid (tokens, parts of BLOCK_K inputs, group_size times pieces of BLOCK_R ranks): x [num_tokens, in] -> h
     [num_tokens, group_size, parts, width] float32. Each program loads all its weights at once: one row alone, too,
-    keeps the memory busy.
+    keeps the memory busy. With `experts` see above; x then has a row for `per_row` pairs.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
@@ -114,7 +123,11 @@ def shrink_rows(
         if (a != 0) & (first < rank):
             r = first + tl.arange(0, BLOCK_R)
             k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-            row = x + token * x_stride
+            if experts is not None:
+                a = _of_expert(record, a, experts, token, rank * in_features)
+                row = x + token // per_row * x_stride
+            else:
+                row = x + token * x_stride
             if tl.load(record + 6) != 0:
                 total = _shrunk_part(row, a, r, k, rank, in_features, tl.bfloat16, ALIGNED)
             else:
@@ -142,10 +155,10 @@ def _expanded_row(
 @triton.jit(do_not_specialize=["group_size"], do_not_specialize_on_alignment=["slots", "scales"])
 def expand_rows(
     y, y_stride, slots, scales, table, h, parts, width, pieces, group_size, num_modules,
-    MAX_PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+    MAX_PARTS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, experts=None,
 ):  # fmt: skip
     """Grid (tokens, pieces of BLOCK_N outputs): y [num_tokens, sum of out] in place; h [num_tokens, group_size, parts,
-    width].
+    width]. With `experts` see above.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
@@ -167,6 +180,8 @@ def expand_rows(
                 delta += _vector(shift, n, inside, 0.0)
             if b != 0:
                 rank = tl.load(record + 4).to(tl.int32)
+                if experts is not None:
+                    b = _of_expert(record, b, experts, token, rank * out_features)
                 row = h + (token * group_size + layer) * parts * width
                 if tl.load(record + 6) != 0:
                     total = _expanded_row(

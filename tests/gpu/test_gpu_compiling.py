@@ -22,7 +22,8 @@ LENGTHS = (1, 7, 17, 63, 64, 65, 66, 80, 96, 100, 113, 119)  # of prompts
 def compiled() -> Iterator[list[str]]:
     """The programs that Triton compiles meanwhile, none of which it knows from earlier tests."""
     triton = importlib.import_module("triton")
-    modules = (importlib.import_module(f"lora_serve.model.{name}") for name in ("triton_programs", "triton_attention"))
+    names_of_modules = ("triton_programs", "triton_attention", "triton_experts")
+    modules = (importlib.import_module(f"lora_serve.model.{name}") for name in names_of_modules)
     for program in (program for module in modules for program in vars(module).values()):
         if isinstance(program, triton.JITFunction):
             program.device_caches.clear()

@@ -12,26 +12,37 @@ import subprocess
 import tempfile
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lora_serve.model import triton_attention, triton_programs
+from lora_serve.model import expert_products, triton_attention, triton_experts, triton_programs
 from lora_serve.model.lora.kernels import triton as kernel
 
 H100 = GPUTarget("cuda", 90, 32)
 KINDS = {
-    "*i64": ("table", "lengths", "row_tiles"),
-    "*i32": ("slots", "tiles", "modules", "pieces"),
+    "*i64": ("table", "lengths", "row_tiles", "experts"),
+    "*i32": ("slots", "tiles", "modules", "pieces", "order"),
     "*fp32": ("h", "scales", "partial", "sums", "sinks"),
-    "*bf16": ("x", "y", "query", "pool_k", "pool_v", "out"),
+    "*bf16": ("x", "y", "query", "pool_k", "pool_v", "out", "weight"),
     "fp32": ("scale", "softcap"),
 }
-ALIGNED = ("x_stride", "y_stride", "in_features", "out_features", "width")
+ALIGNED = ("x_stride", "y_stride", "in_features", "out_features", "width", "expert_stride", "out_stride")
+EXPERTS = {"TILE": expert_products.TILE, "BLOCK_N": expert_products._OUTPUTS, "in_stride": 1}
+EXPERT_TYPES = {
+    name: {**EXPERTS, "WIDE": wide, "BLOCK_K": expert_products._INPUT_BYTES // dtype.itemsize}
+    for name, wide, dtype in (("", tl.bfloat16, torch.bfloat16), (" of float32", tl.float32, torch.float32))
+}
 PAGES = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "BLOCK_D": 128, "BLOCK_N": 64, "HALF": tl.bfloat16}
 DECODE = {**PAGES, "CHUNK": 256, "BLOCK_G": 16, "HAS_SOFTCAP": True}
 ROWS = {"BLOCK_R": kernel._ROW_RANKS, "ALIGNED": True}
+SHRUNK_ROW, EXPANDED_ROW = (
+    ROWS | {"BLOCK_K": kernel._ROW_INPUTS},
+    ROWS | {"MAX_PARTS": 4, "BLOCK_N": kernel._ROW_OUTPUTS},
+)
+SHRINK_ROWS, EXPAND_ROWS = {"num_warps": kernel._SHRINK_WARPS}, {"num_warps": kernel._EXPAND_WARPS}
 TILES = {"BLOCK_M": 64, "BLOCK_R": kernel._TILE_RANKS, "ALIGNED": True}
 SHRUNK_TILE = {**TILES, "BLOCK_K": kernel._TILE_INPUTS, "PART": kernel._TILE_PART}
 EXPANDED_TILE = {**TILES, "BLOCK_N": kernel._TILE_OUTPUTS}
@@ -42,18 +53,17 @@ TYPES = {  # of weights, and of products with a bfloat16 model's inputs; of a fl
 }
 SHRINK_TILES, EXPAND_TILES = {"num_stages": kernel._SHRINK_TILE_STAGES}, {"num_warps": kernel._EXPAND_TILE_WARPS}
 PROGRAMS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {  # constants, and options of the compiler
-    "shrink_rows": (
-        triton_programs.shrink_rows,
-        {**ROWS, "BLOCK_K": kernel._ROW_INPUTS},
-        {"num_warps": kernel._SHRINK_WARPS},
-    ),
-    "expand_rows": (
-        triton_programs.expand_rows,
-        {**ROWS, "MAX_PARTS": 4, "BLOCK_N": kernel._ROW_OUTPUTS},
-        {"num_warps": kernel._EXPAND_WARPS},
-    ),
+    "shrink_rows": (triton_programs.shrink_rows, SHRUNK_ROW | {"experts": None, "per_row": 1}, SHRINK_ROWS),
+    "shrink_rows of experts": (triton_programs.shrink_rows, SHRUNK_ROW, SHRINK_ROWS),
+    "expand_rows": (triton_programs.expand_rows, EXPANDED_ROW | {"experts": None}, EXPAND_ROWS),
+    "expand_rows of experts": (triton_programs.expand_rows, EXPANDED_ROW, EXPAND_ROWS),
     **{f"shrink_tiles{n}": (triton_programs.shrink_tiles, SHRUNK_TILE | t, SHRINK_TILES) for n, t in TYPES.items()},
     **{f"expand_tiles{n}": (triton_programs.expand_tiles, EXPANDED_TILE | t, EXPAND_TILES) for n, t in TYPES.items()},
+    "sort_pairs": (triton_experts.sort_pairs, {"TILE": expert_products.TILE, "BLOCK": expert_products._SORTED}, {}),
+    **{
+        f"multiply_tiles{name}": (triton_experts.multiply_tiles, sizes, {"num_stages": expert_products._STAGES})
+        for name, sizes in EXPERT_TYPES.items()
+    },
     "decode_chunks": (triton_attention.decode_chunks, DECODE, {"num_stages": 2}),
     "attend_tiles": (
         triton_attention.attend_tiles,
@@ -101,5 +111,9 @@ def resources_of(cubin: bytes) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    facts = {n: facts_of(*one, "fp16" if "float16" in n else "bf16") for n, one in PROGRAMS.items()}
+    models = {" float16": "fp16", " of float32": "fp32"}
+    facts = {
+        name: facts_of(*one, next((kind for words, kind in models.items() if name.endswith(words)), "bf16"))
+        for name, one in PROGRAMS.items()
+    }
     print(json.dumps(facts))

@@ -169,7 +169,7 @@ class KernelSettings:
     """The kernels, and the work that is done before the first request."""
 
     attention: AttentionName = setting("auto", "paged attention; auto: the fastest that runs here")
-    fuse_layers: bool = setting(True, "fused kernels (CPU) and joined linear layers (GPU) where they prove to be equal")
+    fuse_layers: bool = setting(True, "fused kernels (CPU) or joined layers and experts (GPU) where they prove equal")
     lora_kernel: LoraKernelName = setting("auto", "LoRA delta; auto: the fastest that runs here")
     compile_layers: bool = setting(True, "on GPUs let torch compile decoder layers where they prove to be equal")
     cuda_graphs: bool = setting(True, "on GPUs capture steps once and replay them")

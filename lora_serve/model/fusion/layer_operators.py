@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.model.lora.adapted_model import LinearGroup
+from lora_serve.model.lora.expert_stacks import StackLora
 from lora_serve.model.step_context import AttentionSettings
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionSettings], Tensor]  # layer, query, key, value, settings
@@ -27,7 +28,7 @@ class RunningLayer:
         """`attend`: writes key and value [tokens, num_kv_heads, head_dim] of a layer to the cache and attends."""
         self.attend = attend
         self.layer = -1
-        self.groups: Sequence[LinearGroup] = ()
+        self.groups: Sequence[LinearGroup | StackLora] = ()
         self.number = next(_numbers)
         _running[self.number] = self
 
@@ -52,8 +53,8 @@ def _attend(
     return layer.attend(layer.layer, query, key, value, settings).contiguous()
 
 
-def _add_lora(y: Tensor, x: Tensor, running: int, place: int) -> None:
-    _running[running].groups[place].adapt(y, x)
+def _add_lora(y: Tensor, x: Tensor, experts: Tensor | None, running: int, place: int) -> None:
+    _running[running].groups[place].adapt(y, x, *(() if experts is None else (experts,)))
 
 
 def _like_attended(query: Tensor, *_: object) -> Tensor:
@@ -68,7 +69,7 @@ _library.define(
     "attend(Tensor query, Tensor key, Tensor value, Tensor? sinks, int running, float scale, int? window, "
     "float? softcap) -> Tensor"
 )
-_library.define("add_lora_(Tensor(a!) y, Tensor x, int running, int place) -> ()")
+_library.define("add_lora_(Tensor(a!) y, Tensor x, Tensor? experts, int running, int place) -> ()")
 for _device in ("CPU", "CUDA"):  # not `custom_op`: its wrapper takes longer than a launch
     _library.impl("attend", _attend, _device)
     _library.impl("add_lora_", _add_lora, _device)
@@ -87,6 +88,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, running: RunningLayer, set
     return found
 
 
-def add_lora(y: Tensor, x: Tensor, running: RunningLayer, place: int) -> None:
-    """`LinearGroup.adapt` of the running layer's group at a place, as an operator: changes y [tokens, sum of out]."""
-    torch.ops.lora_serve.add_lora_(y, x, running.number, place)
+def add_lora(y: Tensor, x: Tensor, experts: Tensor | None = None, *, running: RunningLayer, place: int) -> None:
+    """`adapt` of the running layer's group, or stack of experts, at a place, as an operator: changes y."""
+    torch.ops.lora_serve.add_lora_(y, x, experts, running.number, place)

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from lora_serve.model.fusion.layer_operators import RunningLayer, add_lora, attend
 from lora_serve.model.lora.adapted_model import LinearGroup
+from lora_serve.model.lora.expert_stacks import StackLora
 from lora_serve.model.native.library import usable_cache
 from lora_serve.model.step_context import AttentionSettings
 
@@ -106,9 +107,9 @@ def tensor_places(layer: nn.Module) -> dict[TensorPlace, Tensor]:
     return found
 
 
-def groups_of(layer: nn.Module) -> tuple[LinearGroup, ...]:
-    """The groups of linear layers inside a layer, in the order in which a layer of its kind has them, too."""
-    return tuple(part for part in layer.modules() if isinstance(part, LinearGroup))
+def groups_of(layer: nn.Module) -> tuple[LinearGroup | StackLora, ...]:
+    """The groups of linear layers and stacks of experts inside a layer, in the order of every layer of its kind."""
+    return tuple(part for part in layer.modules() if isinstance(part, LinearGroup | StackLora))
 
 
 def compile_layer(
@@ -213,7 +214,7 @@ class _Recording:
         groups = {group: place for place, group in enumerate(groups_of(self._layer))}
         found: dict[TensorPlace, Any] = {}
         for path, part in self._layer.named_modules():
-            if isinstance(part, LinearGroup):
+            if isinstance(part, LinearGroup | StackLora):
                 found[path, "", "adapt"] = functools.partial(add_lora, running=self._running, place=groups[part])
             if INDEX in vars(part):
                 found[path, "", INDEX] = _Unknown()

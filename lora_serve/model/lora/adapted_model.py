@@ -214,6 +214,7 @@ class AdaptedModel(Generic[Step]):
         self.device = loaded.device
         self.context = context
         serve_by_row(loaded.by_call, loaded.spec.long_rope.boundary, context)
+        self.module_index: Mapping[str, int] = slots.module_index  # of linear layers and stacks of experts
         self._linears: dict[str, FrozenLinear] = {}
         self.kernel = create_kernel(config.lora_kernel, slots)
         self._wrap_linears(loaded, self.kernel, slots)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lora_serve.model.experts import ADAPTERS
 from lora_serve.model.frozen_linear import FrozenLinear
 
 
@@ -186,7 +187,9 @@ def _as_in(module: nn.Module, name: str, parameter: Tensor | LowRankWeight) -> T
 
 def _twin_of(module: nn.Module, parameters: Mapping[str, Tensor | LowRankWeight]) -> nn.Module:
     twin = copy.copy(module)
-    twin.__dict__.update(_parameters=dict(module._parameters), _forward_hooks={}, _forward_pre_hooks={})  # noqa: SLF001
+    children = {name: child for name, child in module._modules.items() if name != ADAPTERS}  # noqa: SLF001
+    parts = {"_parameters": dict(module._parameters), "_modules": children}  # noqa: SLF001
+    twin.__dict__.update(parts, _forward_hooks={}, _forward_pre_hooks={})
     twin.__dict__.pop("forward", None)  # a fused one reads the parameters of `module`
     for name, parameter in parameters.items():
         if isinstance(parameter, Tensor):

@@ -41,9 +41,14 @@ def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
     for path, parameters in saved.parameters.items():
         if (own := _own(base, path, parameters)) is not None:
             changes[path].append(own)
+    stacks: dict[str, LinearDelta] = {}
     for path, table in saved.deltas.items():
-        module = base.module.get_submodule(path)
-        changes[path].append(Twin(module, {name: _weight(module, name, delta) for name, delta in table.items()}))
+        found = {f"{path}.{name}": LinearDelta(delta.a, delta.b, delta.scale) for name, delta in table.items()}
+        if found.keys() <= base.module_index.keys():
+            stacks |= found
+        else:
+            module = base.module.get_submodule(path)
+            changes[path].append(Twin(module, {name: _weight(module, name, delta) for name, delta in table.items()}))
     for path, tokens in saved.tokens.items():
         ids, order = torch.tensor(tokens.token_ids).sort()
         changes[path].append(_rows(base, path, ids, tokens.rows[order]))
@@ -62,12 +67,12 @@ def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
     adapter = HostAdapter(
         saved.digest,
         saved.rank,
-        deltas,
+        deltas | stacks,
         {path: tuple(table) for path, table in changes.items()},
         saved.vocab_size,
         is_plain=saved.is_plain,
     )
-    return in_arena(adapter, base.spec.linears, pin=base.device.type == "cuda")
+    return in_arena(adapter, base.module_index, pin=base.device.type == "cuda")
 
 
 def _linear(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> LinearDelta:

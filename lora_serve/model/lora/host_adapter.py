@@ -31,7 +31,8 @@ ALIGNMENT = 64  # bytes: a cache line
 class LinearDelta(TensorFields):
     """y [n, out] = gain * y + shift + scale * (x [n, in] A^T) B of one linear layer; None stands for one, or zero.
 
-    gain is DoRA's magnitude over norm, shift the sum of trained biases.
+    gain is DoRA's magnitude over norm, shift the sum of trained biases. Of a stack of experts' weights a and b have the
+    experts as their first dimension, and there is no gain or shift.
     """
 
     a: Tensor | None  # [rank, in_features], contiguous
@@ -42,7 +43,7 @@ class LinearDelta(TensorFields):
 
     @property
     def rank(self) -> int:
-        return 0 if self.a is None else self.a.shape[0]
+        return 0 if self.a is None else self.a.shape[-2]
 
 
 class SlotTables(NamedTuple):
@@ -138,7 +139,7 @@ def _row(delta: LinearDelta) -> tuple[int, int, int, int, int, float, int]:
         0 if b is None else b.data_ptr(),
         0 if gain is None else gain.data_ptr(),
         0 if shift is None else shift.data_ptr(),
-        0 if a is None else a.shape[0],
+        delta.rank,
         delta.scale,
         0 if a is None else int(a.dtype is torch.bfloat16),
     )

@@ -121,6 +121,15 @@ class LoraSlots:
     def num_slots(self) -> int:
         return self.tables.num_slots
 
+    def add_modules(self, shapes: Mapping[str, LinearShape]) -> None:
+        """More modules that deltas can be of; before any adapter is loaded."""
+        assert not self._contents
+        self.module_index |= {path: index for index, path in enumerate(shapes, len(self.module_index))}
+        self.out_features += tuple(shape.out_features for shape in shapes.values())
+        self.tables = SlotTables.empty(len(self.module_index), self.num_slots)
+        if self._records is not None:
+            self._records.tensor = self._records.tensor.new_zeros(self.num_slots, len(self.module_index), RECORD_WORDS)
+
     def load(self, slot: SlotRef, adapter: HostAdapter) -> None:
         """Puts `adapter` into the slot in place of its present one. The copy may still be under way on return."""
         assert adapter.digest == slot.digest, "the table and the pool disagree about a digest"
@@ -213,8 +222,9 @@ class LoraSlots:
 
     def _columns(self, adapter: HostAdapter) -> SlotColumns:
         """The adapter's columns on the CPU; those of its copy on a GPU."""
-        if self._stream is None and adapter.columns is not None:
-            return adapter.columns
+        columns = adapter.columns
+        if self._stream is None and columns is not None and len(columns.deltas) == len(self.module_index):
+            return columns
         unknown = adapter.deltas.keys() - self.module_index.keys()
         assert not unknown, f"no linear layers of this model: {sorted(unknown)}"
         host = [adapter.deltas.get(path) for path in self.module_index]

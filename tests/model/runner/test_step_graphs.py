@@ -32,9 +32,17 @@ MAX_ROWS = 6
 class World:
     """One model with an ordinary runner, and one that captures."""
 
-    def __init__(self, root: Path, targets: Sequence[str] | None = None, **config: Any) -> None:
-        model = save_tiny_model("llama", root / "model", **config)
+    def __init__(
+        self,
+        root: Path,
+        targets: Sequence[str] | None = None,
+        architecture: str = "llama",
+        parameters: Sequence[str] = (),
+        **config: Any,
+    ) -> None:
+        model = save_tiny_model(architecture, root / "model", **config)
         given = {"target_modules": list(targets)} if targets else {}
+        given |= {"target_parameters": list(parameters)} if parameters else {}
         adapters = {name: save_adapter(model, root / name, seed=i, **given) for i, name in enumerate("abc")}
         adapters["wide"] = save_adapter(model, root / "wide", r=20)
         with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
@@ -45,7 +53,8 @@ class World:
                 attention="sdpa", fuse_layers=False,
             )  # fmt: skip
         self.plain: Any = self.engine.parts.runner
-        assert self.plain._model.join()  # as on a GPU
+        self.plain._model.group_experts()  # as on a GPU
+        assert self.plain._model.join()
         self.recorders: list[RecordedCall] = []
         self.pools: list[list[RecordedCall]] = []  # the graphs of each
         kernel = self.plain._model.kernel

@@ -33,6 +33,13 @@ class LoraKernel(Protocol):
         and shift [out] per slot and module, see `LinearDelta`. A gain comes with t = 1 only.
         """
 
+    def add_pairs(self, y: Tensor, x: Tensor, module: int, slots: Tensor, scales: Tensor, experts: Tensor) -> None:
+        """The same for pairs of a token and an expert e of a stack: y[i] += t[i] * scale[s] * (x[r] A[s, e]^T) B[s, e].
+
+        y [num_pairs, out]; slots, t = scales and experts [num_pairs]; x has a row r for one pair, or for as many that
+        follow one another. Only of kernels that `reads_device_tokens`.
+        """
+
 
 def create_kernel(name: str, slots: LoraSlots) -> LoraKernel:
     """The kernel of file `name`; "auto": the preferred one of those that run here. Raises ConfigError."""

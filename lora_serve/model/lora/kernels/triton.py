@@ -57,33 +57,44 @@ class Kernel:
     def add(self, y: Tensor, x: Tensor, modules: tuple[int, ...], tokens: LoraTokens) -> None:
         placed = tokens.on_device or tokens.placed(x.device).on_device
         assert placed is not None
+        group = self._group(y, x, modules)
+        if placed.end_of_short:
+            self._add_rows(y, x, group, placed.slots, placed.scales, placed.end_of_short)
+        if len(placed.tiles):
+            self._add_tiles(y, x, group, placed)
+
+    def add_pairs(self, y: Tensor, x: Tensor, module: int, slots: Tensor, scales: Tensor, experts: Tensor) -> None:
+        pairs = {"experts": experts, "per_row": len(experts) // len(x)}
+        self._add_rows(y, x, self._group(y, x, (module,)), slots, scales, len(experts), pairs)
+
+    def _group(self, y: Tensor, x: Tensor, modules: tuple[int, ...]) -> _Group:
         assert x.stride(-1) == y.stride(-1) == 1, "features lie side by side"
         group = self._groups.get(modules)
         if group is None:
             out_features = [self._slots.out_features[module] for module in modules]
             group = self._groups[modules] = _Group.of(modules, out_features, x.device)
         assert y.shape[1] == group.width
-        if placed.end_of_short:
-            self._add_rows(y, x, group, placed)
-        if len(placed.tiles):
-            self._add_tiles(y, x, group, placed)
+        return group
 
-    def _add_rows(self, y: Tensor, x: Tensor, group: _Group, tokens: DeviceTokens) -> None:
-        records, rank, num_tokens = self._records.tensor, self._slots.max_rank, tokens.end_of_short
+    def _add_rows(
+        self, y: Tensor, x: Tensor, group: _Group, slots: Tensor, scales: Tensor, num_tokens: int, pairs: Any = None
+    ) -> None:
+        pairs = pairs or {"experts": None, "per_row": 1}
+        records, rank = self._records.tensor, self._slots.max_rank
         width, size, in_features = _width(rank), len(group.modules), x.shape[1]
         inputs = _block(in_features, _ROW_INPUTS)
         parts = _pieces(in_features, inputs)
         hidden = torch.empty(num_tokens, size, parts, width, dtype=torch.float32, device=x.device)
         if rank:
             self._programs.shrink_rows[num_tokens, parts, size * _pieces(rank, _ROW_RANKS)](
-                x, x.stride(0), tokens.slots, records, hidden, width, in_features, group.modules, size,
+                x, x.stride(0), slots, records, hidden, width, in_features, group.modules, size,
                 records.shape[1], BLOCK_R=_ROW_RANKS, BLOCK_K=inputs, ALIGNED=_is_aligned(in_features),
-                num_warps=_SHRINK_WARPS,
+                **pairs, num_warps=_SHRINK_WARPS,
             )  # fmt: skip
         self._programs.expand_rows[num_tokens, len(group.row_pieces)](
-            y, y.stride(0), tokens.slots, tokens.scales, records, hidden, parts, width, group.row_pieces, size,
+            y, y.stride(0), slots, scales, records, hidden, parts, width, group.row_pieces, size,
             records.shape[1], MAX_PARTS=_power_of_two(parts), BLOCK_R=_ROW_RANKS, BLOCK_N=group.row_outputs,
-            ALIGNED=group.is_aligned, num_warps=_EXPAND_WARPS,
+            ALIGNED=group.is_aligned, experts=pairs["experts"], num_warps=_EXPAND_WARPS,
         )  # fmt: skip
 
     def _add_tiles(self, y: Tensor, x: Tensor, group: _Group, tokens: DeviceTokens) -> None:

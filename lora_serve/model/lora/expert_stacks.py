@@ -1,0 +1,55 @@
+"""Adapters' deltas on experts whose weights are one stack, where `model/experts.py` computes them pair by pair.
+
+A slot has one record for a stack, as for a linear layer, and each pair of a token and its expert finds its own A and B
+through it: rows of such adapters share a captured step with all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from lora_serve.core.model_spec import LinearShape
+from lora_serve.model.experts import ADAPTERS, expert_modules
+from lora_serve.model.loading.observation import Site
+from lora_serve.model.lora.kernels import LoraKernel
+from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.step_context import StepContext
+
+
+class StackLora(nn.Module):
+    """The deltas of one stack of experts' weights."""
+
+    def __init__(self, module: int, kernel: LoraKernel, context: StepContext[Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.kernel = kernel
+        self.context = context
+
+    def adapt(self, y: Tensor, x: Tensor, experts: Tensor) -> None:
+        """Adds to y [pairs, out], the products of x, in place. experts [pairs]; see `LoraKernel.add_pairs`."""
+        step = self.context.step
+        for tokens in step.lora:
+            key = id(tokens), len(y)
+            if key not in step.prepared:  # the same for all layers
+                placed = tokens.on_device or tokens.placed(y.device).on_device
+                per_token = len(y) // tokens.num_tokens
+                step.prepared[key] = [each.repeat_interleave(per_token) for each in placed.of_each_token()]
+            self.kernel.add_pairs(y, x, self.module, *step.prepared[key], experts)
+
+
+def adapt_stacks(
+    module: nn.Module, sites: Mapping[str, Site], slots: LoraSlots, kernel: LoraKernel, context: StepContext[Any]
+) -> None:
+    """Gives each stack of experts that see every token a module in the slots, and a `StackLora`."""
+    paths = {part: path for path, part in module.named_modules()}
+    for part in expert_modules(module):
+        path = paths[part]
+        if part.is_transposed or path not in sites:
+            continue
+        stacks = {name: weight.shape for name, weight in part.named_parameters(recurse=False) if weight.dim() == 3}
+        slots.add_modules({f"{path}.{name}": LinearShape(*shape[:0:-1]) for name, shape in stacks.items()})
+        own = {name: StackLora(slots.module_index[f"{path}.{name}"], kernel, context) for name in stacks}
+        part.add_module(ADAPTERS, nn.ModuleDict(own))
