@@ -118,7 +118,7 @@ def test_square_norms_are_worked_out_once() -> None:
 def test_weight_that_is_an_embedding_too_is_not_copied() -> None:
     source = linear()
     frozen = FrozenLinear(source, shared_weight=True)
-    assert frozen._weight.data_ptr() == source.weight.data_ptr()
+    assert frozen.weight.stored.data_ptr() == source.weight.data_ptr()
     assert torch.allclose(frozen.row_square_norms(), source.weight.square().sum(1))
 
 
@@ -140,8 +140,8 @@ def test_sums_of_bfloat16_are_float32_until_they_are_rounded_once() -> None:
 def test_quantised_weights_are_kept_as_they_are(name: str) -> None:
     source = quantised(name)
     frozen = FrozenLinear(source)
-    assert type(frozen._weight) is type(source.weight)
-    assert frozen._weight.qdata.data_ptr() == source.weight.qdata.data_ptr()
+    assert type(frozen.weight.weight) is type(source.weight)
+    assert frozen.weight.weight.qdata.data_ptr() == source.weight.qdata.data_ptr()
 
 
 def test_shape_is_the_layers_own_not_that_of_its_packed_weight() -> None:

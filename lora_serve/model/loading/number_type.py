@@ -151,8 +151,11 @@ def check_quantized(module: nn.Module, config: ModelConfig) -> None:
 
 
 def is_quantized(weight: Tensor) -> bool:
-    """True if torchao (a tensor subclass) or bitsandbytes (a parameter with a state) keeps these weights packed."""
-    return _is_torchao(weight) or hasattr(weight, "quant_state") or hasattr(weight, "CB")
+    """True for weights in FP8, and where torchao (a tensor subclass) or bitsandbytes (a parameter with a state) keeps
+    them packed.
+    """
+    is_packed = _is_torchao(weight) or hasattr(weight, "quant_state") or hasattr(weight, "CB")
+    return is_packed or weight.dtype == torch.float8_e4m3fn
 
 
 def resident_bytes(module: nn.Module) -> int:

@@ -1,0 +1,136 @@
+"""Weights in FP8 (e4m3) with a scale per output, and their product with inputs in FP8 with a scale per token.
+
+    y[t, o] = a[t] * s[o] * sum_i round(x[t, i] / a[t]) * w[o, i],    a[t] = max_i |x[t, i]| / 448
+
+Each token is rounded by itself, so that its row does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from lora_serve.model.frozen_weight import FrozenWeight, Source, joined_rows, square_norms
+
+FLOAT8 = torch.float8_e4m3fn
+_LARGEST = torch.finfo(FLOAT8).max
+_LEAST_SCALE = torch.finfo(torch.float32).tiny  # a token of zeros has a scale, too
+_ROWS_AT_ONCE = 1024  # of a weight that is dequantised, so that no whole copy of it is made
+_MULTIPLE = 16  # of features, which the GPU's product needs
+_LEAST_CAPABILITY = (8, 9)
+
+
+class Float8Linear(nn.Linear):
+    """A loaded model's layer with a weight in FP8: computes what `Float8Weight` does."""
+
+    def __init__(self, like: nn.Linear, numbers: Tensor, scale: Tensor) -> None:
+        """`like`: the layer in the model's own type. `numbers` [out, in] FP8; `scale`: one per output, or one."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = like.in_features, like.out_features
+        self.dtype = like.weight.dtype
+        self.weight = nn.Parameter(numbers, requires_grad=False)
+        self.weight_scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = like.bias
+
+    @staticmethod
+    def of(linear: nn.Linear) -> Float8Linear:
+        """A plain layer, quantised: each output as a token is."""
+        return Float8Linear(linear, *quantized(linear.weight.detach()))
+
+    @property
+    def frozen_weight(self) -> Float8Weight:
+        scale = self.weight_scale.detach().float().reshape(-1, 1).expand(self.out_features, 1).contiguous()
+        return Float8Weight(self.weight.detach(), scale, self.dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.frozen_weight.multiply(input, self.bias)
+
+    def dequantized(self) -> nn.Linear:
+        """The layer as a plain one of the model's own type."""
+        found = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        weight = torch.cat([rows.to(self.dtype) for rows in self.frozen_weight.dequantized()])
+        found.weight, found.bias = nn.Parameter(weight, requires_grad=False), self.bias
+        return found
+
+
+class Float8Weight(nn.Module, FrozenWeight):
+    """W [out, in] = scale * numbers, by rows."""
+
+    def __init__(self, numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+        """`numbers` [out, in] FP8; `scale` [out, 1] float32; `dtype`: the model's own."""
+        super().__init__()
+        self.numbers, self.scale = numbers, scale
+        self.out_features = len(numbers)
+        self.dtype = self.sum_dtype = dtype
+        self.device = numbers.device
+
+    @classmethod
+    def of(cls, source: Source, *, is_shared: bool) -> Float8Weight | None:  # type: ignore[override] # noqa: ARG003
+        return source.frozen_weight if isinstance(source, Float8Linear) else None
+
+    @property
+    def stored(self) -> Tensor:
+        return self.numbers
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        multiply = scaled_product if x.is_cuda else reference_product
+        y = multiply(x.reshape(-1, x.shape[-1]), self.numbers, self.scale)
+        y = y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        return y if bias is None else y + bias
+
+    def multiply_exactly(self, x: Tensor) -> Tensor:
+        return torch.cat([x.float() @ rows.t() for rows in self.dequantized()], dim=-1)
+
+    def row_square_norms(self) -> Tensor:
+        return torch.cat([square_norms(rows) for rows in self.dequantized()])
+
+    def dequantized(self) -> Iterator[Tensor]:
+        """The weight in float32, a few rows at a time."""
+        for numbers, scale in zip(self.numbers.split(_ROWS_AT_ONCE), self.scale.split(_ROWS_AT_ONCE), strict=True):
+            yield numbers.float() * scale
+
+    @classmethod
+    def join(cls, weights: Sequence[Self]) -> list[Self] | None:
+        numbers, scales = (joined_rows([getattr(one, name) for one in weights]) for name in ("numbers", "scale"))
+        if numbers is None or scales is None or len({one.dtype for one in weights}) != 1:
+            return None
+        return [cls(*both, weights[0].dtype) for both in zip(numbers, scales, strict=True)]
+
+
+def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [rows, size] -> its numbers in FP8, and their scales [rows, 1] float32: each row by itself."""
+    x = x.float()
+    scale = (x.abs().amax(-1, keepdim=True) / _LARGEST).clamp_min(_LEAST_SCALE)
+    return (x / scale).clamp(-_LARGEST, _LARGEST).to(FLOAT8), scale
+
+
+def scaled_product(x: Tensor, numbers: Tensor, scale: Tensor) -> Tensor:
+    """x [tokens, in] by `numbers` [out, in] and `scale` [out, 1] -> [tokens, out] bfloat16, on a GPU."""
+    rounded, of_tokens = quantized(x)
+    y: Tensor = torch._scaled_mm(  # noqa: SLF001
+        rounded, numbers.t(), scale_a=of_tokens, scale_b=scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+    return y
+
+
+def reference_product(x: Tensor, numbers: Tensor, scale: Tensor) -> Tensor:
+    """The function of `scaled_product`, [tokens, out] float32, anywhere.
+
+    Sums in float64 hold every bit of products of FP8, so that their order makes no difference.
+    """
+    rounded, of_tokens = quantized(x)
+    sums = rounded.double() @ numbers.double().t()
+    return sums.float() * of_tokens * scale.t()
+
+
+def can_multiply(linear: nn.Linear, device: torch.device) -> bool:
+    """True if the device has a product of FP8 for such a layer."""
+    return multiplies_float8(device) and not (linear.in_features % _MULTIPLE or linear.out_features % _MULTIPLE)
+
+
+def multiplies_float8(device: torch.device) -> bool:
+    """True for GPUs since Ada and Hopper."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
