@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.frozen_weight import FrozenWeight, Source, joined_rows, square_norms
+from lora_serve.model.loading.number_type import FLOAT8
 
-FLOAT8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FLOAT8).max
 _LEAST_SCALE = torch.finfo(torch.float32).tiny  # a token of zeros has a scale, too
 _ROWS_AT_ONCE = 1024  # of a weight that is dequantised, so that no whole copy of it is made
@@ -26,13 +26,15 @@ _LEAST_CAPABILITY = (8, 9)
 class Float8Linear(nn.Linear):
     """A loaded model's layer with a weight in FP8: computes what `Float8Weight` does."""
 
+    weight_scale: Tensor
+
     def __init__(self, like: nn.Linear, numbers: Tensor, scale: Tensor) -> None:
         """`like`: the layer in the model's own type. `numbers` [out, in] FP8; `scale`: one per output, or one."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = like.in_features, like.out_features
         self.dtype = like.weight.dtype
         self.weight = nn.Parameter(numbers, requires_grad=False)
-        self.weight_scale = nn.Parameter(scale, requires_grad=False)
+        self.register_buffer("weight_scale", scale)  # no parameter, which an adapter might train
         self.bias = like.bias
 
     @staticmethod
@@ -42,7 +44,7 @@ class Float8Linear(nn.Linear):
 
     @property
     def frozen_weight(self) -> Float8Weight:
-        scale = self.weight_scale.detach().float().reshape(-1, 1).expand(self.out_features, 1).contiguous()
+        scale = self.weight_scale.float().reshape(-1, 1).expand(self.out_features, 1).contiguous()
         return Float8Weight(self.weight.detach(), scale, self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:

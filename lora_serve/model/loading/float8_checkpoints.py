@@ -1,0 +1,204 @@
+"""Checkpoints in FP8: those of compressed-tensors' FP8-dynamic, and plain ones that are quantised while they load.
+
+In the files of the first each quantised layer has a `weight` [out, in] of float8_e4m3fn and a `weight_scale`, one per
+output ([out, 1]) or one in all ([1]). Layers without them are plain, whatever `targets` and `ignore` of config.json say.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from lora_serve.core.config import ModelConfig
+from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.model.float8 import Float8Linear, can_multiply, multiplies_float8
+from lora_serve.model.loading.number_type import FLOAT8, QuantizationPlan, check_asked
+
+_METHOD = "lora_serve_float8"
+_SCALE_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_NOTHING = (None, {}, [])
+# The fields of config.json on which depends what the numbers mean, and the values that are served; None: not given.
+_OF_CHECKPOINT: Mapping[str, tuple[Any, ...]] = {
+    "format": ("float-quantized",),
+    "kv_cache_scheme": _NOTHING,
+    "transform_config": _NOTHING,
+    "sparsity_config.format": (None, "dense"),
+}
+_OF_GROUP: Mapping[str, tuple[Any, ...]] = {
+    "format": (None, "float-quantized"),
+    "weights.type": ("float",),
+    "weights.num_bits": (8,),
+    "weights.strategy": ("channel", "tensor"),
+    "weights.symmetric": (True, None),
+    "weights.dynamic": (False, None),
+    "input_activations.type": ("float",),
+    "input_activations.num_bits": (8,),
+    "input_activations.dynamic": (True,),
+    "input_activations.strategy": ("token",),
+    "input_activations.symmetric": (True, None),
+    "output_activations": _NOTHING,
+}
+_log = logging.getLogger(__name__)
+
+
+def plan_float8(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan | None:
+    """The way to load a model in FP8; None: it has other numbers. Raises ConfigError and ModelError."""
+    stored = getattr(hf_config, "quantization_config", None)
+    if stored is None and config.quantization == "fp8":
+        if not multiplies_float8(device):
+            raise ConfigError("--quantization fp8: needs a GPU that multiplies FP8 (Ada, Hopper or later)")
+        return QuantizationPlan(config.dtype, settle=_quantize)
+    stored = stored.to_dict() if isinstance(stored, QuantizationConfigMixin) else stored
+    if not isinstance(stored, Mapping) or stored.get("quant_method") != "compressed-tensors":
+        return None
+    check_asked(config, "fp8")
+    _check_fields(config.model, stored)
+    plain = copy.deepcopy(hf_config)
+    del plain.quantization_config
+    arguments = {"config": plain, "quantization_config": _Float8Config(config.model)}
+    return QuantizationPlan(config.dtype, arguments, _settle)
+
+
+def _check_fields(model: str, stored: Mapping[str, Any]) -> None:
+    groups = stored.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise ModelError(f"--model {model}: quantization_config.config_groups is {groups!r}: it names no group")
+    tables = [("", stored, _OF_CHECKPOINT), *((f"config_groups.{n}.", group, _OF_GROUP) for n, group in groups.items())]
+    for place, table, wanted in tables:
+        for name, values in wanted.items():
+            if (found := _field(table, name)) not in values:
+                good = " or ".join(map(repr, values))
+                raise ModelError(
+                    f"--model {model}: quantization_config.{place}{name} is {found!r}; of compressed-tensors' formats "
+                    f"FP8-dynamic alone is served, in which it is {good}"
+                )
+
+
+def _field(table: Any, name: str) -> Any:
+    for part in name.split("."):
+        table = table.get(part) if isinstance(table, Mapping) else None
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a safetensors file, of which only the header was read."""
+
+    file: Path
+    dtype: str  # as safetensors names it
+    shape: tuple[int, ...]
+
+
+def float8_scales(model: str, files: Sequence[Path]) -> dict[str, Tensor]:
+    """The scales of every weight in FP8, by the weight's name. Raises ModelError for files that contradict themselves."""
+    tensors = dict(_tensors(files))
+    quantized = {name: one for name, one in tensors.items() if one.dtype.startswith("F8")}
+    for name in tensors:
+        weight = name.removesuffix("_scale")
+        if name.endswith(".weight_scale") and weight not in quantized:
+            found = tensors[weight].dtype if weight in tensors else "not there"
+            raise ModelError(f"--model {model}: {name} belongs to {weight}, which is {found}, not F8_E4M3")
+    if not quantized:
+        raise ModelError(f"--model {model}: config.json says that weights are in FP8, and its files hold none")
+    return {name: _scale(model, name, one, tensors) for name, one in quantized.items()}
+
+
+def _tensors(files: Sequence[Path]) -> Iterator[tuple[str, StoredTensor]]:
+    for file in files:
+        with safe_open(file, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 - it is no mapping
+                part = stored.get_slice(name)
+                yield name, StoredTensor(file, part.get_dtype(), tuple(part.get_shape()))
+
+
+def _scale(model: str, name: str, weight: StoredTensor, tensors: Mapping[str, StoredTensor]) -> Tensor:
+    if weight.dtype != "F8_E4M3" or len(weight.shape) != 2 or not name.endswith(".weight"):
+        raise ModelError(
+            f"--model {model}: {name} is {weight.dtype} of shape {list(weight.shape)}; served are weights of linear "
+            "layers in F8_E4M3"
+        )
+    scale = tensors.get(f"{name}_scale")
+    if scale is None:
+        raise ModelError(f"--model {model}: {name} is in FP8, and the files lack {name}_scale")
+    if scale.dtype not in _SCALE_TYPES or scale.shape not in {(weight.shape[0], 1), (1, 1), (1,), ()}:
+        raise ModelError(
+            f"--model {model}: {name}_scale is {scale.dtype} of shape {list(scale.shape)}; expected numbers of "
+            f"{', '.join(_SCALE_TYPES)}, {[weight.shape[0], 1]} or [1]"
+        )
+    with safe_open(scale.file, "pt") as stored:
+        values: Tensor = stored.get_tensor(f"{name}_scale").float()
+    if not bool((values.isfinite() & (values >= 0)).all()):
+        raise ModelError(f"--model {model}: {name}_scale has numbers that are negative, infinite or none")
+    return values
+
+
+@register_quantization_config(_METHOD)
+class _Float8Config(QuantizationConfigMixin):
+    """Chooses `_Float8Quantizer` when transformers loads the model."""
+
+    def __init__(self, model: str) -> None:
+        self.quant_method, self.model = _METHOD, model  # type: ignore[assignment]
+
+
+@register_quantizer(_METHOD)
+class _Float8Quantizer(HfQuantizer):  # type: ignore[misc]
+    """Gives a model, before transformers loads its weights, layers that hold those in FP8 as they are stored."""
+
+    is_trainable = False
+
+    def is_serializable(self) -> bool:
+        return False
+
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, checkpoint_files: Sequence[str] = (), **_: Any
+    ) -> None:
+        name_of_model = self.quantization_config.model
+        transforms = get_model_conversion_mapping(model)
+        renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+        converters = [one for one in transforms if isinstance(one, WeightConverter)]
+        names, modules = model.state_dict(), dict(model.named_modules())
+        for name, scale in float8_scales(name_of_model, [Path(file) for file in checkpoint_files]).items():
+            found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
+            path = found.removesuffix(".weight")
+            layer = modules.get(path)
+            if converted is not None or (found in names and type(layer) is not nn.Linear):
+                raise ModelError(
+                    f"--model {name_of_model}: {name} is in FP8, but is no linear layer of {type(model).__name__} by "
+                    "itself; served in FP8 are linear layers, not experts that are one stack"
+                )
+            if isinstance(layer, nn.Linear):
+                numbers = torch.empty_like(layer.weight, dtype=FLOAT8)
+                model.set_submodule(path, Float8Linear(layer, numbers, torch.empty_like(scale, device="meta")))
+
+
+def _settle(module: PreTrainedModel, device: torch.device) -> None:
+    """Dequantises the layers that the device has no FP8 product for."""
+    module.hf_quantizer.remove_quantization_config(module)
+    layers = {path: part for path, part in module.named_modules() if isinstance(part, Float8Linear)}
+    plain = {path: layer for path, layer in layers.items() if not can_multiply(layer, device)}
+    for path, layer in plain.items():
+        module.set_submodule(path, layer.dequantized())
+    _log.info("FP8: %d layers, of which %d are dequantised for this device", len(layers), len(plain))
+
+
+def _quantize(module: PreTrainedModel, device: torch.device) -> None:
+    """Quantises each linear layer but the output head, on the device where it stays."""
+    head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layers = {path: part for path, part in module.named_modules() if type(part) is nn.Linear and part is not head}
+    for path, layer in layers.items():
+        if can_multiply(layer, device):
+            module.set_submodule(path, Float8Linear.of(layer.to(device)))
