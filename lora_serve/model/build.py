@@ -19,7 +19,7 @@ from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.exactness import check_exactness, check_small_copy, plain_logprobs, probe_tokens
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import LoadedModel
-from lora_serve.model.loading.number_type import coarsest_type
+from lora_serve.model.loading.number_type import FLOAT8
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.lora.folding import fold, undo
 from lora_serve.model.lora.host_adapter import HostAdapter
@@ -88,7 +88,8 @@ def _build_generating_model(
 ) -> ModelParts:
     probe = probe_tokens(loaded.spec.vocab_size)
     expected = plain_logprobs(loaded, probe)
-    coarsest = coarsest_type(loaded.module, loaded.observation.kv_shape.dtype)
+    has_float8 = any(one.dtype == FLOAT8 for one in loaded.module.parameters())
+    coarsest = FLOAT8 if has_float8 else loaded.observation.kv_shape.dtype
     spec, size = loaded.spec, engine_config.block_size
     cache = KVCache(
         loaded.observation.kv_shape, 1, size, loaded.device, _SMOKE_TEST_ROWS * -(-MAX_SMOKE_TEST_TOKENS // size)

@@ -28,9 +28,9 @@ from lora_serve.model.runner.model_runner import ModelRunner
 # The tokens of each step of each probe sequence: prefill, continued prefill and decode rows in one batch.
 SHORT = ((7, 5, 1), (1, 6, 2))
 LONG = ((13, 14, 1, 1), (20, 29, 1, 7), (130, 90, 31, 1))  # of a small copy: on both sides of its boundaries
-# By the type that rounds activations most: of a log-probability; of their spread, in the root mean square.
-_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.3, torch.float16: 0.1, FLOAT8: 0.3}
-_NOISE = {torch.float32: 0.0, torch.bfloat16: 0.12, torch.float16: 0.02, FLOAT8: 0.12}
+# By the type that rounds activations most. Other roundings of bfloat16 become other numbers of FP8: 0.07 were seen.
+_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.3, torch.float16: 0.1, FLOAT8: 0.3}  # of a log-probability
+_NOISE = {torch.float32: 0.0, torch.bfloat16: 0.12, torch.float16: 0.02, FLOAT8: 0.2}  # of their spread's rms
 _log = logging.getLogger(__name__)
 _BLOCK_SIZE = 16
 _SEEDS = (0, 1)  # experts of two nearly equal scores may be chosen otherwise by a rounding: not twice

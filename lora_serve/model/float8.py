@@ -13,73 +13,29 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from lora_serve.model.frozen_weight import FrozenWeight, Source, joined_rows, square_norms
+from lora_serve.model.frozen_weight import FrozenWeight, StoredLinear, joined_rows, square_norms
 from lora_serve.model.loading.number_type import FLOAT8
 
 _LARGEST = torch.finfo(FLOAT8).max
 _LEAST_SCALE = torch.finfo(torch.float32).tiny  # a token of zeros has a scale, too
 _ROWS_AT_ONCE = 1024  # of a weight that is dequantised, so that no whole copy of it is made
-_MULTIPLE = 16  # of features, which the GPU's product needs
-_LEAST_CAPABILITY = (8, 9)
-
-
-class Float8Linear(nn.Linear):
-    """A loaded model's layer with a weight in FP8: computes what `Float8Weight` does."""
-
-    weight_scale: Tensor
-
-    def __init__(self, like: nn.Linear, numbers: Tensor, scale: Tensor) -> None:
-        """`like`: the layer in the model's own type. `numbers` [out, in] FP8; `scale`: one per output, or one."""
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = like.in_features, like.out_features
-        self.dtype = like.weight.dtype
-        self.weight = nn.Parameter(numbers, requires_grad=False)
-        self.register_buffer("weight_scale", scale)  # no parameter, which an adapter might train
-        self.bias = like.bias
-
-    @staticmethod
-    def of(linear: nn.Linear) -> Float8Linear:
-        """A plain layer, quantised: each output as a token is."""
-        return Float8Linear(linear, *quantized(linear.weight.detach()))
-
-    @property
-    def frozen_weight(self) -> Float8Weight:
-        scale = self.weight_scale.float().reshape(-1, 1).expand(self.out_features, 1).contiguous()
-        return Float8Weight(self.weight.detach(), scale, self.dtype)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.frozen_weight.multiply(input, self.bias)
-
-    def dequantized(self) -> nn.Linear:
-        """The layer as a plain one of the model's own type."""
-        found = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        weight = torch.cat([rows.to(self.dtype) for rows in self.frozen_weight.dequantized()])
-        found.weight, found.bias = nn.Parameter(weight, requires_grad=False), self.bias
-        return found
 
 
 class Float8Weight(nn.Module, FrozenWeight):
-    """W [out, in] = scale * numbers, by rows."""
+    """W [out, in] = scale * stored, by rows."""
 
-    def __init__(self, numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
-        """`numbers` [out, in] FP8; `scale` [out, 1] float32; `dtype`: the model's own."""
+    stored: Tensor
+
+    def __init__(self, stored: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+        """`stored` [out, in] FP8; `scale` [out, 1] float32; `dtype`: the model's own."""
         super().__init__()
-        self.numbers, self.scale = numbers, scale
-        self.out_features = len(numbers)
+        self.stored, self.scale = stored, scale
+        self.out_features, self.device = len(stored), stored.device
         self.dtype = self.sum_dtype = dtype
-        self.device = numbers.device
-
-    @classmethod
-    def of(cls, source: Source, *, is_shared: bool) -> Float8Weight | None:  # type: ignore[override] # noqa: ARG003
-        return source.frozen_weight if isinstance(source, Float8Linear) else None
-
-    @property
-    def stored(self) -> Tensor:
-        return self.numbers
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         multiply = scaled_product if x.is_cuda else reference_product
-        y = multiply(x.reshape(-1, x.shape[-1]), self.numbers, self.scale)
+        y = multiply(x.reshape(-1, x.shape[-1]), self.stored, self.scale)
         y = y.to(x.dtype).view(*x.shape[:-1], self.out_features)
         return y if bias is None else y + bias
 
@@ -91,15 +47,41 @@ class Float8Weight(nn.Module, FrozenWeight):
 
     def dequantized(self) -> Iterator[Tensor]:
         """The weight in float32, a few rows at a time."""
-        for numbers, scale in zip(self.numbers.split(_ROWS_AT_ONCE), self.scale.split(_ROWS_AT_ONCE), strict=True):
-            yield numbers.float() * scale
+        for stored, scale in zip(self.stored.split(_ROWS_AT_ONCE), self.scale.split(_ROWS_AT_ONCE), strict=True):
+            yield stored.float() * scale
 
     @classmethod
     def join(cls, weights: Sequence[Self]) -> list[Self] | None:
-        numbers, scales = (joined_rows([getattr(one, name) for one in weights]) for name in ("numbers", "scale"))
-        if numbers is None or scales is None or len({one.dtype for one in weights}) != 1:
+        stored, scales = joined_rows([one.stored for one in weights]), joined_rows([one.scale for one in weights])
+        if stored is None or scales is None or len({one.dtype for one in weights}) != 1:
             return None
-        return [cls(*both, weights[0].dtype) for both in zip(numbers, scales, strict=True)]
+        return [cls(*both, weights[0].dtype) for both in zip(stored, scales, strict=True)]
+
+
+class Float8Linear(StoredLinear):
+    """A loaded model's layer with a weight in FP8."""
+
+    weight_scale: Tensor
+
+    def __init__(self, like: nn.Linear, stored: Tensor, scale: Tensor) -> None:
+        """`like`: the layer in the model's own type. `stored` [out, in] FP8; `scale`: one per output, or one."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = like.in_features, like.out_features
+        self.dtype, self.bias = like.weight.dtype, like.bias
+        self.weight = nn.Parameter(stored, requires_grad=False)
+        self.register_buffer("weight_scale", scale)  # no parameter, which an adapter might train
+
+    @property
+    def frozen_weight(self) -> Float8Weight:
+        scale = self.weight_scale.float().reshape(-1, 1).expand(self.out_features, 1).contiguous()
+        return Float8Weight(self.weight.detach(), scale, self.dtype)
+
+    def dequantized(self) -> nn.Linear:
+        """The layer as a plain one of the model's own type."""
+        found = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        weight = torch.cat([rows.to(self.dtype) for rows in self.frozen_weight.dequantized()])
+        found.weight, found.bias = nn.Parameter(weight, requires_grad=False), self.bias
+        return found
 
 
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,30 +91,29 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale).clamp(-_LARGEST, _LARGEST).to(FLOAT8), scale
 
 
-def scaled_product(x: Tensor, numbers: Tensor, scale: Tensor) -> Tensor:
-    """x [tokens, in] by `numbers` [out, in] and `scale` [out, 1] -> [tokens, out] bfloat16, on a GPU."""
+def scaled_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """x [tokens, in] by `weight` [out, in] FP8 and its `scale` [out, 1] -> [tokens, out] bfloat16, on a GPU."""
     rounded, of_tokens = quantized(x)
     y: Tensor = torch._scaled_mm(  # noqa: SLF001
-        rounded, numbers.t(), scale_a=of_tokens, scale_b=scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True
+        rounded, weight.t(), scale_a=of_tokens, scale_b=scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True
     )
     return y
 
 
-def reference_product(x: Tensor, numbers: Tensor, scale: Tensor) -> Tensor:
+def reference_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """The function of `scaled_product`, [tokens, out] float32, anywhere.
 
     Sums in float64 hold every bit of products of FP8, so that their order makes no difference.
     """
     rounded, of_tokens = quantized(x)
-    sums = rounded.double() @ numbers.double().t()
-    return sums.float() * of_tokens * scale.t()
-
-
-def can_multiply(linear: nn.Linear, device: torch.device) -> bool:
-    """True if the device has a product of FP8 for such a layer."""
-    return multiplies_float8(device) and not (linear.in_features % _MULTIPLE or linear.out_features % _MULTIPLE)
+    return (rounded.double() @ weight.double().t()).float() * of_tokens * scale.t()
 
 
 def multiplies_float8(device: torch.device) -> bool:
     """True for GPUs since Ada and Hopper."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def can_multiply(linear: nn.Linear, device: torch.device) -> bool:
+    """True if the device has a product of FP8 for such a layer: GPUs ask for multiples of 16 features."""
+    return multiplies_float8(device) and linear.in_features % 16 == linear.out_features % 16 == 0

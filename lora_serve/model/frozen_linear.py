@@ -1,4 +1,4 @@
-"""A linear layer of the frozen base: a weight laid out once for the fastest product that this device has, and a bias."""
+"""A linear layer of the frozen base: a weight laid out once for the fastest product this device has, and a bias."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from lora_serve.model.float8 import Float8Weight
-from lora_serve.model.frozen_weight import FrozenWeight, LibraryWeight, Matrix, Panels
+from lora_serve.model.frozen_weight import FrozenWeight, Panels, weight_of
 from lora_serve.model.loading.observation import linear_shape
 from lora_serve.model.native.operators import PackedLinear
-
-_KINDS: tuple[type[FrozenWeight], ...] = (Float8Weight, LibraryWeight, Panels, Matrix)  # the first that reads a layer
 
 
 class FrozenLinear(nn.Module):
@@ -27,7 +24,7 @@ class FrozenLinear(nn.Module):
         self.in_features, self.out_features = shape.in_features, shape.out_features
         self.is_transposed = isinstance(source, Conv1D)  # how its checkpoint, and so an adapter's, holds the weight
         bias: Tensor | None = source.bias
-        self.weight: FrozenWeight = _weight_of(source, is_shared=shared_weight)
+        self.weight: FrozenWeight = weight_of(source, is_shared=shared_weight)
         self.dtype, self.device = self.weight.dtype, self.weight.device
         self.bias = None if bias is None else bias.detach().to(self.weight.sum_dtype)
         self._square_norms: Tensor | None = None
@@ -85,13 +82,6 @@ class FrozenLinear(nn.Module):
         if self._square_norms is None:
             self._square_norms = self.weight.row_square_norms()
         return self._square_norms
-
-
-def _weight_of(source: nn.Linear | Conv1D, *, is_shared: bool) -> FrozenWeight:
-    for kind in _KINDS:
-        if (found := kind.of(source, is_shared=is_shared)) is not None:
-            return found
-    raise AssertionError("the last kinds read every weight")
 
 
 def _joined_bias(layers: Sequence[FrozenLinear]) -> Tensor | None:

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, _meta_registrations, nn
 
 from lora_serve.model import float8
-from lora_serve.model.float8 import Float8Linear, Float8Weight, can_multiply, reference_product, scaled_product
+from lora_serve.model.float8 import (
+    Float8Linear,
+    Float8Weight,
+    can_multiply,
+    quantized,
+    reference_product,
+    scaled_product,
+)
 from lora_serve.model.frozen_linear import FrozenLinear
 from tests.float8_packer import RECORDED, RECORDED_WEIGHT, packed
 
@@ -44,17 +51,15 @@ def test_packer_of_these_tests_writes_what_compressed_tensors_writes(strategy: s
 
 
 def test_quantised_at_load_is_what_compressed_tensors_writes() -> None:
-    source = nn.Linear(8, 3, bias=False)
-    source.weight.data = torch.tensor(RECORDED_WEIGHT)
-    layer = Float8Linear.of(source)
+    numbers, found = quantized(torch.tensor(RECORDED_WEIGHT))
     bytes_of_numbers, scales = RECORDED["channel", torch.float32]
-    assert bytes(layer.weight.view(torch.uint8).flatten().tolist()).hex() == bytes_of_numbers
-    assert layer.weight_scale.flatten().tolist() == [float.fromhex(one) for one in scales]
+    assert bytes(numbers.view(torch.uint8).flatten().tolist()).hex() == bytes_of_numbers
+    assert found.flatten().tolist() == [float.fromhex(one) for one in scales]
 
 
 def test_product_is_that_of_tokens_rounded_by_their_own_scale() -> None:
     x, w = tokens(), weight()
-    expected = rounded(x) @ (w.numbers.double() * w.scale.double()).t()
+    expected = rounded(x) @ (w.stored.double() * w.scale.double()).t()
     found = w.multiply(x, None)
     assert found.dtype == torch.float32
     assert ((found - expected).abs().amax(-1) <= 1e-6 * expected.abs().amax(-1)).all()
@@ -62,7 +67,7 @@ def test_product_is_that_of_tokens_rounded_by_their_own_scale() -> None:
 
 def test_rounding_of_inputs_is_all_that_is_lost() -> None:
     x, w = tokens(), weight()
-    dense = w.numbers.double() * w.scale.double()
+    dense = w.stored.double() * w.scale.double()
     assert torch.allclose(w.multiply_exactly(x).double(), x.double() @ dense.t(), rtol=1e-4, atol=1e-9)
     most = LARGEST_ERROR * (x.abs().double() @ dense.abs().t())
     assert ((w.multiply(x, None) - x.double() @ dense.t()).abs() <= most).all()
@@ -110,7 +115,7 @@ def test_layers_of_different_kinds_are_not_joined() -> None:
 
 def layer_of(found: Float8Weight, *, bias: bool = False) -> Float8Linear:
     like = nn.Linear(IN, found.out_features, bias=bias, dtype=found.dtype).requires_grad_(False)
-    return Float8Linear(like, found.numbers, found.scale)
+    return Float8Linear(like, found.stored, found.scale)
 
 
 def test_layer_is_of_the_models_type_and_tells_no_plain_weight() -> None:
@@ -161,13 +166,15 @@ def test_reference_is_the_function_of_the_gpus_call() -> None:
     x, w = tokens(4), weight()
     calls = {}
 
-    def scaled_mm(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, **_: bool) -> Tensor:
+    def scaled_mm(
+        a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, **_: bool
+    ) -> Tensor:
         calls["scales"] = scale_a.shape, scale_b.shape
         return ((a.double() * scale_a) @ (b.double() * scale_b)).to(out_dtype)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "_scaled_mm", scaled_mm)
-        found = scaled_product(x, w.numbers, w.scale)
+        found = scaled_product(x, w.stored, w.scale)
     assert calls["scales"] == ((4, 1), (1, OUT))
-    expected = reference_product(x, w.numbers, w.scale)
+    expected = reference_product(x, w.stored, w.scale)
     assert torch.allclose(found.float(), expected, rtol=2**-7)

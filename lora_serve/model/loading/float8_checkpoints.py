@@ -1,15 +1,14 @@
 """Checkpoints in FP8: those of compressed-tensors' FP8-dynamic, and plain ones that are quantised while they load.
 
 In the files of the first each quantised layer has a `weight` [out, in] of float8_e4m3fn and a `weight_scale`, one per
-output ([out, 1]) or one in all ([1]). Layers without them are plain, whatever `targets` and `ignore` of config.json say.
+output ([out, 1]) or one in all ([1]). Layers without them are plain, whatever config.json's `targets` and `ignore` are.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,10 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
-from lora_serve.model.float8 import Float8Linear, can_multiply, multiplies_float8
+from lora_serve.model.float8 import Float8Linear, can_multiply, multiplies_float8, quantized
 from lora_serve.model.loading.number_type import FLOAT8, QuantizationPlan, check_asked
 
 _METHOD = "lora_serve_float8"
-_SCALE_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NOTHING = (None, {}, [])
 # The fields of config.json on which depends what the numbers mean, and the values that are served; None: not given.
 _OF_CHECKPOINT: Mapping[str, tuple[Any, ...]] = {
@@ -40,16 +38,13 @@ _OF_CHECKPOINT: Mapping[str, tuple[Any, ...]] = {
 }
 _OF_GROUP: Mapping[str, tuple[Any, ...]] = {
     "format": (None, "float-quantized"),
-    "weights.type": ("float",),
-    "weights.num_bits": (8,),
+    **{f"{part}.type": ("float",) for part in ("weights", "input_activations")},
+    **{f"{part}.num_bits": (8,) for part in ("weights", "input_activations")},
+    **{f"{part}.symmetric": (True, None) for part in ("weights", "input_activations")},
     "weights.strategy": ("channel", "tensor"),
-    "weights.symmetric": (True, None),
     "weights.dynamic": (False, None),
-    "input_activations.type": ("float",),
-    "input_activations.num_bits": (8,),
-    "input_activations.dynamic": (True,),
     "input_activations.strategy": ("token",),
-    "input_activations.symmetric": (True, None),
+    "input_activations.dynamic": (True,),
     "output_activations": _NOTHING,
 }
 _log = logging.getLogger(__name__)
@@ -62,15 +57,13 @@ def plan_float8(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
         if not multiplies_float8(device):
             raise ConfigError("--quantization fp8: needs a GPU that multiplies FP8 (Ada, Hopper or later)")
         return QuantizationPlan(config.dtype, settle=_quantize)
-    stored = stored.to_dict() if isinstance(stored, QuantizationConfigMixin) else stored
     if not isinstance(stored, Mapping) or stored.get("quant_method") != "compressed-tensors":
         return None
     check_asked(config, "fp8")
     _check_fields(config.model, stored)
     plain = copy.deepcopy(hf_config)
     del plain.quantization_config
-    arguments = {"config": plain, "quantization_config": _Float8Config(config.model)}
-    return QuantizationPlan(config.dtype, arguments, _settle)
+    return QuantizationPlan(config.dtype, {"config": plain, "quantization_config": _Config(config.model)}, _settle)
 
 
 def _check_fields(model: str, stored: Mapping[str, Any]) -> None:
@@ -81,10 +74,9 @@ def _check_fields(model: str, stored: Mapping[str, Any]) -> None:
     for place, table, wanted in tables:
         for name, values in wanted.items():
             if (found := _field(table, name)) not in values:
-                good = " or ".join(map(repr, values))
                 raise ModelError(
                     f"--model {model}: quantization_config.{place}{name} is {found!r}; of compressed-tensors' formats "
-                    f"FP8-dynamic alone is served, in which it is {good}"
+                    f"FP8-dynamic alone is served, in which it is {' or '.join(map(repr, values))}"
                 )
 
 
@@ -94,68 +86,41 @@ def _field(table: Any, name: str) -> Any:
     return table
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor of a safetensors file, of which only the header was read."""
-
-    file: Path
-    dtype: str  # as safetensors names it
-    shape: tuple[int, ...]
-
-
 def float8_scales(model: str, files: Sequence[Path]) -> dict[str, Tensor]:
-    """The scales of every weight in FP8, by the weight's name. Raises ModelError for files that contradict themselves."""
-    tensors = dict(_tensors(files))
-    quantized = {name: one for name, one in tensors.items() if one.dtype.startswith("F8")}
-    for name in tensors:
-        weight = name.removesuffix("_scale")
-        if name.endswith(".weight_scale") and weight not in quantized:
-            found = tensors[weight].dtype if weight in tensors else "not there"
-            raise ModelError(f"--model {model}: {name} belongs to {weight}, which is {found}, not F8_E4M3")
-    if not quantized:
-        raise ModelError(f"--model {model}: config.json says that weights are in FP8, and its files hold none")
-    return {name: _scale(model, name, one, tensors) for name, one in quantized.items()}
-
-
-def _tensors(files: Sequence[Path]) -> Iterator[tuple[str, StoredTensor]]:
+    """The scales of all weights in FP8, by weight. Raises ModelError for files that contradict themselves."""
+    forms: dict[str, tuple[str, list[int]]] = {}  # safetensors' name of the type, and the shape
+    scales: dict[str, Tensor] = {}
     for file in files:
         with safe_open(file, "pt") as stored:
             for name in stored.keys():  # noqa: SIM118 - it is no mapping
                 part = stored.get_slice(name)
-                yield name, StoredTensor(file, part.get_dtype(), tuple(part.get_shape()))
-
-
-def _scale(model: str, name: str, weight: StoredTensor, tensors: Mapping[str, StoredTensor]) -> Tensor:
-    if weight.dtype != "F8_E4M3" or len(weight.shape) != 2 or not name.endswith(".weight"):
-        raise ModelError(
-            f"--model {model}: {name} is {weight.dtype} of shape {list(weight.shape)}; served are weights of linear "
-            "layers in F8_E4M3"
-        )
-    scale = tensors.get(f"{name}_scale")
-    if scale is None:
-        raise ModelError(f"--model {model}: {name} is in FP8, and the files lack {name}_scale")
-    if scale.dtype not in _SCALE_TYPES or scale.shape not in {(weight.shape[0], 1), (1, 1), (1,), ()}:
-        raise ModelError(
-            f"--model {model}: {name}_scale is {scale.dtype} of shape {list(scale.shape)}; expected numbers of "
-            f"{', '.join(_SCALE_TYPES)}, {[weight.shape[0], 1]} or [1]"
-        )
-    with safe_open(scale.file, "pt") as stored:
-        values: Tensor = stored.get_tensor(f"{name}_scale").float()
-    if not bool((values.isfinite() & (values >= 0)).all()):
-        raise ModelError(f"--model {model}: {name}_scale has numbers that are negative, infinite or none")
-    return values
+                forms[name] = part.get_dtype(), part.get_shape()
+                if name.endswith(".weight_scale"):
+                    scales[name.removesuffix("_scale")] = stored.get_tensor(name)
+    lacking = {name for name, (dtype, _) in forms.items() if dtype.startswith("F8")} - scales.keys()
+    if lacking:
+        raise ModelError(f"--model {model}: {min(lacking)} is in FP8, and the files lack {min(lacking)}_scale")
+    if not scales:
+        raise ModelError(f"--model {model}: config.json says that weights are in FP8, and its files hold none")
+    for name, scale in scales.items():
+        dtype, shape = forms.get(name, ("not there", []))
+        words = f"--model {model}: {name}_scale, {forms[f'{name}_scale']}, belongs to a weight that is {dtype} {shape}"
+        is_matrix = dtype == "F8_E4M3" and len(shape) == 2
+        if not is_matrix or not scale.is_floating_point() or scale.shape not in {(shape[0], 1), (1, 1), (1,), ()}:
+            raise ModelError(f"{words}; served are matrices F8_E4M3 [out, in] with real numbers [out, 1] or [1]")
+        if not bool((scale.isfinite() & (scale >= 0)).all()):
+            raise ModelError(f"{words}; it has numbers that are negative, infinite or none")
+    return scales
 
 
 @register_quantization_config(_METHOD)
-class _Float8Config(QuantizationConfigMixin):
-    """Chooses `_Float8Quantizer` when transformers loads the model."""
-
+class _Config(QuantizationConfigMixin):
     def __init__(self, model: str) -> None:
         self.quant_method, self.model = _METHOD, model  # type: ignore[assignment]
 
 
 @register_quantizer(_METHOD)
-class _Float8Quantizer(HfQuantizer):  # type: ignore[misc]
+class _Quantizer(HfQuantizer):  # type: ignore[misc]
     """Gives a model, before transformers loads its weights, layers that hold those in FP8 as they are stored."""
 
     is_trainable = False
@@ -166,10 +131,10 @@ class _Float8Quantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, checkpoint_files: Sequence[str] = (), **_: Any
     ) -> None:
-        name_of_model = self.quantization_config.model
-        transforms = get_model_conversion_mapping(model)
-        renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
-        converters = [one for one in transforms if isinstance(one, WeightConverter)]
+        name_of_model, transforms = self.quantization_config.model, get_model_conversion_mapping(model)
+        renamings, converters = (
+            [t for t in transforms if isinstance(t, kind)] for kind in (WeightRenaming, WeightConverter)
+        )
         names, modules = model.state_dict(), dict(model.named_modules())
         for name, scale in float8_scales(name_of_model, [Path(file) for file in checkpoint_files]).items():
             found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
@@ -181,8 +146,8 @@ class _Float8Quantizer(HfQuantizer):  # type: ignore[misc]
                     "itself; served in FP8 are linear layers, not experts that are one stack"
                 )
             if isinstance(layer, nn.Linear):
-                numbers = torch.empty_like(layer.weight, dtype=FLOAT8)
-                model.set_submodule(path, Float8Linear(layer, numbers, torch.empty_like(scale, device="meta")))
+                stored = torch.empty_like(layer.weight, dtype=FLOAT8)
+                model.set_submodule(path, Float8Linear(layer, stored, torch.empty_like(scale, device="meta")))
 
 
 def _settle(module: PreTrainedModel, device: torch.device) -> None:
@@ -198,7 +163,6 @@ def _settle(module: PreTrainedModel, device: torch.device) -> None:
 def _quantize(module: PreTrainedModel, device: torch.device) -> None:
     """Quantises each linear layer but the output head, on the device where it stays."""
     head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
-    layers = {path: part for path, part in module.named_modules() if type(part) is nn.Linear and part is not head}
-    for path, layer in layers.items():
-        if can_multiply(layer, device):
-            module.set_submodule(path, Float8Linear.of(layer.to(device)))
+    for path, layer in list(module.named_modules()):
+        if type(layer) is nn.Linear and layer is not head and can_multiply(layer, device):
+            module.set_submodule(path, Float8Linear(layer, *quantized(layer.weight.detach().to(device))))

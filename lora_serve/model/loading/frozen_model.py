@@ -161,8 +161,7 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
             raise _unfitting(config, lambda: auto_class.from_config(hf_config)) from error
         raise ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}") from error
     check_no_more_layers(config.model, module, info)
-    if plan.settle is not None:
-        plan.settle(module, device)
+    plan.settle(module, device)
     check_quantized(module, config)
     if not plan.arguments.get("device_map"):
         module.to(device)

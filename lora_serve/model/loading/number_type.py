@@ -104,7 +104,7 @@ class QuantizationPlan:
 
     dtype: str  # "auto" or a type's name
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    settle: Callable[[Any, torch.device], None] | None = None  # of the loaded model and the device where it goes
+    settle: Callable[[Any, torch.device], None] = lambda module, device: None  # of what is loaded, and where it goes
 
 
 def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan:
@@ -153,16 +153,9 @@ def check_quantized(module: nn.Module, config: ModelConfig) -> None:
 
 
 def is_quantized(weight: Tensor) -> bool:
-    """True for weights in FP8, and where torchao (a tensor subclass) or bitsandbytes (a parameter with a state) keeps
-    them packed.
-    """
-    is_packed = _is_torchao(weight) or hasattr(weight, "quant_state") or hasattr(weight, "CB")
-    return is_packed or weight.dtype == FLOAT8
-
-
-def coarsest_type(module: nn.Module, dtype: torch.dtype) -> torch.dtype:
-    """The type that rounds a model's activations most: `dtype`, its own, or FP8 where layers round their inputs to it."""
-    return next((one.dtype for one in module.parameters() if one.dtype == FLOAT8), dtype)
+    """True for FP8, and where torchao (a tensor subclass) or bitsandbytes (a parameter with a state) packs weights."""
+    is_bitsandbytes = hasattr(weight, "quant_state") or hasattr(weight, "CB")
+    return is_bitsandbytes or _is_torchao(weight) or weight.dtype == FLOAT8
 
 
 def resident_bytes(module: nn.Module) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,15 +18,17 @@ from lora_serve.core.settings import Settings
 from lora_serve.model import float8
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.loading import float8_checkpoints
+from lora_serve.model.loading.float8_checkpoints import plan_float8
 from lora_serve.model.loading.frozen_model import load_frozen
-from tests.float8_packer import WEIGHTS, config_of, edit_config, is_quantized, rewritten, save_dequantized, save_float8
+from tests.float8_packer import WEIGHTS, config_of, is_quantized, rewritten, save_dequantized, save_float8
 from tests.local_engine import Answer, LocalEngine
 from tests.oracle import load_alone, load_plain, logprobs_alone, save_adapter, save_tiny_model
 from tests.peft_kinds import save_kind
 
 NEAR = 1e-3  # of a log-probability, where both sides compute the same function in float32
-# What rounding inputs to FP8 makes of log-probabilities of these sharp, tiny models: the largest, and the mean.
-FAR, FAR_IN_THE_MEAN = 1.5, 0.15
+# What rounding inputs to FP8 makes of log-probabilities of these sharp, tiny models, at most and in the mean; 0.50 and
+# 0.08 were seen.
+FAR, FAR_IN_THE_MEAN = 0.8, 0.12
 KINDS = ("plain", "all_linear", "dora", "save_lm_head", "save_norms", "embedding")
 Q = "model.layers.1.self_attn.q_proj.weight"
 
@@ -66,7 +68,7 @@ class Place:
     def differences(
         self, answers: Mapping[str | None, tuple[list[int], Answer]], change: Callable[[nn.Module], None]
     ) -> Tensor:
-        """Log-probabilities of the prompts' tokens beside those of PEFT over the dequantised base. `change`: of that."""
+        """How far prompts' log-probabilities are from PEFT's over the dequantised base. `change`: of that base."""
         found = []
         for name, (prompt, answer) in answers.items():
             assert answer.error is None
@@ -109,7 +111,7 @@ def test_cpu_serves_it_dequantised_and_every_adapter_is_exact(place: Place) -> N
 def test_layers_in_fp8_round_their_inputs_and_adapters_see_them_as_they_are(place: Place) -> None:
     answers = place.answers()
     same = place.differences(answers, round_inputs)
-    assert (same < NEAR).float().mean() > 0.9  # a number at the middle between two of FP8 may fall to either side
+    assert (same < NEAR).float().mean() > 0.95  # a number at the middle between two of FP8 may fall to either side
     assert same.max() < FAR
     far = place.differences(answers, as_it_is)
     assert far.max() < FAR
@@ -162,10 +164,15 @@ def test_bytes_told_are_those_of_fp8_and_scales(llama: Path, tmp_path: Path) -> 
     assert build(model).spec.num_bytes == plain - 4 * num_weights + num_weights + 4 * rows
 
 
-def test_flag_that_agrees_with_the_checkpoint_is_fine(llama: Path, tmp_path: Path) -> None:
-    model = save_float8(llama, tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"--quantization int8: .* is quantised already \(fp8\)"):
-        build(model, quantization="int8")
+def test_flag_that_contradicts_the_checkpoint_is_refused_and_one_that_agrees_is_not() -> None:
+    hf_config = SimpleNamespace(quantization_config=config_of())
+    for flag in ("int8", "int4", "fp8"):
+        config = Settings(model="some/model", quantization=flag).part(ModelConfig)
+        if flag == "fp8":
+            assert plan_float8(config, hf_config, torch.device("cpu")) is not None
+        else:
+            with pytest.raises(ConfigError, match=rf"--quantization {flag}: .* is quantised already \(fp8\)"):
+                plan_float8(config, hf_config, torch.device("cpu"))
 
 
 CHANGED: Mapping[str, tuple[str, Any]] = {
@@ -186,37 +193,57 @@ CHANGED: Mapping[str, tuple[str, Any]] = {
 }
 
 
+def plan(stored: Mapping[str, Any]) -> object:
+    config = Settings(model="some/model").part(ModelConfig)
+    return plan_float8(config, SimpleNamespace(quantization_config=stored), torch.device("cpu"))
+
+
 @pytest.mark.parametrize("field", CHANGED)
-def test_other_formats_are_refused_by_field_and_value(field: str, llama: Path, tmp_path: Path) -> None:
+def test_other_formats_are_refused_by_field_and_value(field: str) -> None:
     value, shown = CHANGED[field]
-    stored = copy.deepcopy(config_of())
+    stored: Any = config_of()
     *path, last = field.split(".")
-    table: Any = stored
+    table = stored
     for part in path:
         table = table[part]
     table[last] = value
-    model = edit_config(save_float8(llama, tmp_path / "model"), quantization_config=stored)
     with pytest.raises(ModelError) as caught:
-        loaded(model)
+        plan(stored)
     words = str(caught.value)
-    assert f"quantization_config.{field} is " in words
+    assert words.startswith(f"--model some/model: quantization_config.{field} is ")
     assert shown in words
     assert "FP8-dynamic alone is served" in words
 
 
-@pytest.mark.parametrize("groups", [None, {}, ["Linear"]])
-def test_config_without_groups_is_refused(groups: Any, llama: Path, tmp_path: Path) -> None:
-    model = save_float8(llama, tmp_path / "model")
-    edit_config(model, quantization_config=config_of() | {"config_groups": groups})
-    with pytest.raises(ModelError, match="config_groups"):
-        loaded(model)
+def test_form_of_the_library_and_a_shorter_one_are_taken() -> None:
+    assert plan(config_of("tensor"))
+    stored: Any = config_of()
+    for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        del stored[name]
+    for name in ("format", "output_activations"):
+        del stored["config_groups"]["group_0"][name]
+    for name in ("symmetric", "dynamic"):
+        del stored["config_groups"]["group_0"]["weights"][name]
+    assert plan(stored)
+
+
+@pytest.mark.parametrize("groups", [None, {}, ["Linear"], {"group_0": ["Linear"]}])
+def test_config_without_groups_is_refused(groups: Any) -> None:
+    with pytest.raises(ModelError, match=r"quantization_config\.config_groups"):
+        plan(config_of() | {"config_groups": groups})
+
+
+def test_other_methods_are_left_to_others() -> None:
+    assert plan({"quant_method": "gptq"}) is None
 
 
 def _without(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {} if name == f"{Q}_scale" else {name: tensor}
 
 
-def _scaled(change: Callable[[Tensor], Tensor], which: str = f"{Q}_scale") -> Callable[[str, Tensor], dict[str, Tensor]]:
+def _scaled(
+    change: Callable[[Tensor], Tensor], which: str = f"{Q}_scale"
+) -> Callable[[str, Tensor], dict[str, Tensor]]:
     return lambda name, tensor: {name: change(tensor) if name == which else tensor}
 
 
@@ -224,29 +251,43 @@ def _with(value: float) -> Callable[[Tensor], Tensor]:
     return lambda scale: torch.cat([scale[:-1], torch.full_like(scale[-1:], value)])
 
 
+def _in_e5m2(weight: Tensor) -> Tensor:
+    return weight.float().to(torch.float8_e5m2)
+
+
+def _in_e4m3(weight: Tensor) -> Tensor:
+    return weight.to(torch.float8_e4m3fn)
+
+
 def _all_plain(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {} if name.endswith("_scale") else {name: tensor.float()}
 
 
+SCALE, NO_NUMBER = rf"{Q}_scale, .*", "negative, infinite or none"
+SERVED = r"served are matrices F8_E4M3 \[out, in\] with real numbers \[out, 1\] or \[1\]"
 LIES: Mapping[str, tuple[Callable[[str, Tensor], dict[str, Tensor]], str]] = {
     "no scale": (_without, rf"{Q} is in FP8, and the files lack {Q}_scale"),
-    "too few scales": (_scaled(lambda scale: scale[1:]), rf"{Q}_scale is F32 of shape \[31, 1\].*\[32, 1\] or \[1\]"),
-    "scales by input": (_scaled(lambda scale: scale.t()), rf"{Q}_scale is F32 of shape \[1, 32\]"),
-    "scales of integers": (_scaled(lambda scale: scale.to(torch.int32)), rf"{Q}_scale is I32 of shape"),
-    "a scale that is no number": (_scaled(_with(float("nan"))), rf"{Q}_scale has numbers that are negative, infinite"),
-    "an infinite scale": (_scaled(_with(float("inf"))), rf"{Q}_scale has numbers that are negative, infinite"),
-    "a negative scale": (_scaled(_with(-0.1)), rf"{Q}_scale has numbers that are negative, infinite"),
-    "a weight in bfloat16": (_scaled(Tensor.bfloat16, Q), rf"{Q}_scale belongs to {Q}, which is BF16, not F8_E4M3"),
-    "a weight in e5m2": (
-        _scaled(lambda weight: weight.float().to(torch.float8_e5m2), Q), rf"{Q} is F8_E5M2 of shape \[32, 32\]"
+    "too few scales": (
+        _scaled(lambda scale: scale[1:]),
+        SCALE + r"\[31, 1\].*F8_E4M3 \[32, 32\]; " + SERVED,
     ),
+    "scales by input": (_scaled(lambda scale: scale.t()), SCALE + r"\[1, 32\].*" + SERVED),
+    "scales of integers": (_scaled(lambda scale: scale.to(torch.int32)), SCALE + "I32.*" + SERVED),
+    "a scale that is no number": (_scaled(_with(float("nan"))), SCALE + NO_NUMBER),
+    "an infinite scale": (_scaled(_with(float("inf"))), SCALE + NO_NUMBER),
+    "a negative scale": (_scaled(_with(-0.1)), SCALE + NO_NUMBER),
+    "a weight in bfloat16": (
+        _scaled(Tensor.bfloat16, Q),
+        SCALE + "a weight that is BF16 .*" + SERVED,
+    ),
+    "a weight in e5m2": (_scaled(_in_e5m2, Q), SCALE + "a weight that is F8_E5M2 .*" + SERVED),
     "a weight of another shape": (_scaled(lambda weight: weight[:, 1:], Q), rf"does not fit the weights: {Q}"),
     "an embedding": (
-        _scaled(lambda weight: weight.to(torch.float8_e4m3fn), "model.embed_tokens.weight"),
-        "model.embed_tokens.weight is in FP8, and the files lack",
+        _scaled(_in_e4m3, "model.embed_tokens.weight"),
+        "embed_tokens.weight is in FP8, and the files lack",
     ),
     "nothing in FP8": (_all_plain, "config.json says that weights are in FP8, and its files hold none"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -259,7 +300,9 @@ def test_files_that_lie_are_refused_in_words(lie: str, llama: Path, tmp_path: Pa
 
 def test_experts_that_are_one_stack_are_refused(tmp_path: Path) -> None:
     plain = save_tiny_model("qwen3_moe", tmp_path / "plain")
-    with pytest.raises(ModelError, match=r"experts.* is in FP8, but is no linear layer of Qwen3MoeForCausalLM by itself"):
+    with pytest.raises(
+        ModelError, match=r"experts.* is in FP8, but is no linear layer of Qwen3MoeForCausalLM by itself"
+    ):
         loaded(save_float8(plain, tmp_path / "model"))
 
 

@@ -269,7 +269,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_that_may_mix_rows_and_unknown_ones_are_refused_by_name(name: str, tmp_path: Path) -> None:
     folder = edit_config(save_tiny_model("llama", tmp_path), quantization_config=REFUSED[name])
-    with pytest.raises(ModelError, match=rf"quantised with {name}; served are torchao's weight-only kinds, .* FP8-dynamic"):
+    with pytest.raises(
+        ModelError, match=rf"quantised with {name}; served are torchao's weight-only kinds, .* FP8-dynamic"
+    ):
         build(folder)
 
 
