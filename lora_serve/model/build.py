@@ -88,8 +88,7 @@ def _build_generating_model(
 ) -> ModelParts:
     probe = probe_tokens(loaded.spec.vocab_size)
     expected = plain_logprobs(loaded, probe)
-    has_float8 = any(one.dtype == FLOAT8 for one in loaded.module.parameters())
-    coarsest = FLOAT8 if has_float8 else loaded.observation.kv_shape.dtype
+    coarsest = FLOAT8 if FLOAT8 in {p.dtype for p in loaded.module.parameters()} else loaded.observation.kv_shape.dtype
     spec, size = loaded.spec, engine_config.block_size
     cache = KVCache(
         loaded.observation.kv_shape, 1, size, loaded.device, _SMOKE_TEST_ROWS * -(-MAX_SMOKE_TEST_TOKENS // size)

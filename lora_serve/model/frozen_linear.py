@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from lora_serve.model.frozen_weight import FrozenWeight, Panels, weight_of
+from lora_serve.model.loading.frozen_weight import FrozenWeight, Panels, weight_of
 from lora_serve.model.loading.observation import linear_shape
 from lora_serve.model.native.operators import PackedLinear
 

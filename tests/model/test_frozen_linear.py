@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torchao.quantization import quantize_
 from transformers.pytorch_utils import Conv1D
 
-from lora_serve.model.float8 import Float8Linear
 from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.loading.float8 import Float8Linear
 from lora_serve.model.loading.number_type import resident_bytes, torchao_scheme
 from lora_serve.model.loading.observation import linear_shape
 

@@ -7,6 +7,7 @@ output ([out, 1]) or one in all ([1]). Layers without them are plain, whatever c
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
-from lora_serve.model.float8 import Float8Linear, can_multiply, multiplies_float8, quantized
+from lora_serve.model.loading.float8 import Float8Linear, can_multiply, multiplies_float8, quantized
 from lora_serve.model.loading.number_type import FLOAT8, QuantizationPlan, check_asked
 
 _METHOD = "lora_serve_float8"
@@ -63,7 +64,7 @@ def plan_float8(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
     _check_fields(config.model, stored)
     plain = copy.deepcopy(hf_config)
     del plain.quantization_config
-    return QuantizationPlan(config.dtype, {"config": plain, "quantization_config": _Config(config.model)}, _settle)
+    return QuantizationPlan(config.dtype, {"config": plain, "quantization_config": _Config()}, _settle)
 
 
 def _check_fields(model: str, stored: Mapping[str, Any]) -> None:
@@ -73,17 +74,13 @@ def _check_fields(model: str, stored: Mapping[str, Any]) -> None:
     tables = [("", stored, _OF_CHECKPOINT), *((f"config_groups.{n}.", group, _OF_GROUP) for n, group in groups.items())]
     for place, table, wanted in tables:
         for name, values in wanted.items():
-            if (found := _field(table, name)) not in values:
+            parts = name.split(".")
+            found = functools.reduce(lambda at, part: at.get(part) if isinstance(at, Mapping) else None, parts, table)
+            if found not in values:
                 raise ModelError(
                     f"--model {model}: quantization_config.{place}{name} is {found!r}; of compressed-tensors' formats "
                     f"FP8-dynamic alone is served, in which it is {' or '.join(map(repr, values))}"
                 )
-
-
-def _field(table: Any, name: str) -> Any:
-    for part in name.split("."):
-        table = table.get(part) if isinstance(table, Mapping) else None
-    return table
 
 
 def float8_scales(model: str, files: Sequence[Path]) -> dict[str, Tensor]:
@@ -115,8 +112,7 @@ def float8_scales(model: str, files: Sequence[Path]) -> dict[str, Tensor]:
 
 @register_quantization_config(_METHOD)
 class _Config(QuantizationConfigMixin):
-    def __init__(self, model: str) -> None:
-        self.quant_method, self.model = _METHOD, model  # type: ignore[assignment]
+    quant_method = _METHOD  # type: ignore[assignment]
 
 
 @register_quantizer(_METHOD)
@@ -131,19 +127,17 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, checkpoint_files: Sequence[str] = (), **_: Any
     ) -> None:
-        name_of_model, transforms = self.quantization_config.model, get_model_conversion_mapping(model)
-        renamings, converters = (
-            [t for t in transforms if isinstance(t, kind)] for kind in (WeightRenaming, WeightConverter)
-        )
+        transforms = get_model_conversion_mapping(model)
+        renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+        converters = [one for one in transforms if isinstance(one, WeightConverter)]
         names, modules = model.state_dict(), dict(model.named_modules())
-        for name, scale in float8_scales(name_of_model, [Path(file) for file in checkpoint_files]).items():
+        for name, scale in float8_scales(model.name_or_path, [Path(file) for file in checkpoint_files]).items():
             found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
-            path = found.removesuffix(".weight")
-            layer = modules.get(path)
+            layer = modules.get(path := found.removesuffix(".weight"))
             if converted is not None or (found in names and type(layer) is not nn.Linear):
                 raise ModelError(
-                    f"--model {name_of_model}: {name} is in FP8, but is no linear layer of {type(model).__name__} by "
-                    "itself; served in FP8 are linear layers, not experts that are one stack"
+                    f"--model {model.name_or_path}: {name} is in FP8, but is no linear layer of {type(model).__name__} "
+                    "by itself; served in FP8 are linear layers, not experts that are one stack"
                 )
             if isinstance(layer, nn.Linear):
                 stored = torch.empty_like(layer.weight, dtype=FLOAT8)

@@ -161,6 +161,10 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
             raise _unfitting(config, lambda: auto_class.from_config(hf_config)) from error
         raise ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}") from error
     check_no_more_layers(config.model, module, info)
+    if not plan.arguments and (lost := [name for name in info["unexpected_keys"] if ".weight_scale" in name]):
+        raise ModelError(
+            f"--model {config.model}: its files hold {min(lost)}, and config.json has no quantization_config"
+        )
     plan.settle(module, device)
     check_quantized(module, config)
     if not plan.arguments.get("device_map"):

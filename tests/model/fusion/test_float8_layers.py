@@ -13,9 +13,9 @@ import torch
 import torch._inductor
 
 from lora_serve.model.base_model import BaseModel
-from lora_serve.model.float8 import Float8Weight
 from lora_serve.model.fusion.compiled import decoder_layers
 from lora_serve.model.loading import float8_checkpoints
+from lora_serve.model.loading.float8 import Float8Weight
 from lora_serve.model.native import operators
 from tests.float8_packer import save_float8
 from tests.local_engine import Answer, LocalEngine

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings
-from lora_serve.model import float8
 from lora_serve.model.build import ModelParts, build_model
-from lora_serve.model.loading import float8_checkpoints
+from lora_serve.model.loading import float8, float8_checkpoints
 from lora_serve.model.loading.float8_checkpoints import plan_float8
 from lora_serve.model.loading.frozen_model import load_frozen
-from tests.float8_packer import WEIGHTS, config_of, is_quantized, rewritten, save_dequantized, save_float8
+from tests.float8_packer import WEIGHTS, config_of, edit_config, is_quantized, rewritten, save_dequantized, save_float8
 from tests.local_engine import Answer, LocalEngine
 from tests.oracle import load_alone, load_plain, logprobs_alone, save_adapter, save_tiny_model
 from tests.peft_kinds import save_kind
@@ -295,6 +294,14 @@ def test_files_that_lie_are_refused_in_words(lie: str, llama: Path, tmp_path: Pa
     rewrite, words = LIES[lie]
     model = rewritten(save_float8(llama, tmp_path / "model"), tmp_path / "lying", rewrite)
     with pytest.raises(ModelError, match=words):
+        loaded(model)
+
+
+def test_scales_of_which_the_config_knows_nothing_are_not_left_out(llama: Path, tmp_path: Path) -> None:
+    model = edit_config(save_float8(llama, tmp_path / "model"), quantization_config=None)
+    with pytest.raises(
+        ModelError, match=r"its files hold model\..*weight_scale, and config.json has no quantization_config"
+    ):
         loaded(model)
 
 

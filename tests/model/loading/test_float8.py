@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, _meta_registrations, nn
 
-from lora_serve.model import float8
-from lora_serve.model.float8 import (
+from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.loading import float8
+from lora_serve.model.loading.float8 import (
     Float8Linear,
     Float8Weight,
     can_multiply,
@@ -15,7 +16,6 @@ from lora_serve.model.float8 import (
     reference_product,
     scaled_product,
 )
-from lora_serve.model.frozen_linear import FrozenLinear
 from tests.float8_packer import RECORDED, RECORDED_WEIGHT, packed
 
 IN, OUT = 96, 48

@@ -13,11 +13,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from lora_serve.model.frozen_weight import FrozenWeight, StoredLinear, joined_rows, square_norms
+from lora_serve.model.loading.frozen_weight import FrozenWeight, StoredLinear, joined_rows, square_norms
 from lora_serve.model.loading.number_type import FLOAT8
 
 _LARGEST = torch.finfo(FLOAT8).max
-_LEAST_SCALE = torch.finfo(torch.float32).tiny  # a token of zeros has a scale, too
 _ROWS_AT_ONCE = 1024  # of a weight that is dequantised, so that no whole copy of it is made
 
 
@@ -87,17 +86,16 @@ class Float8Linear(StoredLinear):
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [rows, size] -> its numbers in FP8, and their scales [rows, 1] float32: each row by itself."""
     x = x.float()
-    scale = (x.abs().amax(-1, keepdim=True) / _LARGEST).clamp_min(_LEAST_SCALE)
+    scale = (x.abs().amax(-1, keepdim=True) / _LARGEST).clamp_min(torch.finfo(x.dtype).tiny)  # also of zeros
     return (x / scale).clamp(-_LARGEST, _LARGEST).to(FLOAT8), scale
 
 
 def scaled_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """x [tokens, in] by `weight` [out, in] FP8 and its `scale` [out, 1] -> [tokens, out] bfloat16, on a GPU."""
     rounded, of_tokens = quantized(x)
-    y: Tensor = torch._scaled_mm(  # noqa: SLF001
+    return torch._scaled_mm(  # noqa: SLF001
         rounded, weight.t(), scale_a=of_tokens, scale_b=scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True
     )
-    return y
 
 
 def reference_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
