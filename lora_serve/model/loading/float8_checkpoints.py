@@ -64,7 +64,7 @@ def plan_float8(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
     _check_fields(config.model, stored)
     plain = copy.deepcopy(hf_config)
     del plain.quantization_config
-    return QuantizationPlan(config.dtype, {"config": plain, "quantization_config": _Config()}, _settle)
+    return QuantizationPlan(config.dtype, {"config": plain, "quantization_config": _Config(_METHOD)}, _settle)
 
 
 def _check_fields(model: str, stored: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ def float8_scales(model: str, files: Sequence[Path]) -> dict[str, Tensor]:
 
 @register_quantization_config(_METHOD)
 class _Config(QuantizationConfigMixin):
-    quant_method = _METHOD  # type: ignore[assignment]
+    """Chooses `_Quantizer`, by its name."""
 
 
 @register_quantizer(_METHOD)
