@@ -34,7 +34,13 @@ RECORDED: Mapping[tuple[str, torch.dtype], tuple[str, tuple[str, ...]]] = {
     ("tensor", torch.float32): ("41cb215190004ac37ed56130f7026bbb0080000000800000", ("0x1.c924920000000p-3",)),
     ("tensor", torch.bfloat16): ("41cb215190004ac37ed56130f7026bbb0080000000800000", ("0x1.ca00000000000p-3",)),
 }
-_NUMBERS = {"actorder": None, "block_structure": None, "group_size": None, "num_bits": 8, "observer_kwargs": {}}
+_NUMBERS: dict[str, Any] = {
+    "actorder": None,
+    "block_structure": None,
+    "group_size": None,
+    "num_bits": 8,
+    "observer_kwargs": {},
+}
 _NUMBERS |= {"scale_dtype": None, "symmetric": True, "type": "float", "zp_dtype": None}
 
 
@@ -104,7 +110,7 @@ def save_dequantized(float8: Path, folder: Path) -> Path:
 def rewritten(source: Path, folder: Path, rewrite: Callable[[str, Tensor], Mapping[str, Tensor]]) -> Path:
     """A copy of a checkpoint whose tensors are what `rewrite` makes of each."""
     shutil.copytree(source, folder)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(source / WEIGHTS).items():
         tensors.update(rewrite(name, tensor))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})

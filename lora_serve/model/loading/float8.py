@@ -46,8 +46,9 @@ class Float8Weight(nn.Module, FrozenWeight):
 
     def dequantized(self) -> Iterator[Tensor]:
         """The weight in float32, a few rows at a time."""
-        for stored, scale in zip(self.stored.split(_ROWS_AT_ONCE), self.scale.split(_ROWS_AT_ONCE), strict=True):
-            yield stored.float() * scale
+        for start in range(0, self.out_features, _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            yield self.stored[rows].float() * self.scale[rows]
 
     @classmethod
     def join(cls, weights: Sequence[Self]) -> list[Self] | None:
@@ -99,10 +100,7 @@ def scaled_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def reference_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """The function of `scaled_product`, [tokens, out] float32, anywhere.
-
-    Sums in float64 hold every bit of products of FP8, so that their order makes no difference.
-    """
+    """The function of `scaled_product` anywhere, in float32; float64 sums it exactly, so in an order like any other."""
     rounded, of_tokens = quantized(x)
     return (rounded.double() @ weight.double().t()).float() * of_tokens * scale.t()
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from lora_serve.core.config import ModelConfig
@@ -29,7 +29,7 @@ from lora_serve.model.loading.float8 import Float8Linear, can_multiply, multipli
 from lora_serve.model.loading.number_type import FLOAT8, QuantizationPlan, check_asked
 
 _METHOD = "lora_serve_float8"
-_NOTHING = (None, {}, [])
+_NOTHING: tuple[Any, ...] = (None, {}, [])
 # The fields of config.json on which depends what the numbers mean, and the values that are served; None: not given.
 _OF_CHECKPOINT: Mapping[str, tuple[Any, ...]] = {
     "format": ("float-quantized",),
@@ -64,7 +64,8 @@ def plan_float8(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
     _check_fields(config.model, stored)
     plain = copy.deepcopy(hf_config)
     del plain.quantization_config
-    return QuantizationPlan(config.dtype, {"config": plain, "quantization_config": _Config(_METHOD)}, _settle)
+    chosen = _Config(_METHOD)  # type: ignore[arg-type] # a name that only this project knows
+    return QuantizationPlan(config.dtype, {"config": plain, "quantization_config": chosen}, _settle)
 
 
 def _check_fields(model: str, stored: Mapping[str, Any]) -> None:
@@ -116,7 +117,7 @@ class _Config(QuantizationConfigMixin):
 
 
 @register_quantizer(_METHOD)
-class _Quantizer(HfQuantizer):  # type: ignore[misc]
+class _Quantizer(HfQuantizer):
     """Gives a model, before transformers loads its weights, layers that hold those in FP8 as they are stored."""
 
     is_trainable = False
@@ -131,7 +132,7 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
         converters = [one for one in transforms if isinstance(one, WeightConverter)]
         names, modules = model.state_dict(), dict(model.named_modules())
-        for name, scale in float8_scales(model.name_or_path, [Path(file) for file in checkpoint_files]).items():
+        for name, scale in float8_scales(str(model.name_or_path), [Path(file) for file in checkpoint_files]).items():
             found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
             layer = modules.get(path := found.removesuffix(".weight"))
             if converted is not None or (found in names and type(layer) is not nn.Linear):
@@ -144,7 +145,7 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
                 model.set_submodule(path, Float8Linear(layer, stored, torch.empty_like(scale, device="meta")))
 
 
-def _settle(module: PreTrainedModel, device: torch.device) -> None:
+def _settle(module: Any, device: torch.device) -> None:
     """Dequantises the layers that the device has no FP8 product for."""
     module.hf_quantizer.remove_quantization_config(module)
     layers = {path: part for path, part in module.named_modules() if isinstance(part, Float8Linear)}

@@ -174,7 +174,7 @@ def test_flag_that_contradicts_the_checkpoint_is_refused_and_one_that_agrees_is_
                 plan_float8(config, hf_config, torch.device("cpu"))
 
 
-CHANGED: Mapping[str, tuple[str, Any]] = {
+CHANGED: Mapping[str, tuple[Any, str]] = {
     "format": ("pack-quantized", "'pack-quantized'"),
     "kv_cache_scheme": ({"num_bits": 8}, "{'num_bits': 8}"),
     "transform_config": ({"config_groups": {"a": 1}}, "config_groups"),
