@@ -19,6 +19,7 @@ from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.exactness import check_exactness, check_small_copy, plain_logprobs, probe_tokens
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import LoadedModel
+from lora_serve.model.loading.number_type import FLOAT8
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.lora.folding import fold, undo
 from lora_serve.model.lora.host_adapter import HostAdapter
@@ -87,6 +88,7 @@ def _build_generating_model(
 ) -> ModelParts:
     probe = probe_tokens(loaded.spec.vocab_size)
     expected = plain_logprobs(loaded, probe)
+    coarsest = FLOAT8 if FLOAT8 in {p.dtype for p in loaded.module.parameters()} else loaded.observation.kv_shape.dtype
     spec, size = loaded.spec, engine_config.block_size
     cache = KVCache(
         loaded.observation.kv_shape, 1, size, loaded.device, _SMOKE_TEST_ROWS * -(-MAX_SMOKE_TEST_TOKENS // size)
@@ -99,8 +101,7 @@ def _build_generating_model(
     max_rows = engine_config.batch.max_num_seqs
     captured = captured_load(max_rows, spec.max_model_len, size) if captures else None
     memory = MemorySetup(base, runner, cache, slots, engine_config, captured).run(num_slots, adapter_bytes)
-    dtype = loaded.observation.kv_shape.dtype
-    check_exactness(runner.run, expected, probe, cache.block_size, dtype, spec.architecture, spec.long_rope)
+    check_exactness(runner.run, expected, probe, cache.block_size, coarsest, spec.architecture, spec.long_rope)
     check_small_copy(model_config)
     graphs = StepGraphs(base, cache, slots, max_rows) if captures else None
     if graphs is not None and model_config.warmup != "off":

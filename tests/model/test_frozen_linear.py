@@ -12,6 +12,7 @@ from torchao.quantization import quantize_
 from transformers.pytorch_utils import Conv1D
 
 from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.loading.float8 import Float8Linear
 from lora_serve.model.loading.number_type import resident_bytes, torchao_scheme
 from lora_serve.model.loading.observation import linear_shape
 
@@ -52,6 +53,13 @@ def conv() -> Conv1D:
     return layer
 
 
+def float8(scale_of: tuple[int, ...]) -> Float8Linear:
+    source = linear()
+    numbers = (source.weight * 1000).to(torch.float8_e4m3fn)
+    torch.manual_seed(3)
+    return Float8Linear(source, numbers, torch.rand(scale_of) / 500)
+
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "linear": linear,
     "without bias": lambda: linear(bias=False),
@@ -62,12 +70,14 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "int4": lambda: quantised("int4"),
     "packed by its class": lambda: Int8Layer(linear()),
     "bytes of its class": lambda: Int8Layer(linear(), (OUT, IN)),
+    "float8": lambda: float8((OUT, 1)),
+    "float8 with one scale": lambda: float8((1,)),
 }
 
 
 def columns(layer: nn.Module) -> Tensor:
     """W [out, in] float32 as the untouched layer multiplies by it."""
-    dtype = torch.float32 if layer.weight.dtype == torch.int8 else layer.weight.dtype
+    dtype = torch.float32 if layer.weight.dtype.itemsize == 1 else layer.weight.dtype
     zero = layer(torch.zeros(1, IN, dtype=dtype)).float()
     return (layer(torch.eye(IN, dtype=dtype)).float() - zero).T
 
@@ -118,7 +128,7 @@ def test_square_norms_are_worked_out_once() -> None:
 def test_weight_that_is_an_embedding_too_is_not_copied() -> None:
     source = linear()
     frozen = FrozenLinear(source, shared_weight=True)
-    assert frozen._weight.data_ptr() == source.weight.data_ptr()
+    assert frozen.weight.stored.data_ptr() == source.weight.data_ptr()
     assert torch.allclose(frozen.row_square_norms(), source.weight.square().sum(1))
 
 
@@ -140,8 +150,8 @@ def test_sums_of_bfloat16_are_float32_until_they_are_rounded_once() -> None:
 def test_quantised_weights_are_kept_as_they_are(name: str) -> None:
     source = quantised(name)
     frozen = FrozenLinear(source)
-    assert type(frozen._weight) is type(source.weight)
-    assert frozen._weight.qdata.data_ptr() == source.weight.qdata.data_ptr()
+    assert type(frozen.weight.weight) is type(source.weight)
+    assert frozen.weight.weight.qdata.data_ptr() == source.weight.qdata.data_ptr()
 
 
 def test_shape_is_the_layers_own_not_that_of_its_packed_weight() -> None:

@@ -84,10 +84,10 @@ def _groups(layer: nn.Module, inputs: Sequence[tuple[LoraLinear, Tensor]]) -> It
 
 def _count_uses(module: nn.Module) -> dict[LoraLinear, int]:
     """How many modules read a linear layer's weight: with two, joining would leave a second copy of it."""
-    linears = {part: part.base.matrix for part in module.modules() if isinstance(part, LoraLinear)}
-    tensors = itertools.chain(module.parameters(), (matrix for matrix in linears.values() if matrix is not None))
+    linears = {part: part.base.weight.stored for part in module.modules() if isinstance(part, LoraLinear)}
+    tensors = itertools.chain(module.parameters(), (stored for stored in linears.values() if stored is not None))
     uses = Counter(tensor.data_ptr() for tensor in tensors)
-    return {linear: 0 if matrix is None else uses[matrix.data_ptr()] for linear, matrix in linears.items()}
+    return {linear: 0 if stored is None else uses[stored.data_ptr()] for linear, stored in linears.items()}
 
 
 def _join(members: _Members) -> LinearGroup | None:

@@ -1,1 +1,1 @@
-"""Loads a frozen transformers model: its checks, its observation, its quantisation."""
+"""Loads a frozen transformers model: its checks, its observation, its quantisation, its weights as they lie."""

@@ -20,8 +20,10 @@ from transformers import AutoConfig, PreTrainedModel
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError, on_one_line
 from lora_serve.core.model_spec import KernelDescription, ModelSpec
+from lora_serve.model.loading.float8_checkpoints import plan_float8
 from lora_serve.model.loading.number_type import (
     NumberType,
+    QuantizationPlan,
     check_quantized,
     number_type,
     plan_quantization,
@@ -142,12 +144,17 @@ def read_model_config(config: ModelConfig) -> Any:
     return found
 
 
+def plan_loading(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan:
+    """The way to load a model by its config.json. Raises ConfigError and ModelError."""
+    return plan_float8(config, hf_config, device) or plan_quantization(config, hf_config, device)
+
+
 def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
     """Loads the model of `config.model`, a folder or a hub id, by an auto class of transformers. Raises ModelError."""
     device = _device(config.device)
     hf_config = read_model_config(config)
     try:
-        plan = plan_quantization(config, hf_config, device)
+        plan = plan_loading(config, hf_config, device)
         asked = "as asked" if plan.dtype == config.dtype else f"for --quantization {config.quantization}"
         numbers = number_type(plan.dtype, hf_config, device, asked, stored_type(config.model))
         kernels = library.description(numbers.dtype) if device.type == "cpu" else None
@@ -160,6 +167,11 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
             raise _unfitting(config, lambda: auto_class.from_config(hf_config)) from error
         raise ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}") from error
     check_no_more_layers(config.model, module, info)
+    if not plan.arguments and (lost := [name for name in info["unexpected_keys"] if ".weight_scale" in name]):
+        raise ModelError(
+            f"--model {config.model}: its files hold {min(lost)}, and config.json has no quantization_config"
+        )
+    plan.settle(module, device)
     check_quantized(module, config)
     if not plan.arguments.get("device_map"):
         module.to(device)

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError, how_to_install
 from lora_serve.model.native import compiler, library
 
+FLOAT8 = torch.float8_e4m3fn
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # as safetensors names them
 _log = logging.getLogger(__name__)
 _EXTRA = f"install lora-serve's extra `quantization`: {how_to_install('quantization')}"
@@ -99,10 +100,11 @@ def _slowness(dtype: torch.dtype, device: torch.device) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationPlan:
-    """The way to load: `--dtype` as it results, and further arguments of `from_pretrained`."""
+    """The way to load: `--dtype` as it results, further arguments of `from_pretrained`, and the work behind it."""
 
     dtype: str  # "auto" or a type's name
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    settle: Callable[[Any, torch.device], None] = lambda module, device: None  # of what is loaded, and where it goes
 
 
 def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan:
@@ -144,15 +146,16 @@ def check_quantized(module: nn.Module, config: ModelConfig) -> None:
     """Raise ConfigError if the flag asked for quantised weights and not one layer has them (GPT-2's Conv1D, say)."""
     if config.quantization != "none" and not any(is_quantized(weight) for weight in module.parameters()):
         raise ConfigError(
-            f"--quantization {config.quantization}: torchao quantises no layer of {config.model} "
-            f"({type(module).__name__}: its layers are not nn.Linear, or no multiple of {_INT4_GROUP} wide); "
+            f"--quantization {config.quantization}: no layer of {config.model} can be quantised "
+            f"({type(module).__name__}: its layers are not nn.Linear, or not of a width that has a product); "
             "leave the flag out"
         )
 
 
 def is_quantized(weight: Tensor) -> bool:
-    """True if torchao (a tensor subclass) or bitsandbytes (a parameter with a state) keeps these weights packed."""
-    return _is_torchao(weight) or hasattr(weight, "quant_state") or hasattr(weight, "CB")
+    """True for FP8, and where torchao (a tensor subclass) or bitsandbytes (a parameter with a state) packs weights."""
+    is_bitsandbytes = hasattr(weight, "quant_state") or hasattr(weight, "CB")
+    return is_bitsandbytes or _is_torchao(weight) or weight.dtype == FLOAT8
 
 
 def resident_bytes(module: nn.Module) -> int:
@@ -181,19 +184,24 @@ def _scales(state: Any) -> Iterator[Tensor]:
         yield from _scales(getattr(state, "state2", None))
 
 
-def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.device) -> None:
-    scheme = _scheme_of(stored)
-    name = _STORED_SCHEMES.get(scheme)
-    if name is None:
-        raise ModelError(
-            f"--model {config.model}: quantised with {scheme}; served are torchao's weight-only kinds and bitsandbytes "
-            "4-bit, whose rows do not depend on their neighbours"
-        )
+def check_asked(config: ModelConfig, name: str) -> None:
+    """Raises ConfigError if the flag asks for another kind than `name`, in which the checkpoint is stored."""
     if config.quantization not in ("none", name):
         raise ConfigError(
             f"--quantization {config.quantization}: {config.model} is quantised already ({name}) and cannot be "
             "quantised again; leave the flag out, or give the plain checkpoint"
         )
+
+
+def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.device) -> None:
+    scheme = _scheme_of(stored)
+    name = _STORED_SCHEMES.get(scheme)
+    if name is None:
+        raise ModelError(
+            f"--model {config.model}: quantised with {scheme}; served are torchao's weight-only kinds, bitsandbytes "
+            "4-bit and compressed-tensors' FP8-dynamic, whose rows do not depend on their neighbours"
+        )
+    check_asked(config, name)
     if name == "int4" and device.type == "cpu":
         raise ModelError(
             f"--model {config.model}: torchao stores int4 in layouts for GPUs only; on a CPU serve the plain "

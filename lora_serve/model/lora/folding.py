@@ -106,7 +106,7 @@ def _dora_gain(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> 
     assert saved.b is not None
     assert saved.magnitude is not None
     a, b = saved.a.double(), saved.b.double()  # [rank, in], [rank, out]
-    across = base.product(saved.a.to(device, base.dtype)).double().cpu()  # A W^T, [rank, out]
+    across = base.exact_product(saved.a.to(device, base.dtype)).double().cpu()  # A W^T, [rank, out]
     square = base.row_square_norms().double().cpu()
     square = square + 2 * saved.scale * (b * across).sum(0) + saved.scale**2 * (b * ((a @ a.t()) @ b)).sum(0)
     return (saved.magnitude.double() / square.clamp_min(0).sqrt()).float()

@@ -89,12 +89,12 @@ def test_weights_lie_in_one_piece_and_are_still_each_layers_own(world: World) ->
     plain = load_plain(Path(world.engine.settings.model))
     paths = {module: path for path, module in world.base.module.named_modules()}
     for group in world.groups:
-        whole = group.base.matrix
+        whole = group.base.weight.stored
         assert whole is not None
         assert whole.untyped_storage().nbytes() == whole.nbytes
         for part in group.parts:
-            assert part.base.matrix is not None
-            assert part.base.matrix.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+            assert part.base.weight.stored is not None
+            assert part.base.weight.stored.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
             own = plain.get_parameter(f"{paths[part]}.weight")
             assert torch.equal(world.base.parameters_of(paths[part])["weight"], own)
             assert torch.allclose(part.base.row_square_norms(), own.square().sum(1))
@@ -192,7 +192,7 @@ def test_weight_that_another_module_reads_is_not_copied(tmp_path: Path, monkeypa
 
     def join_with_another(base: BaseModel) -> list[LinearGroup]:
         mlp = base.module.model.layers[0].mlp
-        mlp.also = nn.Parameter(mlp.up_proj.base.matrix, requires_grad=False)
+        mlp.also = nn.Parameter(mlp.up_proj.base.weight.stored, requires_grad=False)
         return join(base)
 
     monkeypatch.setattr(BaseModel, "join", join_with_another)
