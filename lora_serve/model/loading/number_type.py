@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import TorchAoConfig
+from transformers import Mxfp4Config, TorchAoConfig
 from transformers.utils.import_utils import is_accelerate_available, is_bitsandbytes_available, is_torchao_available
 
 from lora_serve.core.config import ModelConfig
@@ -27,6 +27,7 @@ _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  
 _log = logging.getLogger(__name__)
 _EXTRA = f"install lora-serve's extra `quantization`: {how_to_install('quantization')}"
 _INT4_GROUP = 32  # weights that share a scale: the finest that the kernels have, and a divisor of most widths
+_MXFP4 = "mxfp4"  # gpt-oss: experts in blocks of 32 numbers of 4 bits, which are loaded as plain ones
 # What a checkpoint may say it was stored with: weights only. Activations scaled over a whole batch (torchao's dynamic
 # kinds may, LLM.int8()'s outlier columns always are) would let a row's answer depend on its neighbours.
 _STORED_SCHEMES = {
@@ -35,6 +36,7 @@ _STORED_SCHEMES = {
     "torchao IntxWeightOnlyConfig": "intx",
     "torchao Float8WeightOnlyConfig": "float8",
     "bitsandbytes 4-bit": "bitsandbytes 4-bit",
+    _MXFP4: _MXFP4,
 }
 
 
@@ -111,7 +113,9 @@ def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device)
     """Compares the flag with the checkpoint. Raises ConfigError (the flag cannot be followed) and ModelError."""
     stored = getattr(hf_config, "quantization_config", None)
     if stored is not None:
-        _check_stored(config, stored if isinstance(stored, dict) else stored.to_dict(), device)
+        name = _check_stored(config, stored if isinstance(stored, dict) else stored.to_dict(), device)
+        if name == _MXFP4:
+            return QuantizationPlan(config.dtype, {"quantization_config": Mxfp4Config(dequantize=True)})
         return QuantizationPlan(config.dtype, _placed(device))
     if config.quantization == "none":
         return QuantizationPlan(config.dtype)
@@ -193,13 +197,14 @@ def check_asked(config: ModelConfig, name: str) -> None:
         )
 
 
-def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.device) -> None:
+def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.device) -> str:
+    """The kind in which the checkpoint is stored, if it can be served. Raises ConfigError and ModelError."""
     scheme = _scheme_of(stored)
     name = _STORED_SCHEMES.get(scheme)
     if name is None:
         raise ModelError(
             f"--model {config.model}: quantised with {scheme}; served are torchao's weight-only kinds, bitsandbytes "
-            "4-bit and compressed-tensors' FP8-dynamic, whose rows do not depend on their neighbours"
+            "4-bit, compressed-tensors' FP8-dynamic and MXFP4, whose rows do not depend on their neighbours"
         )
     check_asked(config, name)
     if name == "int4" and device.type == "cpu":
@@ -209,8 +214,9 @@ def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.
         )
     if scheme.startswith("torchao"):
         _check_torchao(f"--model {config.model} is quantised with torchao")
-    elif not is_bitsandbytes_available():
+    elif name != _MXFP4 and not is_bitsandbytes_available():
         raise ConfigError(f"--model {config.model} is quantised with bitsandbytes: pip install bitsandbytes accelerate")
+    return name
 
 
 def _scheme_of(stored: Mapping[str, Any]) -> str:
