@@ -72,5 +72,5 @@ def test_packed_experts_without_their_scales_are_refused(models: tuple[Path, Pat
     file = models[0] / "model.safetensors"
     tensors = load_file(file)
     save_file({n: t for n, t in tensors.items() if not n.endswith("0.mlp.experts.down_proj_scales")}, file)
-    with pytest.raises(ModelError, match="cannot be loaded: .* conversion of the weights"):
+    with pytest.raises(ModelError, match=r"cannot be loaded: .* conversion of the weights"):
         LocalEngine(models[0], max_model_len=64)
