@@ -157,9 +157,9 @@ def check_small_copy(config: ModelConfig) -> None:
 
 
 def try_base(config: ModelConfig) -> LoadedModel:
-    """What a start will find of a model, by its config.json and a small copy of random weights: no weights are read.
+    """A small copy of random weights of the model in `config`, tried as a start tries the model; no weights are read.
 
-    Returns the copy. Raises ModelError if it cannot be served, and if that cannot be known without its weights.
+    Raises ModelError if the copy cannot be served.
     """
     hf_config = read_model_config(config)
     plan_loading(config, hf_config, torch.device("cpu"))
