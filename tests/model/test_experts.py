@@ -16,7 +16,7 @@ NUM_EXPERTS = 6
 CHOICES: dict[str, list[tuple[int, ...]]] = {  # the experts of each token
     "one token": [(4, 1)],
     "all to one expert": [(5,)] * 40,
-    "experts without tokens": [(0, 3)] * 9 + [(3, 5)] * 12,
+    "experts without tokens": [*[(0, 3)] * 9, *[(3, 5)] * 12],
     "ragged": [tuple(torch.randperm(NUM_EXPERTS, generator=torch.Generator().manual_seed(i))[:3]) for i in range(37)],
     "300 tokens": [(i % NUM_EXPERTS, (i * i + 1) % NUM_EXPERTS) for i in range(300)],
 }

@@ -34,10 +34,10 @@ class StackLora(nn.Module):
         for tokens in step.lora:
             key = id(tokens), len(y)
             if key not in step.prepared:  # the same for all layers
-                placed = tokens.on_device or tokens.placed(y.device).on_device
-                per_token = len(y) // tokens.num_tokens
-                step.prepared[key] = [each.repeat_interleave(per_token) for each in placed.of_each_token()]
-            self.kernel.add_pairs(y, x, self.module, *step.prepared[key], experts)
+                each = (tokens.on_device or tokens.placed(y.device).on_device).of_each_token()
+                step.prepared[key] = [one.repeat_interleave(len(y) // tokens.num_tokens) for one in each]
+            slots, scales = step.prepared[key]
+            self.kernel.add_pairs(y, x, self.module, slots, scales, experts)
 
 
 def adapt_stacks(
