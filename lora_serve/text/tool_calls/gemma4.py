@@ -24,6 +24,7 @@ from lora_serve.text.tool_calls.base import (
     sequence,
     value_of,
 )
+from lora_serve.text.typed_text import referred
 
 _KEY = re.compile(r"[^\s:,{}\[\]<]+")
 _UNTOLD = ("allOf", "not", "if", "pattern", "contains", "uniqueItems", "prefixItems")
@@ -206,14 +207,9 @@ class _Rules:
         return self._of_refs[reference]
 
     def _target(self, reference: str) -> Any:
-        found: Any = self._tool.parameters
-        for part in reference.removeprefix("#").split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or key not in found:
-                raise self._refused(f"the reference {reference!r}, which names nothing")
-            found = found[key]
-        if not reference.startswith("#"):
-            raise self._refused(f"the reference {reference!r} to another schema")
+        found = referred(reference, self._tool.parameters)
+        if found is None:
+            raise self._refused(f"the reference {reference!r}, which names nothing here")
         return found
 
     def _literal(self, value: Any) -> str:

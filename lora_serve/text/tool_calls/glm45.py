@@ -1,0 +1,24 @@
+"""GLM 4.5 to 4.7: `<tool_call>name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>`, perhaps with line breaks.
+
+Source: the chat templates of zai-org/GLM-4.6 and zai-org/GLM-4.7.
+"""
+
+from __future__ import annotations
+
+from lora_serve.text.tool_calls.base import quoted
+from lora_serve.text.tool_calls.qwen3_coder import Format as Qwen3Coder
+
+_OTHER = "<tool_sep>"  # Hunyuan writes it behind the name
+
+
+class Format(Qwen3Coder):
+    call_tags = ("", "", "")
+    key_tags = ("<arg_key>", "</arg_key>", "<arg_value>")
+    value_end = "</arg_value>"
+    gap = f"{quoted(chr(10))}?"
+    line = ""
+    markers = (*Qwen3Coder.markers, *key_tags, value_end)
+
+    @classmethod
+    def matches(cls, template: str) -> bool:
+        return cls.begin in template and cls.key_tags[0] in template and _OTHER not in template
