@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -27,11 +26,6 @@ def referred(reference: str, root: Mapping[str, Any]) -> Any:
     return found
 
 
-def kind_of(value: Any) -> str:
-    """The name that JSON schemas have for the type of a value."""
-    return _OF_TYPES.get(type(value), "null")
-
-
 def kinds_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """The kinds of the values that a schema within `root` allows; `KINDS` if it does not tell them."""
     waiting, followed, found = [schema], set[str](), set[str]()
@@ -47,10 +41,9 @@ def kinds_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
             followed.add(reference)
         elif isinstance(types, list) and all(isinstance(name, str) and name in KINDS for name in types):
             found.update(types)
-        elif "const" in one:
-            found.add(kind_of(one["const"]))
-        elif isinstance(one.get("enum"), list):
-            found.update(map(kind_of, one["enum"]))
+        elif "const" in one or isinstance(one.get("enum"), list):
+            values = [one["const"]] if "const" in one else one["enum"]
+            found.update(_OF_TYPES.get(type(value), "null") for value in values)
         elif isinstance(options, list):
             waiting += options
         elif isinstance(one.get("allOf"), list):
@@ -69,23 +62,20 @@ def value_in(text: str, kinds: frozenset[str]) -> str | None:
     reader = Reader()
     reader.append(f"{text.strip()}\n")
     reader.end()
-    try:
-        next(_whole(reader, parts.append))
-    except StopIteration as end:
-        if not end.value:
-            return None
+    next(_read_whole(reader, parts), None)
     value = "".join(parts)
     kind = _OF_LETTERS.get(value[:1], "number")
-    if kind == "string":
-        return value if kinds == KINDS else None
     is_whole = kind == "number" and "integer" in kinds and _WHOLE.fullmatch(value)
-    return value if kind in kinds or is_whole or (kind == "null" and "string" not in kinds) else None
+    is_kind = kinds == KINDS if kind == "string" else kind in kinds or (kind == "null" and "string" not in kinds)
+    return value if value and (is_kind or is_whole) else None
 
 
-def _whole(reader: Reader, sink: Sink) -> Reading[bool]:
-    is_value = yield from PythonLiterals(reader, sink).value()
+def _read_whole(reader: Reader, parts: list[str]) -> Reading[None]:
+    """Read a value that is the whole text; `parts` stays empty if it is none."""
+    is_value = yield from PythonLiterals(reader, parts.append).value()
     yield from reader.spaces()
-    return is_value and (yield from reader.peek()) == ""
+    if not is_value or (yield from reader.peek()) != "":
+        parts.clear()
 
 
 class TypedText:
@@ -109,8 +99,13 @@ class TypedText:
     def _read(self) -> Reading[None]:
         reader = self._reader
         reader.hold()
-        if self._kinds != TEXT:
-            yield from self._undecided()
+        if self._kinds != TEXT:  # read on as long as it may be something else
+            yield from reader.spaces()
+            if "string" in self._kinds and (yield from reader.peek()) not in ("{", "[", '"', "'"):
+                yield from reader.run(_WORD, nowhere, MAX_SHORT)
+                yield from reader.spaces()
+            else:
+                yield from reader.until((), nowhere)
             if (yield from reader.peek()) == "":
                 text = reader.let_go()
                 self._sink(value_in(text, self._kinds) or f'"{inner_json(text)}"')
@@ -118,18 +113,3 @@ class TypedText:
         self._sink(f'"{inner_json(reader.let_go())}')
         yield from reader.until((), lambda piece: self._sink(inner_json(piece)))
         self._sink('"')
-
-    def _undecided(self) -> Reading[None]:
-        """Read as far as the text may be no string."""
-        reader = self._reader
-        yield from reader.spaces()
-        if "string" in self._kinds and (yield from reader.peek()) not in ("{", "[", '"', "'"):
-            yield from reader.run(_WORD, nowhere, MAX_SHORT)
-            yield from reader.spaces()
-        else:
-            yield from reader.until((), nowhere)
-
-
-def literal_text(value: Any) -> str:
-    """The bare text of a value."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -659,7 +659,7 @@ class TestQwen3Coder(ToolCallContract):
             ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "allOf"),
             ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]}, "another kind with limits"),
             ({"type": "string", "anyOf": [{"const": "a"}]}, "both type and anyOf"),
-            ({"enum": ["1", 2]}, "the text '1'"),
+            ({"enum": ["1", 2]}, "cannot force the text '1'"),
             ({"enum": ["x</parameter></arg_value>"]}, "the text"),
         ],
     )

@@ -45,7 +45,7 @@ class Format(ToolCallFormat):
         return cls.begin in template
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
-        rules = _Rules(self.quote, marker(self.quote, token_ids))
+        rules = Rules(self.quote, marker(self.quote, token_ids))
         calls = [rules.call(tool) for tool in tools]
         block = f"block: {marker(self.begin, token_ids)} ({' | '.join(calls)}) {marker(self.end, token_ids)}"
         return lark("block+" if parallel else "block", [block, *rules.rules])
@@ -104,7 +104,7 @@ class _Literals(Literals):
             self.sink(inner_json(piece))
 
 
-class _Rules:
+class Rules:
     """The rules of calls and values, collected in `rules` as they are asked for."""
 
     def __init__(self, quote: str, quote_rule: str) -> None:
@@ -118,9 +118,12 @@ class _Rules:
         self._first_rule = 0  # of the tool's
 
     def call(self, tool: Tool) -> str:
-        """The rule of `call:name{...}` of a tool."""
+        """The rule of a tool's call."""
         self._tool, self._of_refs, self._first_rule = tool, {}, len(self.rules)
-        return self._rule(f"{quoted(f'call:{tool.name}')} {self._object(tool.parameters)}")
+        return self._rule(self._call(tool))
+
+    def _call(self, tool: Tool) -> str:
+        return f"{quoted(f'call:{tool.name}')} {self._object(tool.parameters)}"
 
     def _rule(self, body: str) -> str:
         name = self._new_name()

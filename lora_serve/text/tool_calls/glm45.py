@@ -1,4 +1,4 @@
-"""GLM 4.5 to 4.7: `<tool_call>name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>`, perhaps with line breaks.
+"""GLM 4.5 to 4.7: `<tool_call>name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>`, perhaps on lines.
 
 Source: the chat templates of zai-org/GLM-4.6 and zai-org/GLM-4.7.
 """

@@ -42,18 +42,19 @@ class Format(ToolCallFormat):
     def read(self, answer: ToolCallParser) -> Reading[None]:
         reader = answer.reader
 
+        def calls(_begin: str) -> Reading[CallEnd]:
+            yield from reader.spaces()
+            if (yield from reader.literal("[")) != "":
+                return (yield from answer.call_list(call))
+            return (yield from call())
+
         def call() -> Reading[CallEnd]:
             return CallObject(answer, is_marked=True, stops="<").read()
 
-        def calls(_begin: str) -> Reading[CallEnd]:
-            yield from reader.spaces()
-            is_list = (yield from reader.literal("[")) != ""
-            return (yield from answer.call_list(call) if is_list else call())
-
         def next_begin() -> Reading[str]:
             if self.end:
-                return (yield from answer.next_begin(self.begins[0], self.end))
+                return answer.next_begin(self.begins[0], self.end)
             answer.release()
-            return (yield from reader.until(self.begins, answer.content))
+            return reader.until(self.begins, answer.content)
 
         return answer.marked_calls(self.begins, calls, next_begin)

@@ -13,6 +13,5 @@ class Format(Qwen3Coder):
     call_tags = ('<invoke name="', '">', "</invoke>")
     key_tags = ('<parameter name="', '">')
     line = ""
-    has_bare_calls = False
     holds_all = True
     markers = (begin, end)
