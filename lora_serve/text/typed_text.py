@@ -14,7 +14,7 @@ TEXT = frozenset(("string",))
 _OF_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 _OF_LETTERS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
 _WORD = re.compile(r"[\w+.\-]+")  # what numbers, true and None are made of
-_WHOLE = re.compile(r"-?[0-9]+")
+_WHOLE = re.compile(r"-?[0-9]+(\.0+)?")
 
 
 def referred(reference: str, root: Mapping[str, Any]) -> Any:
