@@ -6,15 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lora_serve.text.pieces import MAX_SHORT, Reader, Reading, Sink, inner_json, nowhere
+from lora_serve.text.pieces import Reader, Reading, Sink, inner_json, nowhere
 from lora_serve.text.tool_calls.pythonic import PythonLiterals
 
 KINDS = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 TEXT = frozenset(("string",))
 _OF_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-_OF_LETTERS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
-_WORD = re.compile(r"[\w+.\-]+")  # what numbers, true and None are made of
+_OPENING = {"{": "object", "[": "array", '"': "string", "'": "string"}
+_WORDS = {"true": "boolean", "false": "boolean", "null": "null"}
 _WHOLE = re.compile(r"-?[0-9]+(\.0+)?")
+_END = "\n"  # by which a number is known to have ended
 
 
 def referred(reference: str, root: Mapping[str, Any]) -> Any:
@@ -53,38 +54,18 @@ def kinds_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found) or KINDS
 
 
-def value_in(text: str, kinds: frozenset[str]) -> str | None:
-    """The JSON text of the value of one of `kinds` that `text` writes as JSON or as Python; None if it is a string.
-
-    A string in quotes is one where any kind may be. Where no string may be, null may.
-    """
-    parts: list[str] = []
-    reader = Reader()
-    reader.append(f"{text.strip()}\n")
-    reader.end()
-    next(_read_whole(reader, parts), None)
-    value = "".join(parts)
-    kind = _OF_LETTERS.get(value[:1], "number")
-    is_whole = kind == "number" and "integer" in kinds and _WHOLE.fullmatch(value)
-    is_kind = kinds == KINDS if kind == "string" else kind in kinds or (kind == "null" and "string" not in kinds)
-    return value if value and (is_kind or is_whole) else None
-
-
-def _read_whole(reader: Reader, parts: list[str]) -> Reading[None]:
-    """Read a value that is the whole text; `parts` stays empty if it is none."""
-    is_value = yield from PythonLiterals(reader, parts.append).value()
-    yield from reader.spaces()
-    if not is_value or (yield from reader.peek()) != "":
-        parts.clear()
-
-
 class TypedText:
-    """The JSON of one value whose text comes in pieces. A string is passed on as it comes, others when they end."""
+    """The JSON of one value whose text comes in pieces. A string is passed on as it comes, another value when it ends.
+
+    Values may be written as JSON or as Python's literals. What is none of `kinds` is a string; a string in quotes is
+    read as one where any kind may be, and null where no string may be.
+    """
 
     def __init__(self, kinds: frozenset[str], sink: Sink) -> None:
         self._kinds = kinds
         self._sink = sink
         self._reader = Reader()
+        self._is_text = kinds == TEXT  # beyond doubt
         self._reading = self._read()
 
     def put(self, text: str) -> None:
@@ -93,23 +74,47 @@ class TypedText:
 
     def end(self) -> None:
         """The value ends here. One that is cut is not ended: what came of a string has been passed on."""
+        self._reader.append("" if self._is_text else _END)
         self._reader.end()
         next(self._reading, None)
 
     def _read(self) -> Reading[None]:
         reader = self._reader
         reader.hold()
-        if self._kinds != TEXT:  # read on as long as it may be something else
-            yield from reader.spaces()
-            if "string" in self._kinds and (yield from reader.peek()) not in ("{", "[", '"', "'"):
-                yield from reader.run(_WORD, nowhere, MAX_SHORT)
-                yield from reader.spaces()
-            else:
+        if not self._is_text:
+            value = yield from self._value()
+            if reader.is_ended:
                 yield from reader.until((), nowhere)
-            if (yield from reader.peek()) == "":
-                text = reader.let_go()
-                self._sink(value_in(text, self._kinds) or f'"{inner_json(text)}"')
+                self._sink(value or f'"{inner_json(reader.let_go().removesuffix(_END))}"')
                 return
+        self._is_text = True
         self._sink(f'"{inner_json(reader.let_go())}')
         yield from reader.until((), lambda piece: self._sink(inner_json(piece)))
         self._sink('"')
+
+    def _value(self) -> Reading[str]:
+        """Read the text as a value, as far as it may be one; empty if it is none."""
+        reader, parts = self._reader, list[str]()
+        yield from reader.spaces()
+        if not self._allows(_OPENING.get((yield from reader.peek()), "")):
+            return ""
+        is_value = yield from PythonLiterals(reader, parts.append).value()
+        yield from reader.spaces()
+        is_value = is_value and (yield from reader.peek()) == ""
+        value = "".join(parts) if is_value else ""
+        is_whole = "integer" in self._kinds and _WHOLE.fullmatch(value)
+        return value if is_whole or self._allows(_OPENING.get(value[:1]) or _WORDS.get(value, "number")) else ""
+
+    def _allows(self, kind: str) -> bool:
+        if kind == "string":
+            return self._kinds == KINDS
+        return kind in self._kinds or not kind or (kind == "null" and "string" not in self._kinds)
+
+
+def typed(text: str, kinds: frozenset[str]) -> str:
+    """The JSON of the value of one of `kinds` that `text` stands for."""
+    parts: list[str] = []
+    value = TypedText(kinds, parts.append)
+    value.put(text)
+    value.end()
+    return "".join(parts)

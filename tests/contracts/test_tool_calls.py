@@ -24,7 +24,7 @@ from lora_serve.core.setting_types import names_in
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_own_text
 from lora_serve.text.tool_calls import tool_call_format
 from lora_serve.text.tool_calls.base import CallArguments, Tool, ToolCallFormat
-from lora_serve.text.typed_text import KINDS, value_in
+from lora_serve.text.typed_text import KINDS, typed
 from tests.attempts import in_some_attempt
 from tests.text.tool_calls.calls import (
     TOOLS,
@@ -536,9 +536,9 @@ class TestQwen3Coder(ToolCallContract):
 
     def value(self, value: Any) -> str:
         """A string as it is, unless it looks like something else."""
-        if not isinstance(value, str) or value_in(value, KINDS) or self.value_end in value:
-            return json.dumps(value)
-        return value
+        written = json.dumps(value, ensure_ascii=False)
+        is_plain = isinstance(value, str) and typed(value, KINDS) == written and self.value_end not in value
+        return str(value) if is_plain else written
 
     def arguments(self, parameters: Any, *texts: str) -> Any:
         """The arguments `a`, `b` and so on that a tool with parameters `a`, `b` and so on is called with."""
@@ -765,6 +765,16 @@ def test_cuts_change_nothing(contract: type[ToolCallContract], data: st.DataObje
     whole = form.read(text)
     assert form.read(*pieces_of(text, cuts)) == whole
     assert form.read(*text) == whole
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_calls_in_other_formats_raise_nothing_and_are_read_alike_however_cut(contract: type[ToolCallContract]) -> None:
+    form = contract()
+    for other in CONTRACTS:
+        text = f"{other().write(SOME)}\n{form.write(SOME[:1])}"
+        answer = form.read(text)
+        assert form.read(*text) == answer
+        assert answer.calls or answer.content == text, other
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

@@ -206,14 +206,10 @@ class Rules:
     def _referred(self, reference: str) -> str:
         if reference not in self._of_refs:
             name = self._of_refs[reference] = self._new_name()
-            self.rules.append(f"{name}: {self._value(self._target(reference))}")
+            if (target := referred(reference, self._tool.parameters)) is None:
+                raise self._refused(f"the reference {reference!r}, which names nothing here")
+            self.rules.append(f"{name}: {self._value(target)}")
         return self._of_refs[reference]
-
-    def _target(self, reference: str) -> Any:
-        found = referred(reference, self._tool.parameters)
-        if found is None:
-            raise self._refused(f"the reference {reference!r}, which names nothing here")
-        return found
 
     def _literal(self, value: Any) -> str:
         if isinstance(value, str):

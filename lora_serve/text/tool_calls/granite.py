@@ -27,7 +27,7 @@ class Format(ToolCallFormat):
     """A list of JSON objects, or one of them, behind a marker."""
 
     begins: ClassVar[tuple[str, ...]] = ("<|tool_call|>", "<tool_call>")
-    end: ClassVar[str] = ""
+    end: ClassVar[str] = ""  # none, which is found wherever a call has ended
     markers = begins
 
     @classmethod
@@ -51,10 +51,4 @@ class Format(ToolCallFormat):
         def call() -> Reading[CallEnd]:
             return CallObject(answer, is_marked=True, stops="<").read()
 
-        def next_begin() -> Reading[str]:
-            if self.end:
-                return answer.next_begin(self.begins[0], self.end)
-            answer.release()
-            return reader.until(self.begins, answer.content)
-
-        return answer.marked_calls(self.begins, calls, next_begin)
+        return answer.marked_calls(self.begins, calls, lambda: answer.next_begin(self.begins[0], self.end))

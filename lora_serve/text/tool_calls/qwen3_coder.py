@@ -27,7 +27,7 @@ from lora_serve.text.tool_calls.base import (
     value_of,
 )
 from lora_serve.text.tool_calls.gemma4 import Rules
-from lora_serve.text.typed_text import KINDS, TypedText, kinds_of, value_in
+from lora_serve.text.typed_text import KINDS, TypedText, kinds_of, typed
 
 _KEY = re.compile(r'[^<>"\n]+')
 _BARE = {"type", "title", "description", "default", "examples", "minLength", "maxLength"}  # limit texts at most
@@ -220,7 +220,7 @@ class _Rules(Rules):
 
     def _literal(self, value: Any) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if self._quote in text or (isinstance(value, str) and value_in(text, self._kinds)):
+        if self._quote in text or typed(text, self._kinds) != json.dumps(value, ensure_ascii=False):
             raise self._refused(f"the text {text[:64]!r}")
         self._has_limits |= not isinstance(value, str | None)
         return f"{quoted(text) if text else ''} {self._line} {self._quote_rule}"

@@ -72,12 +72,3 @@ def test_calls_are_read_back(name: str, calls: list[dict[str, Any]], cuts: list[
     assert [call.name for call in answer.calls] == ["f"] * len(calls)
     assert [json.loads(call.arguments) for call in answer.calls] == calls
     assert parsed(form.parser([TOOL]), pieces_of(text, cuts)) == answer
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_every_parser_reads_any_of_these_texts(name: str) -> None:
-    texts = [written(other, [{"text": "x", "more": {"a": [1]}}, {"count": 3}]) for other in TEMPLATES]
-    form = model(name).template.call_format
-    assert form is not None
-    for text in texts:
-        assert parsed(form.parser([TOOL]), text) == parsed(form.parser([TOOL]), [text])
