@@ -26,8 +26,12 @@ _PACKAGE = Path(__file__).parents[1]
 
 # Names that vLLM or its users have for the same format.
 TOOL_CALL_ALIASES = {
-    "glm47": "glm45", "granite4": "hermes", "qwen": "hermes", "qwen3_xml": "qwen3_coder",
-    "llama4_json": "llama3_json", "llama4_pythonic": "pythonic",
+    "glm47": "glm45",
+    "granite4": "hermes",
+    "qwen": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
 }
 _THINKING = ("deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3", "qwen3")
 REASONING_ALIASES = dict.fromkeys(_THINKING, "deepseek_r1")

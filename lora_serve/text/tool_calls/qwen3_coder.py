@@ -208,7 +208,8 @@ class _Rules(Rules):
         if self._quote in self._token_ids:
             self.rules.append(f"{name.upper()}: /{text}/ & ~/(?s:.*{end}.*)/")
             return f"{name.upper()} {self._line} {self._quote_rule}"
-        self.rules.append(f"{name.upper()}: /{text}{in_regex(self._form.line)}{end}/ & ~/(?s:.*{end}.+)/")
+        line, limit = f"({in_regex(self._form.line)})?", f" & ~/(?s:.*{end}.+)/" if least else ""
+        self.rules.append(f"{name.upper()}: /{text}{line}{end}/{limit}")
         self.rules.append(f"{name}[lazy]: {name.upper()}")
         return name
 
