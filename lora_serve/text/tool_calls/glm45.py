@@ -8,8 +8,6 @@ from __future__ import annotations
 from lora_serve.text.tool_calls.base import quoted
 from lora_serve.text.tool_calls.qwen3_coder import Format as Qwen3Coder
 
-_OTHER = "<tool_sep>"  # Hunyuan writes it behind the name
-
 
 class Format(Qwen3Coder):
     call_tags = ("", "", "")
@@ -21,4 +19,5 @@ class Format(Qwen3Coder):
 
     @classmethod
     def matches(cls, template: str) -> bool:
-        return cls.begin in template and cls.key_tags[0] in template and _OTHER not in template
+        is_hunyuan = "<tool_sep>" in template  # behind the name
+        return cls.begin in template and cls.key_tags[0] in template and not is_hunyuan

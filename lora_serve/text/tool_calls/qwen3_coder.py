@@ -48,7 +48,7 @@ class Format(ToolCallFormat):
     line: ClassVar[str] = "\n"  # stands before and after a value
     gap: ClassVar[str] = quoted("\n")  # what a grammar has between tags
     holds_all: ClassVar[bool] = False  # one pair of markers holds all calls
-    markers = (begin, end)
+    markers: ClassVar[tuple[str, ...]] = (begin, end)
 
     @classmethod
     def matches(cls, template: str) -> bool:
@@ -130,13 +130,12 @@ class _Calls:
         yield from reader.literal(form.line)
         self._waiting += f'"{inner_json(key.strip())}": '
         value = TypedText(self._kinds_of(name, key.strip()), self._pass_on)
-        while True:
-            # What is left when the text has ended is the beginning of a tag that was cut.
-            found = yield from reader.until(
-                (form.line + form.value_end, form.value_end), lambda piece: reader.is_ended or value.put(piece)
-            )
-            if not found:
-                return ""
+
+        def put(piece: str) -> None:
+            if not reader.is_ended:  # else it is the beginning of a tag that was cut
+                value.put(piece)
+
+        while found := (yield from reader.until((form.line + form.value_end, form.value_end), put)):
             reader.hold(found)
             following = yield from self._next_tag()
             held = reader.let_go()
@@ -145,6 +144,7 @@ class _Calls:
                 self._waiting = ", "
                 return following
             value.put(held)
+        return ""
 
     def _pass_on(self, text: str) -> None:
         self._answer.arguments(self._waiting + text)
@@ -208,8 +208,8 @@ class _Rules(Rules):
         if self._quote in self._token_ids:
             self.rules.append(f"{name.upper()}: /{text}/ & ~/(?s:.*{end}.*)/")
             return f"{name.upper()} {self._line} {self._quote_rule}"
-        line, limit = f"({in_regex(self._form.line)})?", f" & ~/(?s:.*{end}.+)/" if least else ""
-        self.rules.append(f"{name.upper()}: /{text}{line}{end}/{limit}")
+        whole = f"{text}({in_regex(self._form.line)}){'' if least else '?'}{end}"
+        self.rules.append(f"{name.upper()}: /{whole}/" + (f" & ~/(?s:.*{end}.+)/" if least else ""))
         self.rules.append(f"{name}[lazy]: {name.upper()}")
         return name
 
