@@ -100,8 +100,7 @@ class TypedText:
             return ""
         is_value = yield from PythonLiterals(reader, parts.append).value()
         yield from reader.spaces()
-        is_value = is_value and (yield from reader.peek()) == ""
-        value = "".join(parts) if is_value else ""
+        value = "".join(parts) if is_value and (yield from reader.peek()) == "" else ""
         is_whole = "integer" in self._kinds and _WHOLE.fullmatch(value)
         return value if is_whole or self._allows(_OPENING.get(value[:1]) or _WORDS.get(value, "number")) else ""
 

@@ -689,7 +689,7 @@ class TestBareQwenCalls:
         assert self.form.read(*f"{self.call}{self.call}</tool_call>{self.call}").order == [0, 1, 2]
 
     def test_what_looks_like_one_is_text(self) -> None:
-        for text in ("Write <function=nobody> here.", "<function=now", "<function=", "a <function=now x>"):
+        for text in ("Write <function=nobody></function> here.", "<function=now", "<function=", "a <function=now x>"):
             assert self.form.read(*text).order == [text]
 
     def test_several_calls_may_stand_between_the_markers(self) -> None:
