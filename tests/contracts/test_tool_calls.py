@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.setting_groups.http import GrammarConfig
@@ -670,6 +671,20 @@ class TestQwen3Coder(ToolCallContract):
         for name in ("a>b", " a", "", "a\nb"):
             with pytest.raises(InvalidRequestError, match="cannot be the name of a parameter"):
                 self.format.grammar([Tool("f", parameters={"required": [name]})], parallel=False, token_ids={})
+
+    def test_forced_text_cannot_spell_the_tag_that_ends_it(self) -> None:
+        tool = Tool("f", parameters={"properties": {"a": {"type": "string"}}, "required": ["a"]})
+        tokenizer = byte_tokenizer(self.format.markers)
+        grammar = self.format.grammar([tool], parallel=False, token_ids=token_ids(tokenizer, self.format.markers))
+        own = LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id("</s>"))
+        matcher = LLMatcher(own, LLMatcher.grammar_from_lark(grammar))
+        begun = tokenizer.encode(self.write([("f", {"a": "zz"})]).partition("zz")[0] + "zz").ids
+        assert matcher.try_consume_tokens(begun) == len(begun)
+        spelled = [number for letter in f"{self.value_end}q" for number in tokenizer.encode(letter).ids]
+        assert matcher.try_consume_tokens(spelled) < len(spelled)
+
+    def test_text_behind_calls_is_content(self) -> None:
+        assert self.read(*f"{self.write(SOME)} So.").order == [0, 1, 2, " So."]
 
     def test_broken_call_gives_what_came_and_the_next_is_read(self) -> None:
         broken = self.write([("f", {"a": "x"})]).replace(self.pair("a", "x"), f"{self.pair('a', 'x').rstrip()}<oops>")
