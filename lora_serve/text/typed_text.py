@@ -99,8 +99,8 @@ class TypedText:
         if not self._allows(_OPENING.get((yield from reader.peek()), "")):
             return ""
         is_value = yield from PythonLiterals(reader, parts.append).value()
-        yield from reader.spaces()
-        value = "".join(parts) if is_value and (yield from reader.peek()) == "" else ""
+        yield from reader.spaces()  # to the end, or else it is none
+        value = "".join(parts) if is_value else ""
         is_whole = "integer" in self._kinds and _WHOLE.fullmatch(value)
         return value if is_whole or self._allows(_OPENING.get(value[:1]) or _WORDS.get(value, "number")) else ""
 

@@ -672,9 +672,11 @@ class TestQwen3Coder(ToolCallContract):
             with pytest.raises(InvalidRequestError, match="cannot be the name of a parameter"):
                 self.format.grammar([Tool("f", parameters={"required": [name]})], parallel=False, token_ids={})
 
-    def test_forced_text_cannot_spell_the_tag_that_ends_it(self) -> None:
-        tool = Tool("f", parameters={"properties": {"a": {"type": "string"}}, "required": ["a"]})
-        tokenizer = byte_tokenizer(self.format.markers)
+    @pytest.mark.parametrize("least", [0, 40])
+    @pytest.mark.parametrize("are_tokens", [False, True])
+    def test_forced_text_cannot_spell_the_tag_that_ends_it(self, are_tokens: bool, least: int) -> None:
+        tool = Tool("f", parameters={"properties": {"a": {"type": "string", "minLength": least}}, "required": ["a"]})
+        tokenizer = byte_tokenizer(self.format.markers if are_tokens else ())
         grammar = self.format.grammar([tool], parallel=False, token_ids=token_ids(tokenizer, self.format.markers))
         own = LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id("</s>"))
         matcher = LLMatcher(own, LLMatcher.grammar_from_lark(grammar))
