@@ -25,8 +25,16 @@ _LIGHTEST, _HEAVIEST = 1e-6, 1e6
 _PACKAGE = Path(__file__).parents[1]
 
 # Names that vLLM or its users have for the same format.
-TOOL_CALL_ALIASES = {"llama4_json": "llama3_json", "llama4_pythonic": "pythonic", "qwen": "hermes"}
-REASONING_ALIASES = {"deepseek_v3": "deepseek_r1", "glm45": "deepseek_r1", "qwen3": "deepseek_r1"}
+TOOL_CALL_ALIASES = {
+    "glm47": "glm45",
+    "granite4": "hermes",
+    "qwen": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+}
+_THINKING = ("deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3", "qwen3")
+REASONING_ALIASES = dict.fromkeys(_THINKING, "deepseek_r1")
 
 
 def parse_list(value: Any) -> Any:

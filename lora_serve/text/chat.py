@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
@@ -140,6 +141,7 @@ def _conversation(
     if any(message.tool_calls or message.role == "tool" for message in messages):
         form = _form_of_calls(messages, template, hint)
         names = {call.id: call.name for message in messages for call in message.tool_calls if call.id}
+    numbers, ids = count(), dict[str, str]()
     conversation = []
     for message in messages:
         # `developer` is OpenAI's newer name of `system`; most templates know `system` only.
@@ -148,11 +150,12 @@ def _conversation(
         if message.reasoning is not None:
             written |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), message.reasoning)
         if message.tool_calls:
-            written["tool_calls"] = [written_call(call, form) for call in message.tool_calls]
+            written["tool_calls"] = [written_call(call, form, next(numbers)) for call in message.tool_calls]
+            ids |= {call.id: one["id"] for call, one in zip(message.tool_calls, written["tool_calls"], strict=True)}
             if not message.content and not form.has_content:
                 del written["content"]
         if message.tool_call_id is not None:
-            written["tool_call_id"] = written_id(message.tool_call_id, form)
+            written["tool_call_id"] = ids.get(message.tool_call_id) or written_id(message.tool_call_id, form)
         if name := message.name or names.get(message.tool_call_id or ""):
             written["name"] = name
         conversation.append(written)

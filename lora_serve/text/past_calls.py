@@ -36,6 +36,7 @@ class CallForm:
     has_content: bool = True  # an answer without text has the content "", else none
     as_text: bool = False  # arguments are given as JSON text, not as an object
     short_ids: bool = False  # ids have nine letters and digits
+    counted_ids: bool = False  # ids are `functions.name:0`, the chat's calls counted, and stand for the names
 
 
 def field_error(where: str, words: str) -> InvalidRequestError:
@@ -52,11 +53,12 @@ def parse_calls(value: Any, where: str) -> tuple[PastCall, ...]:
     return tuple(_parse_call(item, f"{where}[{index}]") for index, item in enumerate(value))
 
 
-def written_call(call: PastCall, form: CallForm) -> dict[str, Any]:
-    """The call as templates read it, in the form of transformers."""
+def written_call(call: PastCall, form: CallForm, number: int) -> dict[str, Any]:
+    """The call as templates read it, in the form of transformers. `number`: of the chat's calls, from 0."""
     arguments = call.text if form.as_text else call.arguments
     function = {"name": call.name, "arguments": arguments}
-    return {"id": written_id(call.id, form), "type": "function", "function": function}
+    call_id = f"functions.{call.name}:{number}" if form.counted_ids else written_id(call.id, form)
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def written_id(call_id: str, form: CallForm) -> str:

@@ -19,7 +19,7 @@ from lora_serve.core.errors import ConfigError
 from lora_serve.core.setting_texts import template_in
 from lora_serve.text import reasoning, tool_calls
 from lora_serve.text.marked import Marked, Marks, joined
-from lora_serve.text.past_calls import CallForm, PastCall, written_call, written_id
+from lora_serve.text.past_calls import CallForm, PastCall, written_call
 from lora_serve.text.reasoning.base import ReasoningFormat
 from lora_serve.text.tool_calls.base import ToolCallFormat
 
@@ -66,8 +66,8 @@ def tool_forms(render: Render) -> ToolForms:
 
 
 _CALL_FORMS = tuple(
-    CallForm(has_content, as_text, short_ids)
-    for short_ids, as_text, has_content in product((False, True), (False, True), (True, False))
+    CallForm(has_content, as_text, *ids)
+    for ids, as_text, has_content in product(((), (True,), (False, True)), (False, True), (True, False))
 )
 
 
@@ -82,8 +82,9 @@ def _texts(render: Render, tools: Tools) -> Iterator[str]:
 
 def _with_call(render: Render, form: CallForm, tools: Tools) -> str | None:
     """The text of a chat with a call and its result; None if the call is not in it."""
-    call = {"role": "assistant", "tool_calls": [written_call(_CALL, form)]}
-    result = {"role": "tool", "tool_call_id": written_id(_CALL.id, form), "name": _NAME, "content": _RESULT}
+    written = written_call(_CALL, form, 0)
+    call = {"role": "assistant", "tool_calls": [written]}
+    result = {"role": "tool", "tool_call_id": written["id"], "name": "another name", "content": _RESULT}
     chat: list[Mapping[str, Any]] = [_USER, call | ({"content": ""} if form.has_content else {}), result]
     for messages in (chat, chat[:2]):
         try:

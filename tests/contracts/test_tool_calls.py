@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.setting_groups.http import GrammarConfig
@@ -24,6 +25,7 @@ from lora_serve.core.setting_types import names_in
 from lora_serve.text.grammars.checking import GrammarCompiler, checked_own_text
 from lora_serve.text.tool_calls import tool_call_format
 from lora_serve.text.tool_calls.base import CallArguments, Tool, ToolCallFormat
+from lora_serve.text.typed_text import KINDS, typed
 from tests.attempts import in_some_attempt
 from tests.text.tool_calls.calls import (
     TOOLS,
@@ -214,7 +216,7 @@ class ToolCallContract(ABC):
         tool = Tool("f", parameters={"type": "object", "properties": {"a": wild}, "required": ["a"]})
         try:
             text = self.format.grammar([tool], parallel=False, token_ids={})
-        except ValueError:  # answered with 400, as one of a schema that is none
+        except (ValueError, InvalidRequestError):  # both are answered with 400, as a schema that is none
             return
         assert "5}/ #" not in re.sub(r"%json .*", "", text)
 
@@ -461,7 +463,301 @@ class TestPythonic(ToolCallContract):
             self.format.grammar([tool], parallel=False, token_ids={})
 
 
-CONTRACTS = [*ToolCallContract.__subclasses__(), *TestGemma4.__subclasses__()]
+class TestKimiK2(ToolCallContract):
+    name = "kimi_k2"
+
+    def write(self, calls: Calls) -> str:
+        blocks = (
+            f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{json.dumps(arguments)}<|tool_call_end|>"
+            for number, (name, arguments) in enumerate(calls)
+        )
+        return "<|tool_calls_section_begin|>" + "".join(blocks) + "<|tool_calls_section_end|>"
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        text = "<|tool_calls_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>[1]<|tool_call_end|>"
+        assert self.read(text).order == [text]
+
+    @pytest.mark.parametrize("written", ["functions.a.b:12", "functions.a.b:0 ", "a.b:3", "a.b", " functions.a.b"])
+    def test_name_is_found_in_the_id(self, written: str) -> None:
+        text = f"<|tool_call_begin|>{written}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+        assert self.read(*text).calls == [Call("a.b", "{}")]
+
+
+class TestGranite(ToolCallContract):
+    name = "granite"
+    begin, end = "<|tool_call|>", ""
+
+    def write(self, calls: Calls) -> str:
+        listed = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        return f"{self.begin}{json.dumps(listed)}{self.end}"
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        for text in (f'{self.begin}[{{"name": "f", "arguments": "x"}}]', f"{self.begin}[1]", f"{self.begin} so"):
+            assert self.read(text).order == [text]
+
+    def test_object_without_a_list_is_a_call(self) -> None:
+        call = '{"arguments": {"a": 1}, "name": "f"}'
+        answer = self.read(f"Well.{self.begin} {call}{self.end} So. {self.begin}\n[{call}, {call}]{self.end}")
+        assert answer.order == ["Well.", 0, " So. ", 1, 2]
+        assert answer.calls[2] == Call("f", '{"a": 1}')
+
+    def test_text_behind_a_broken_list_is_read_on(self) -> None:
+        answer = self.read(
+            *f'{self.begin}[{{"name": "f", "arguments": {{"a": 1{self.begin}', self.write(SOME[:1])[len(self.begin) :]
+        )
+        assert [call.name for call in answer.calls] == ["f", "get_weather"]
+
+
+class TestNemotronJson(TestGranite):
+    name = "nemotron_json"
+    begin, end = "<TOOLCALL>", "</TOOLCALL>"
+
+
+class TestQwen3Coder(ToolCallContract):
+    """What holds for all formats with bare values. Strings that look like something else are written with quotes, as
+    most tools here are not known.
+    """
+
+    name = "qwen3_coder"
+    between = "\n"  # calls
+
+    def write(self, calls: Calls) -> str:
+        return self.between.join(f"<tool_call>\n{self.call(*call)}\n</tool_call>" for call in calls)
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        pairs = "".join(self.pair(key, self.value(value)) for key, value in arguments.items())
+        return f"<function={name}>\n{pairs}</function>"
+
+    def pair(self, key: str, text: str) -> str:
+        return f"<parameter={key}>\n{text}\n</parameter>\n"
+
+    @property
+    def value_end(self) -> str:
+        return self.pair("a", "x").rpartition("x")[2].strip()
+
+    def value(self, value: Any) -> str:
+        """A string as it is, unless it looks like something else."""
+        written = json.dumps(value, ensure_ascii=False)
+        is_plain = isinstance(value, str) and typed(value, KINDS) == written and self.value_end not in value
+        return str(value) if is_plain else written
+
+    def arguments(self, parameters: Any, *texts: str) -> Any:
+        """The arguments `a`, `b` and so on that a tool with parameters `a`, `b` and so on is called with."""
+        tool = Tool("typed", parameters={"properties": dict(zip("abcdefghij", parameters, strict=False))})
+        call = "".join(self.pair(key, text) for key, text in zip("abcdefghij", texts, strict=False))
+        text = self.write([("typed", {"only": 1})]).replace(self.pair("only", "1"), call)
+        whole = parsed(self.format.parser([tool]), [text])
+        assert parsed(self.format.parser([tool]), text) == whole
+        return json.loads(whole.calls[0].arguments)
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        begin, end = self.format.markers[:2]
+        for inside in ("[1]", '{"name": "f", "arguments": {}}', "f [1]", "<function>f</function>", ""):
+            text = f"Well. {begin}{inside}{end} So."
+            assert self.read(*text).order == [text]
+
+    @pytest.mark.parametrize(
+        ("schema", "text", "value"),
+        [
+            ({"type": "string"}, "5", "5"),
+            ({"type": "string"}, "null", "null"),
+            ({"type": "string"}, "", ""),
+            ({"type": "string"}, '\n "a"\n\t\\n \n', '\n "a"\n\t\\n \n'),
+            ({"enum": ["5", "x"]}, "5", "5"),
+            ({"$ref": "#/properties/a"}, "5", 5),
+            ({"type": "integer"}, "-42", -42),
+            ({"type": "integer"}, "4.5", "4.5"),
+            ({"type": "integer"}, "five", "five"),
+            ({"type": "integer"}, "null", None),
+            ({"type": "number"}, "3", 3),
+            ({"type": "number"}, "3.14", 3.14),
+            ({"type": "float"}, "3.14", 3.14),
+            ({"type": "boolean"}, "true", True),
+            ({"type": "boolean"}, "False", False),
+            ({"type": "boolean"}, "yes", "yes"),
+            ({"type": "object"}, '{"width": 10, \n "height": [20]}', {"width": 10, "height": [20]}),
+            ({"type": "object"}, "{'a': True, 'b': None}", {"a": True, "b": None}),
+            ({"type": "object"}, '{"a": 1', '{"a": 1'),
+            ({"type": "array"}, '["a", 1]', ["a", 1]),
+            ({"type": "array"}, "a, b", "a, b"),
+            ({"type": ["string", "null"]}, "null", None),
+            ({"type": ["string", "null"]}, "nullable", "nullable"),
+            ({"type": ["string", "null"]}, '"x"', '"x"'),
+            ({"type": ["string", "null"]}, "5", "5"),
+            ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "5", 5),
+            ({"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]}, "some text", "some text"),
+            ({"anyOf": [{"type": "object"}, {"type": "null"}]}, '{"theme": "dark"}', {"theme": "dark"}),
+            ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "5", "5"),
+            ({}, "5", 5),
+            ({}, '"5"', "5"),
+            ({}, "  5 apples", "  5 apples"),
+            ({}, "[1, 2", "[1, 2"),
+        ],
+    )
+    def test_value_has_the_type_that_the_schema_gives_it(self, schema: Any, text: str, value: Any) -> None:
+        found = self.arguments([{"type": "integer"}, schema], "1", text)["b"]
+        assert (found, type(found)) == (value, type(value))
+
+    def test_tag_within_a_text_is_text(self) -> None:
+        text = f"if x < 1: {self.value_end} {self.value_end}\nso {self.value_end[:-1]}"
+        assert self.arguments([{"type": "string"}] * 2, text, "b") == {"a": text, "b": "b"}
+        assert self.arguments([{}], text) == {"a": text}
+
+    def test_long_text_comes_as_it_is_written(self) -> None:
+        text = self.write([("f", {"a": "w" + "x" * 300 + ' "y"\n' * 100})])
+        parser = self.format.parser([Tool("f", parameters={"properties": {"a": {"type": "string"}}})])
+        num_pieces = sum(bool(parser.feed(letter)) for letter in text)
+        assert num_pieces > 700
+
+    def test_schemas_of_any_kind_raise_nothing(self) -> None:
+        odd = [
+            {"type": [{}]},
+            {"type": 3},
+            {"anyOf": {}},
+            {"anyOf": 3},
+            {"enum": "x"},
+            {"$ref": 3},
+            {"allOf": {}},
+            None,
+            "x",
+        ]
+        loop = {"anyOf": [{"$ref": "#/properties/a"}]}
+        assert self.arguments([loop, *odd], "x", *("5" for _ in odd))["a"] == "x"
+        tool = Tool("f", parameters={"properties": []})
+        assert parsed(self.format.parser([tool]), self.write([("f", {"a": 1})])).calls == [Call("f", '{"a": 1}')]
+
+    def test_texts_and_other_values_that_are_forced_are_read_alike(self) -> None:
+        tree = {
+            "type": "object",
+            "properties": {
+                "name": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 20}, {"type": "null"}]},
+                "text": {"type": "string", "minLength": 1, "maxLength": 30},
+                "kind": {"anyOf": [{"const": 1}, {"enum": ["a", "", None]}, {"$ref": "#/$defs/more"}]},
+                "any": {"description": "Anything at all.", "maxLength": 3},
+                "below": {"type": ["array", "null"], "items": {"$ref": "#/$defs/more"}, "maxItems": 2},
+            },
+            "required": ["name", "text", "kind", "below"],
+            "$defs": {"more": {"enum": ["more", True]}},
+        }
+        for kind in ((), self.format.markers):
+            for text in walks(self.format, [Tool("f", parameters=tree)], byte_tokenizer(kind), 30, parallel=False):
+                answer = parsed(self.format.parser([Tool("f", parameters=tree)]), text)
+                jsonschema.validate(json.loads(answer.calls[0].arguments), tree)
+
+    def test_forced_text_may_hold_code(self) -> None:
+        tool = Tool("f", parameters={"properties": {"a": {"type": "string"}}, "required": ["a"]})
+        for kind in ((), self.format.markers):
+            tokenizer = byte_tokenizer(kind)
+            grammar = self.format.grammar([tool], parallel=False, token_ids=token_ids(tokenizer, self.format.markers))
+            for text in ("", "<p>\n\n</p>", f"</{self.value_end}"[: len(self.value_end)], '"\\'):
+                assert accepts(grammar, tokenizer, self.write([("f", {"a": text})])), text
+            assert not accepts(grammar, tokenizer, self.write([("f", {"a": 3})]).replace("3", f"x{self.value_end}y"))
+
+    @pytest.mark.parametrize(
+        ("schema", "words"),
+        [
+            ({"type": "string", "pattern": "x"}, "pattern"),
+            ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "allOf"),
+            ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]}, "another kind with limits"),
+            ({"type": "string", "anyOf": [{"const": "a"}]}, "both type and anyOf"),
+            ({"enum": ["1", 2]}, "cannot force the text '1'"),
+            ({"enum": ["x</parameter></arg_value>"]}, "the text"),
+        ],
+    )
+    def test_schema_that_cannot_be_forced_is_refused_in_words(self, schema: Any, words: str) -> None:
+        tool = Tool("f", parameters={"properties": {"a": schema}})
+        with pytest.raises(InvalidRequestError, match=words):
+            self.format.grammar([tool], parallel=False, token_ids={})
+        for name in ("a>b", " a", "", "a\nb"):
+            with pytest.raises(InvalidRequestError, match="cannot be the name of a parameter"):
+                self.format.grammar([Tool("f", parameters={"required": [name]})], parallel=False, token_ids={})
+
+    @pytest.mark.parametrize("least", [0, 40])
+    @pytest.mark.parametrize("are_tokens", [False, True])
+    def test_forced_text_cannot_spell_the_tag_that_ends_it(self, are_tokens: bool, least: int) -> None:
+        tool = Tool("f", parameters={"properties": {"a": {"type": "string", "minLength": least}}, "required": ["a"]})
+        tokenizer = byte_tokenizer(self.format.markers if are_tokens else ())
+        grammar = self.format.grammar([tool], parallel=False, token_ids=token_ids(tokenizer, self.format.markers))
+        own = LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id("</s>"))
+        matcher = LLMatcher(own, LLMatcher.grammar_from_lark(grammar))
+        begun = tokenizer.encode(self.write([("f", {"a": "zz"})]).partition("zz")[0] + "zz").ids
+        assert matcher.try_consume_tokens(begun) == len(begun)
+        spelled = [number for letter in f"{self.value_end}q" for number in tokenizer.encode(letter).ids]
+        assert matcher.try_consume_tokens(spelled) < len(spelled)
+
+    def test_text_behind_calls_is_content(self) -> None:
+        assert self.read(*f"{self.write(SOME)} So.").order == [0, 1, 2, " So."]
+
+    def test_broken_call_gives_what_came_and_the_next_is_read(self) -> None:
+        broken = self.write([("f", {"a": "x"})]).replace(self.pair("a", "x"), f"{self.pair('a', 'x').rstrip()}<oops>")
+        text = f"{broken}\n{self.write(SOME[:1])}"
+        assert self.read(*text).calls[0] == Call("f", self.read(text).calls[0].arguments)
+
+
+class TestBareQwenCalls:
+    """Qwen3-Coder forgets the marker before a call."""
+
+    form = TestQwen3Coder()
+    call = "<function=now>\n</function>"
+
+    def test_call_of_a_known_tool_needs_no_marker(self) -> None:
+        assert self.form.read(*f"Well. {self.call}\n</tool_call>\n").order == ["Well. ", 0]
+        assert self.form.read(*f"{self.call} and so on").order == [0, " and so on"]
+        assert self.form.read(*f"{self.call}{self.call}</tool_call>{self.call}").order == [0, 1, 2]
+
+    def test_what_looks_like_one_is_text(self) -> None:
+        for text in ("Write <function=nobody></function> here.", "<function=now", "<function=", "a <function=now x>"):
+            assert self.form.read(*text).order == [text]
+
+    def test_several_calls_may_stand_between_the_markers(self) -> None:
+        assert self.form.read(*f"<tool_call>{self.call}\n<function=f></function></tool_call> So.").order == [
+            0,
+            1,
+            " So.",
+        ]
+
+
+class TestGlm45(TestQwen3Coder):
+    name = "glm45"
+    newline = "\n"
+
+    def write(self, calls: Calls) -> str:
+        return self.newline.join(f"<tool_call>{self.call(*call)}</tool_call>" for call in calls)
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        pairs = "".join(self.pair(key, self.value(value)) for key, value in arguments.items())
+        return f"{name}{self.newline}{pairs}"
+
+    def pair(self, key: str, text: str) -> str:
+        return f"<arg_key>{key}</arg_key>{self.newline}<arg_value>{text}</arg_value>{self.newline}"
+
+    def test_call_without_line_breaks_is_the_same(self) -> None:
+        compact = TestGlm45()
+        compact.newline = ""
+        assert self.read(*compact.write(SOME)).calls == self.read(self.write(SOME)).calls
+        assert self.read("<tool_call>now</tool_call>").calls == [Call("now", "{}")]
+        compact.test_grammar_allows_what_models_write()
+
+
+class TestMiniMaxM2(TestQwen3Coder):
+    name = "minimax_m2"
+
+    def write(self, calls: Calls) -> str:
+        inside = "\n".join(self.call(*call) for call in calls)
+        return f"<minimax:tool_call>\n{inside}\n</minimax:tool_call>"
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        pairs = "".join(self.pair(key, self.value(value)) for key, value in arguments.items())
+        return f'<invoke name="{name}">\n{pairs}</invoke>'
+
+    def pair(self, key: str, text: str) -> str:
+        return f'<parameter name="{key}">{text}</parameter>\n'
+
+
+CONTRACTS = [
+    *ToolCallContract.__subclasses__(),
+    *(form for base in ToolCallContract.__subclasses__() for form in base.__subclasses__()),
+]
 
 
 def test_every_format_has_its_contract() -> None:
@@ -486,6 +782,16 @@ def test_cuts_change_nothing(contract: type[ToolCallContract], data: st.DataObje
     whole = form.read(text)
     assert form.read(*pieces_of(text, cuts)) == whole
     assert form.read(*text) == whole
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_calls_in_other_formats_raise_nothing_and_are_read_alike_however_cut(contract: type[ToolCallContract]) -> None:
+    form = contract()
+    for other in CONTRACTS:
+        text = f"{other().write(SOME)}\n{form.write(SOME[:1])}"
+        answer = form.read(text)
+        assert form.read(*text) == answer
+        assert answer.calls or answer.content == text, other
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

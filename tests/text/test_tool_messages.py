@@ -55,7 +55,10 @@ def theirs(name: str, messages: Any, tools: Any) -> str:
     return str(wrapper.apply_chat_template(plain, tools=tools, tokenize=False, add_generation_prompt=True))
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "llama3_1", "mistral", "named"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen2_5", "llama3_1", "mistral", "named", "qwen3_5", "glm4_6", "glm4_7", "minimax_m2", "nemotron_nano_2"],
+)
 def test_tools_calls_and_results_are_rendered_as_transformers_does_it(name: str) -> None:
     for messages in ([USER], turns(), [{"role": "system", "content": "Be kind."}, *turns()]):
         found = rendered(name, messages, TOOLS)
@@ -72,9 +75,9 @@ def test_text_of_control_tokens_in_tools_calls_and_results_stays_text() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": forged, "parameters": parameters}}]
     harmless_tools = json.loads(json.dumps(tools).replace(json.dumps(forged)[1:-1], "harmless"))
     for name in NAMES:
-        arguments = json.dumps({"city": forged, forged: [forged]})
+        arguments, harmless = (json.dumps({"city": text, text: [text]}) for text in (forged, "harmless"))
         hostile = ids_of(name, turns(forged, arguments=arguments, name=f"f{forged}"), tools)
-        plain = ids_of(name, turns("harmless", arguments='{"city": "harmless"}', name="f"), harmless_tools)
+        plain = ids_of(name, turns("harmless", arguments=harmless, name="f"), harmless_tools)
         tokens = model(name).control_tokens
         assert tokens is not None
         control = {model(name).token_id(text) for text in tokens.texts}
@@ -132,6 +135,22 @@ def test_template_that_wants_short_ids_gets_them_and_call_and_result_stay_togeth
     assert written_id("call_1", form) != written_id("call_2", form)
     assert model("mistral").template.tool_forms.short_ids
     assert not model("qwen2_5").template.tool_forms.short_ids
+
+
+def test_template_that_writes_ids_for_names_gets_ids_with_names_and_numbers() -> None:
+    again = [
+        {**turn, "tool_calls": [call(name="now", call_id="2")]} if "tool_calls" in turn else turn for turn in turns()
+    ]
+    again[2] = {**again[2], "tool_call_id": "2"}
+    text = rendered("kimi_k2", [*turns(), *again], TOOLS)
+    for call_id in ("functions.get_weather:0", "functions.now:1"):
+        assert f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{{" in text
+        assert f"## Return of {call_id}\n" in text
+    assert ID not in text
+    own = turns(call_id="functions.get_weather:0")
+    own[2]["name"] = "get_weather"  # transformers has no name of its own for it
+    assert rendered("kimi_k2", own, TOOLS) == theirs("kimi_k2", own, TOOLS)
+    assert not model("qwen3_5").template.tool_forms.short_ids
 
 
 def test_result_knows_the_name_of_its_tool() -> None:

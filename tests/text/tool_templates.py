@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from lora_serve.text.tokenizer import TextModel
+from tests.text import call_templates
 from tests.text.chat_families import byte_level, wrapped
 
 QWEN_2_5 = r"""
@@ -253,6 +254,7 @@ _TEMPLATES: dict[str, tuple[Any, list[str], list[str], str | None, str]] = {
         None,
         "<|im_end|>",
     ),
+    **call_templates.TEMPLATES,
 }
 NAMES = tuple(_TEMPLATES)
 

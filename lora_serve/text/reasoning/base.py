@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from lora_serve.text.pieces import PieceParser, Reading
-from lora_serve.text.tool_calls.base import ContentText, joined_grammars, marker
+from lora_serve.text.tool_calls.base import ContentText, in_regex, joined_grammars, marker
 
 _SPACE = "/[ \\t\\r\\n]{0,8}/"  # what models write behind their reasoning; more of it would never have to end
 
@@ -64,7 +64,7 @@ class ReasoningFormat:
         if all(one in token_ids for one in self.closing):
             rules = [f"thought: TEXT {any_of(self.closing)} {_SPACE}", "TEXT: /(?s:.*)/"]
         else:
-            ends = "|".join("".join(f"\\x{{{ord(character):x}}}" for character in one) for one in self.closing)
+            ends = "|".join(map(in_regex, self.closing))
             rules = [f"thought: ended {_SPACE}", f"ended[lazy]: /(?s:.*)({ends})/"]
         return joined_grammars(texts, before, rules)
 

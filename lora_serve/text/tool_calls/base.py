@@ -104,7 +104,7 @@ class ToolCallParser(PieceParser[ToolEvent]):
 
     def __init__(self, form: ToolCallFormat, tools: Sequence[Tool]) -> None:
         self._form = form
-        self.known_names = frozenset(tool.name for tool in tools)
+        self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self._num_calls = 0
         self._is_at_edge = True
         self._blank: list[str] = []
@@ -215,6 +215,11 @@ def quoted(text: str) -> str:
 def marker(text: str, token_ids: Mapping[str, int]) -> str:
     """A marker as its token if it is a single one, else as text."""
     return f"<[{token_ids[text]}]>" if text in token_ids else quoted(text)
+
+
+def in_regex(text: str) -> str:
+    """A text as a regular expression that may stand between slashes."""
+    return "".join(f"\\x{{{ord(character):x}}}" for character in text)
 
 
 def value_of(schema: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lora_serve.text.tool_calls.base import Tool, call_rules, lark, marker, quoted
-from lora_serve.text.tool_calls.deepseek_v3 import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from lora_serve.text.tool_calls.deepseek_v3 import Format as DeepSeekV3
 
 
@@ -14,12 +13,16 @@ class Format(DeepSeekV3):
 
     @classmethod
     def matches(cls, template: str) -> bool:
-        return CALLS_BEGIN in template and "```json" not in template
+        return cls.calls_begin in template and "```json" not in template
+
+    def written_name(self, tool: Tool) -> str:
+        """The text that stands for a tool's name, in terms of a grammar."""
+        return quoted(tool.name)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
         def written(tool: Tool, arguments: str) -> str:
-            return f"{quoted(tool.name)} {marker(SEPARATOR, token_ids)} {arguments}"
+            return f"{self.written_name(tool)} {marker(self.separator, token_ids)} {arguments}"
 
-        block = f"block: {marker(CALL_BEGIN, token_ids)} call {marker(CALL_END, token_ids)}"
-        begin, end = marker(CALLS_BEGIN, token_ids), marker(CALLS_END, token_ids)
+        block = f"block: {marker(self.call_begin, token_ids)} call {marker(self.call_end, token_ids)}"
+        begin, end = marker(self.calls_begin, token_ids), marker(self.calls_end, token_ids)
         return lark(f"{begin} block{'+' if parallel else ''} {end}", [block, *call_rules(tools, written)])

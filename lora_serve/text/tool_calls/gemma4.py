@@ -24,6 +24,7 @@ from lora_serve.text.tool_calls.base import (
     sequence,
     value_of,
 )
+from lora_serve.text.typed_text import referred
 
 _KEY = re.compile(r"[^\s:,{}\[\]<]+")
 _UNTOLD = ("allOf", "not", "if", "pattern", "contains", "uniqueItems", "prefixItems")
@@ -44,7 +45,7 @@ class Format(ToolCallFormat):
         return cls.begin in template
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
-        rules = _Rules(self.quote, marker(self.quote, token_ids))
+        rules = Rules(self.quote, marker(self.quote, token_ids))
         calls = [rules.call(tool) for tool in tools]
         block = f"block: {marker(self.begin, token_ids)} ({' | '.join(calls)}) {marker(self.end, token_ids)}"
         return lark("block+" if parallel else "block", [block, *rules.rules])
@@ -103,7 +104,7 @@ class _Literals(Literals):
             self.sink(inner_json(piece))
 
 
-class _Rules:
+class Rules:
     """The rules of calls and values, collected in `rules` as they are asked for."""
 
     def __init__(self, quote: str, quote_rule: str) -> None:
@@ -117,9 +118,12 @@ class _Rules:
         self._first_rule = 0  # of the tool's
 
     def call(self, tool: Tool) -> str:
-        """The rule of `call:name{...}` of a tool."""
+        """The rule of a tool's call."""
         self._tool, self._of_refs, self._first_rule = tool, {}, len(self.rules)
-        return self._rule(f"{quoted(f'call:{tool.name}')} {self._object(tool.parameters)}")
+        return self._rule(self._call(tool))
+
+    def _call(self, tool: Tool) -> str:
+        return f"{quoted(f'call:{tool.name}')} {self._object(tool.parameters)}"
 
     def _rule(self, body: str) -> str:
         name = self._new_name()
@@ -202,19 +206,10 @@ class _Rules:
     def _referred(self, reference: str) -> str:
         if reference not in self._of_refs:
             name = self._of_refs[reference] = self._new_name()
-            self.rules.append(f"{name}: {self._value(self._target(reference))}")
+            if (target := referred(reference, self._tool.parameters)) is None:
+                raise self._refused(f"the reference {reference!r}, which names nothing here")
+            self.rules.append(f"{name}: {self._value(target)}")
         return self._of_refs[reference]
-
-    def _target(self, reference: str) -> Any:
-        found: Any = self._tool.parameters
-        for part in reference.removeprefix("#").split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or key not in found:
-                raise self._refused(f"the reference {reference!r}, which names nothing")
-            found = found[key]
-        if not reference.startswith("#"):
-            raise self._refused(f"the reference {reference!r} to another schema")
-        return found
 
     def _literal(self, value: Any) -> str:
         if isinstance(value, str):

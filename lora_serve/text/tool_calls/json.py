@@ -74,7 +74,7 @@ class CallObject:
         if self._is_started:
             return CallEnd.COMPLETE if is_whole else CallEnd.BROKEN
         is_cut = not is_whole and (yield from self._reader.peek()) == ""
-        is_sure = self._is_marked or self._name in self._parser.known_names
+        is_sure = self._is_marked or self._name in self._parser.tools
         if is_sure and self._name is not None and self._early is None and (is_whole or is_cut):
             self._parser.start(self._name)
             if is_whole:

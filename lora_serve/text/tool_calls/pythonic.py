@@ -139,7 +139,7 @@ class _Call:
     def _undecided(self) -> Reading[CallEnd]:
         if (yield from self._reader.peek()) != "":
             return CallEnd.NO_CALL
-        if self._name not in self._answer.known_names:
+        if self._name not in self._answer.tools:
             return CallEnd.CUT
         self._answer.start(self._name)
         return CallEnd.BROKEN

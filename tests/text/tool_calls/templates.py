@@ -7,6 +7,8 @@ The texts around calls are the published ones, as formats are found by them; the
 
 from __future__ import annotations
 
+from tests.text import call_templates
+
 HERMES = """{%- if tools %}{{- "For each function call return a json object with function name and arguments within <tool_call></tool_call> XML tags as follows:
 <tool_call>
 {"name": <function-name>, "arguments": <args-dict>}
@@ -30,12 +32,21 @@ DEEPSEEK_V3_1 = """{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ 
 FUNCTION_GEMMA = """{{- '<start_of_turn>model\\n' }}{%- for tool_call in message['tool_calls'] %}{{- '<start_function_call>call:' + function['name'] + '{' -}}{{- key -}}:{{- '<escape>' + argument + '<escape>' -}}{{- '}<end_function_call>' -}}{%- endfor %}"""
 GEMMA_4 = """{{- '<|turn>model\\n' }}{{- '<|channel>thought\\n' + thinking_text + '\\n<channel|>' -}}{%- for tool_call in message['tool_calls'] %}{{- '<|tool_call>call:' + function['name'] + '{' -}}{{- '<|"|>' + argument + '<|"|>' -}}{{- '}<tool_call|>' -}}{%- endfor %}"""
 GRANITE_3_2 = """{%- if thinking %}{%- set system_message = system_message + " You should write down your thoughts and reasoning process after 'Here is my thought process:' and write the response after 'Here is my response:' for each user query." %}{%- endif %}"""
+GRANITE_3_3 = """{%- elif available_tools %}{%- set system_message = system_message + " When a tool is required to answer the user's query, respond only with <|tool_call|> followed by a JSON list of tools used." %}{%- elif thinking %}{%- set system_message = system_message + " Write your thoughts between <think></think> and write your response between <response></response> for each user query." %}{%- endif %}"""
+GRANITE_4 = """{%- set tools_system_message_suffix = '\\n</tools>\\n\\nFor each tool call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>.' %}{{- '<tool_call>\\n{"name": "' }}{{- tc.name }}{{- '", "arguments": ' }}{{- tc.arguments | tojson }}{{- '}\\n</tool_call>' }}"""
+HUNYUAN_3 = """{{- '<tool_calls>\\n<tool_call>' + tool['name'] + '<tool_sep>\\n<arg_key>' + key + '</arg_key>\\n<arg_value>' + value + '</arg_value>\\n</tool_call>\\n</tool_calls>' }}"""
+SEED_OSS = """{%- set toolcall_begin_token = '<seed:tool_call>' -%}{{ toolcall_begin_token + "\\n<function=" + tool_call.name + ">\\n" }}{{ "<parameter=" + arg_name + ">" }}{{ arg_value+"</parameter>\\n" }}{{ "</function>\\n</seed:tool_call>" }}"""
 
 TOOL_CALLS = {
     "HERMES": (HERMES, "hermes"),
     "QWEN_2_5": (QWEN_2_5, "hermes"),
-    "QWEN_3_CODER": (QWEN_3_CODER, None),
-    "GLM_4_5": (GLM_4_5_TOOLS, None),
+    "QWEN_3_CODER": (QWEN_3_CODER, "qwen3_coder"),
+    "QWEN_3_6": (call_templates.QWEN_3_6, "qwen3_coder"),
+    "GLM_4_5": (GLM_4_5_TOOLS, "glm45"),
+    "GLM_4_6": (call_templates.GLM_4_6, "glm45"),
+    "MINIMAX_M2": (call_templates.MINIMAX_M2, "minimax_m2"),
+    "KIMI_K2": (call_templates.KIMI_K2, "kimi_k2"),
+    "NEMOTRON_NANO_2": (call_templates.NEMOTRON_NANO_2, "nemotron_json"),
     "LLAMA_3_1": (LLAMA_3_1, "llama3_json"),
     "LLAMA_3_2_PYTHONIC": (LLAMA_3_2_PYTHONIC, "pythonic"),
     "LLAMA_4": (LLAMA_4, "llama3_json"),
@@ -49,10 +60,14 @@ TOOL_CALLS = {
     "FUNCTION_GEMMA": (FUNCTION_GEMMA, "functiongemma"),
     "GEMMA_4": (GEMMA_4, "gemma4"),
     "GRANITE_3_2": (GRANITE_3_2, None),
+    "GRANITE_3_3": (GRANITE_3_3, "granite"),
+    "GRANITE_4": (GRANITE_4, "hermes"),
+    "HUNYUAN_3": (HUNYUAN_3, None),
+    "SEED_OSS": (SEED_OSS, None),
 }
+_THINK = ("DEEPSEEK_R1", "DEEPSEEK_V3_1", "QWEN_3_6", "GLM_4_6", "MINIMAX_M2", "NEMOTRON_NANO_2", "GRANITE_3_3")
 REASONING = {
-    "DEEPSEEK_R1": "deepseek_r1",
-    "DEEPSEEK_V3_1": "deepseek_r1",
+    **dict.fromkeys(_THINK, "deepseek_r1"),
     "GEMMA_4": "gemma4",
     "MAGISTRAL": "mistral",
     "GRANITE_3_2": "granite",

@@ -58,4 +58,10 @@ def test_names_of_vllm_name_formats() -> None:
     ):
         assert list(names) == sorted(set(names))
         assert all(form(name) for name in names)
-    assert name_of(tool_calls.tool_call_format("qwen")) == "hermes"
+    for name, format_name in {
+        "qwen": "hermes",
+        "granite4": "hermes",
+        "qwen3_xml": "qwen3_coder",
+        "glm47": "glm45",
+    }.items():
+        assert name_of(tool_calls.tool_call_format(name)) == format_name
