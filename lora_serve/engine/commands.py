@@ -133,7 +133,7 @@ class Commands:
             is_done, outcome = True, refusal
         if is_done:
             self._done.append((message, outcome))
-            self._scheduler.adapters_moved()
+            self._scheduler.prefetcher.is_due = True  # there may be space for other adapters, or fewer of them
         return is_done
 
     def _smoke_test(self, command: SmokeTest) -> SmokeTestResult | None:

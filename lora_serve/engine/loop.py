@@ -169,7 +169,7 @@ class EngineLoop:
         asked who is there. Adapters that were to leave are not among those that are fetched again.
         """
         old = self._engine
-        told = self._noted(old.take_events())
+        told = self._noted([*old.take_events()])
         if self._rebuild is None:
             old.fail_all(error)
             return [*told, *self._end_all(error)]

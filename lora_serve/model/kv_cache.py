@@ -20,8 +20,8 @@ from lora_serve.model.system.process import advise_huge_pages
 class KVHeads(NamedTuple):
     """The shape of a layer's K, and of its V, for one token."""
 
-    count: int
-    size: int
+    num_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class KVShape:
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block of `block_size` tokens over all layers, K and V."""
-        return 2 * block_size * sum(heads.count * heads.size for heads in self.layers) * self.dtype.itemsize
+        return 2 * block_size * sum(heads.num_heads * heads.head_dim for heads in self.layers) * self.dtype.itemsize
 
 
 class KVCache:
@@ -99,7 +99,7 @@ class KVCache:
 
     def read(self, positions: Tensor) -> Tensor:
         """K and V of all layers at flat positions: a copy [num_layers, 2, num_tokens, numbers of the widest layer]."""
-        widest = max(heads.count * heads.size for heads in self.shape.layers)
+        widest = max(heads.num_heads * heads.head_dim for heads in self.shape.layers)
         found = [[pool.flatten(0, 1).index_select(0, positions).flatten(1) for pool in each] for each in self._layers]
         return torch.stack([F.pad(torch.stack(each), (0, widest - each[0].shape[1])) for each in found])
 

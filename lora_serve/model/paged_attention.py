@@ -80,7 +80,7 @@ class PagedAttention:
     ) -> tuple[tuple[float | int, ...], dict[str, Any]]:
         """What all programs take: scale, softcap, width of the block table and window; and sizes, by name."""
         num_heads, head_dim = query.shape[1:]
-        num_kv_heads, wide = self._cache.shape.layers[layer].count, covering(head_dim)
+        num_kv_heads, wide = self._cache.shape.layers[layer].num_heads, covering(head_dim)
         softcap, window = settings.softcap, settings.window
         numbers = (
             settings.scale, 1.0 if softcap is None else softcap, width, _NO_WINDOW if window is None else window,

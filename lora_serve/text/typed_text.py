@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lora_serve.text.pieces import Reader, Reading, Sink, inner_json, nowhere
-from lora_serve.text.tool_calls.pythonic import PythonLiterals
+from lora_serve.text.python_literals import PythonLiterals
 
 KINDS = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 TEXT = frozenset(("string",))

@@ -51,7 +51,7 @@ def paged_attention(cache: KVCache) -> PagedAttention:
 def expected(cache: KVCache, query: torch.Tensor, rows: DecodeRows, settings: AttentionSettings) -> torch.Tensor:
     window, softcap, sinks = settings.window, settings.softcap, settings.sinks
     out = torch.zeros(query.shape, dtype=torch.float64)
-    group = query.shape[1] // cache.shape.layers[0].count
+    group = query.shape[1] // cache.shape.layers[0].num_heads
     for row, (blocks, length) in enumerate(zip(rows.block_table, rows.lengths.tolist(), strict=True)):
         first = 0 if window is None else max(0, length - window)
         keys, values = (

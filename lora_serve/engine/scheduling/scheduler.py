@@ -85,7 +85,6 @@ class Scheduler:
         if message.error is not None:
             return [self._fail(sequence, message.error)]
         sequence.constraint, sequence.compiled_at = message.constraint, now
-        self.tried_all_at = -math.inf
         return []
 
     def abort(self, request_id: str, *, is_answered: bool = False) -> None:
@@ -109,10 +108,6 @@ class Scheduler:
         for sequence in self._waiting_for(digest):
             self._cold_start.fall_back_if_due(sequence, now)
             self._cold_start.note_cold(sequence, now)
-
-    def adapters_moved(self) -> None:
-        """Notes that a command may have taken adapters away or made space for them: requests ask for theirs anew."""
-        self.prefetcher.is_due = True
 
     def running_by_id(self) -> dict[int, Sequence]:
         """The sequences that run, by the ids of their rows."""

@@ -49,7 +49,7 @@ class Backend:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
         """query of the cache's type, or float32, which the kernel rounds to it; the result is of the cache's type."""
-        num_heads, num_kv_heads = query.shape[1], self.cache.shape.layers[layer].count
+        num_heads, num_kv_heads = query.shape[1], self.cache.shape.layers[layer].num_heads
         pieces = self.pieces(step, num_heads // num_kv_heads)
         query = query.float()
         query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()

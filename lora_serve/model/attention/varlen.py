@@ -67,7 +67,7 @@ class Backend:
         assert found is not None, "this torch has no varlen_attn"
         self._varlen: Varlen = found
         self._features = Features.of(found)
-        self._fits = cache.shape.dtype in types and max(heads.size for heads in cache.shape.layers) <= _MAX_HEAD_DIM
+        self._fits = cache.shape.dtype in types and max(heads.head_dim for heads in cache.shape.layers) <= _MAX_HEAD_DIM
         self._takes_groups = self._features.groups or (self._fits and self._groups_unasked())
         self._reads_pages = self._fits and self._features.pages and self._can_read_pages()
         device = cache.device

@@ -15,8 +15,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import Mxfp4Config, TorchAoConfig
+from transformers import TorchAoConfig
 from transformers.utils.import_utils import is_accelerate_available, is_bitsandbytes_available, is_torchao_available
+from transformers.utils.quantization_config import Mxfp4Config
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError, how_to_install

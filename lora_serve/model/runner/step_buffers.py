@@ -120,7 +120,7 @@ class StepBuffers:
 
     def _fill_table(self, rows: Sequence[Row], num_short: int) -> None:
         """Writes what is new since the last step: in most rows a block now and then. Behind them are zeros."""
-        wanted = [(self._idle_block,)] * len(self._known)
+        wanted: list[tuple[int, ...]] = [(self._idle_block,)] * len(self._known)
         wanted[:num_short] = [row.block_table for row in rows[:num_short]]
         first_long = self.shape.num_rows
         wanted[first_long : first_long + len(rows) - num_short] = [row.block_table for row in rows[num_short:]]

@@ -52,7 +52,7 @@ class FusedRotaryAttention:
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *arguments: Any, **keywords: Any
     ) -> Any:
         """hidden_states [1, tokens, size] -> the same shape, and None."""
-        step, size = self.context.step, self.cache.shape.layers[self.layer].size
+        step, size = self.context.step, self.cache.shape.layers[self.layer].head_dim
         if step.changes_any(self.changes):
             return self.own_forward(hidden_states, position_embeddings, *arguments, **keywords)
         y = self.joined(hidden_states[0])
@@ -87,7 +87,7 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedRotaryAttenti
         return []
     query_norm, key_norm = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
     weights = [getattr(norm, "weight", q.weight[:0]) for norm in (query_norm, key_norm) if norm is not None]
-    if any(weight.shape != (cache.shape.layers[layer].size,) for weight in weights):
+    if any(weight.shape != (cache.shape.layers[layer].head_dim,) for weight in weights):
         return []
     changes = [parts.slots.changes_of(f"{path}.{name}") for name in ("q_norm", "k_norm")]
     return [
