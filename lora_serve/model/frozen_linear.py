@@ -24,10 +24,9 @@ class FrozenLinear(nn.Module):
         self.in_features, self.out_features = shape.in_features, shape.out_features
         self.is_transposed = isinstance(source, Conv1D)  # how its checkpoint, and so an adapter's, holds the weight
         bias: Tensor | None = source.bias
-        self.weight: FrozenWeight = weight_of(source, is_shared=shared_weight)
+        self.place(weight_of(source, is_shared=shared_weight))
         self.dtype, self.device = self.weight.dtype, self.weight.device
         self.bias = None if bias is None else bias.detach().to(self.weight.sum_dtype)
-        self._square_norms: Tensor | None = None
 
     @staticmethod
     def joined(layers: Sequence[FrozenLinear]) -> FrozenLinear | None:
@@ -49,8 +48,10 @@ class FrozenLinear(nn.Module):
 
     def place(self, weight: FrozenWeight) -> None:
         """Reads the weight [out, in] from another place from now on."""
-        self.weight, self.out_features = weight, weight.out_features
-        self._square_norms = None
+        self.weight: FrozenWeight = weight
+        self.__dict__["weight"] = weight  # where a module, too, is found at once
+        self.out_features = weight.out_features
+        self._square_norms: Tensor | None = None
 
     @property
     def packed(self) -> PackedLinear | None:

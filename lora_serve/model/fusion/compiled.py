@@ -48,7 +48,7 @@ _MAX_KINDS = 8  # more: something of each layer is its own, and each would take 
 _HELD = frozenset(vars(nn.Module()))  # what every module has
 Probe = tuple[ModuleCall, StepInputs]
 Result = tuple[Tensor | None, Tensor]  # a layer's output, if its code ran, and K and V
-_VARIES = {INDEX, "module", "changes"}  # of layers of one kind; see `RunningLayer`
+_VARIES = {INDEX, "module", "changes", "weight"}  # of layers of one kind; see `RunningLayer` and `FrozenLinear.place`
 
 
 @dataclass(frozen=True, slots=True)
