@@ -33,13 +33,14 @@ from lora_serve.adapters.sources.folder import copy_files
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
 from lora_serve.core.config import EngineConfig, ModelConfig
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, PayloadTooLargeError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError, InvalidAdapterError, PayloadTooLargeError
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.settings import Settings
 from lora_serve.logs import configure_logging
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.exactness import try_base
 from lora_serve.model.lora.validation import check_values
+from lora_serve.model.pooling.plan import plan_pooling
 from lora_serve.text.adapter_template import TemplateProcesses, base_templates
 from lora_serve.text.tokenizer import TextModel
 
@@ -70,6 +71,8 @@ def run_base(settings: Settings) -> int:
     """Prints what can be known of the base model without its weights. Raises ConfigError, ModelError."""
     configure_logging(settings.log_format, level=logging.WARNING)
     config = settings.part(ModelConfig)
+    if (pooling := plan_pooling(config)) is not None:
+        raise ConfigError(f"--base: {config.model} is a model for {pooling.task}, of which its start alone tells more")
     found = try_base(config)
     names = sorted({path.rpartition(".")[2] for path in found.spec.linears})
     console = Console(highlight=False, soft_wrap=True)

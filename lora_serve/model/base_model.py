@@ -164,6 +164,11 @@ def auto_class_of(hf_config: Any) -> Any:
     return AutoModelForImageTextToText if sees and not reads else AutoModelForCausalLM
 
 
+def positions_of(hf_config: Any) -> int:
+    """The positions that a model knows by its config."""
+    return int(getattr(hf_config.get_text_config(), "max_position_embeddings", 0) or 2048)
+
+
 def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
     """A frozen model with the facts that one forward pass of it tells. Raises ModelError."""
     module, device = found.module, found.device
@@ -177,12 +182,11 @@ def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
 def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) -> ModelSpec:
     module = found.module
     text = module.config.get_text_config()
-    limit = int(getattr(text, "max_position_embeddings", 0) or 2048)
     eos = module.generation_config.eos_token_id if module.generation_config is not None else None
     eos = eos if eos is not None else getattr(text, "eos_token_id", None)
     head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
     return replace(
-        spec_of(config, found, observation, limit),
+        spec_of(config, found, observation, positions_of(module.config)),
         eos_token_ids=tuple(token for token in _listed(eos) if 0 <= token < int(text.vocab_size)),
         output_head=path_of(module, head) or "",
         ties_embeddings=head is not None and head.weight is module.get_input_embeddings().weight,

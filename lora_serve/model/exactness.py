@@ -16,9 +16,15 @@ from lora_serve.core.batch import Batch, Row, RowOutput
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import LongRope
-from lora_serve.model.base_model import BaseModel, auto_class_of, described
+from lora_serve.model.base_model import BaseModel, auto_class_of, described, positions_of
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, plan_loading, read_model_config
+from lora_serve.model.loading.frozen_model import (
+    FrozenModule,
+    LoadedModel,
+    device_of,
+    plan_loading,
+    read_model_config,
+)
 from lora_serve.model.loading.number_type import FLOAT8
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.lora.lora_slots import LoraSlots
@@ -34,6 +40,7 @@ _log = logging.getLogger(__name__)
 _BLOCK_SIZE = 16
 _SEEDS = (0, 1)  # experts of two nearly equal scores may be chosen otherwise by a rounding: not twice
 _POSITIONS = 512  # of the copy
+_MOST_PARAMETERS = 30_000_000  # of the copy
 _BOUNDARY = 32  # tokens; where windows and chunks end
 _ROPE_BOUNDARY = 64
 _VOCAB, _HEADS, _HEAD_DIM, _MOST_LAYERS = 128, 4, 16, 8
@@ -45,14 +52,14 @@ _BOUNDARIES = re.compile(
 )
 _SIZES: tuple[tuple[str, int], ...] = (  # the first that a name fits; no number grows
     (r".*vocab_size.*", _VOCAB),
-    (r"hidden_size|n_embd|d_model|emb_dim|word_embed_proj_dim", _HEADS * _HEAD_DIM),
+    (r"(out_)?hidden_size|n_embd|d_model|emb_dim|embed_dim|word_embed_proj_dim", _HEADS * _HEAD_DIM),
     (r"(num_)?(attention_)?heads|n_heads?|num_attention_heads|.*_attention_heads", _HEADS),
     (r"head_dim|kv_channels|.*_head_dim|dim_head", _HEAD_DIM),
     (r"rotary_dim|.*lora_rank", _HEAD_DIM // 2),
     (r".*(intermediate_size|ffn_dim|ffn_hidden_size|n_inner|intermediate_size_mlp)", 2 * _HEADS * _HEAD_DIM),
     (r"(num|n|moe_num)_(local_|routed_)?experts", 4),
     (r"(num|n)_experts?_per_tok(en)?|moe_(top)?k|top_k|num_experts_per_token|n_group|num_expert_group", 2),
-    (r"topk_group|first_k_dense_replace|num_nextn_predict_layers", 1),
+    (r"topk_group|first_k_dense_replace|num_nextn_predict_layers|depth", 1),
     (r"max_position_embeddings|n_positions|n_ctx|max_seq_len", _POSITIONS),
 )
 _SEEN = max(map(sum, SHORT))  # tokens on the real weights
@@ -162,7 +169,8 @@ def try_base(config: ModelConfig) -> LoadedModel:
     Raises ModelError if the copy cannot be served.
     """
     hf_config = read_model_config(config)
-    plan_loading(config, hf_config, torch.device("cpu"))
+    plan_loading(config, hf_config, device_of(config.device))
+    config.length(positions_of(hf_config))
     check_small_copy(config)
     length = _length(config, hf_config)
     try:
@@ -214,6 +222,10 @@ def _check_once(config_of: Callable[[Any], Any], small: str) -> None:
 def _small_model(hf_config: Any, seed: int) -> LoadedModel:
     """A model of random weights, large enough for distinct answers."""
     build: Callable[..., Any] = auto_class_of(hf_config).from_config
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in build(hf_config).parameters())
+    if size > _MOST_PARAMETERS:  # of a part whose sizes have names that are not known here
+        raise ValueError(f"a copy with {size} parameters is not small")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build(hf_config, dtype=torch.float32, attn_implementation="eager").eval().requires_grad_(False)

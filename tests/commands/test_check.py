@@ -175,6 +175,7 @@ def test_own_chat_template_is_told_and_is_in_the_digest(tmp_path: Path, capsys: 
     ({}, "can be served, as far as"),
     ({"layer_types": ["linear_attention", "full_attention"]}, "do not all attend"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with gptq"),
+    ({"architectures": ["BertModel"]}, "is a model for embed"),
 ])  # fmt: skip
 def test_base_is_tried_by_its_config_alone(
     changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

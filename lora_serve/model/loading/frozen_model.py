@@ -151,7 +151,7 @@ def plan_loading(config: ModelConfig, hf_config: Any, device: torch.device) -> Q
 
 def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
     """Loads the model of `config.model`, a folder or a hub id, by an auto class of transformers. Raises ModelError."""
-    device = _device(config.device)
+    device = device_of(config.device)
     hf_config = read_model_config(config)
     try:
         plan = plan_loading(config, hf_config, device)
@@ -264,7 +264,8 @@ def _unfitting(config: ModelConfig, build: Callable[[], nn.Module]) -> ModelErro
     return ModelError(f"--model {config.model}: config.json does not fit the weights: shapes differ")
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device of a name of --device. Raises ModelError for one that is not here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

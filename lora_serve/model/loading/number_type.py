@@ -116,6 +116,7 @@ def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device)
     if stored is not None:
         name = _check_stored(config, stored if isinstance(stored, dict) else stored.to_dict(), device)
         if name == _MXFP4:
+            _check_blocks(config.model)
             return QuantizationPlan(config.dtype, {"quantization_config": Mxfp4Config(dequantize=True)})
         return QuantizationPlan(config.dtype, _placed(device))
     if config.quantization == "none":
@@ -218,6 +219,30 @@ def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.
     elif name != _MXFP4 and not is_bitsandbytes_available():
         raise ConfigError(f"--model {config.model} is quantised with bitsandbytes: pip install bitsandbytes accelerate")
     return name
+
+
+def _check_blocks(model: str) -> None:
+    """Raises ModelError for MXFP4 that is not as its loader takes it for granted, in the files of a folder."""
+    forms: dict[str, tuple[str, list[int]]] = {}
+    for file in Path(model).glob("*.safetensors"):
+        with safe_open(file, "pt") as stored:
+            forms |= {
+                name: (part.get_dtype(), part.get_shape())
+                for name in stored.keys()  # noqa: SIM118 - it is no mapping
+                for part in (stored.get_slice(name),)
+            }
+    for name in sorted(forms):
+        weight, is_part, kind = name.rpartition("_")
+        if not is_part or kind not in ("blocks", "scales"):
+            continue
+        (of_blocks, blocks), (of_scales, scales) = (
+            forms.get(f"{weight}_{one}", ("", [])) for one in ("blocks", "scales")
+        )
+        if of_blocks != "U8" or of_scales != "U8" or blocks != [*scales, 16] or weight in forms:
+            raise ModelError(
+                f"--model {model}: {weight} is stored as blocks {of_blocks} {blocks} and scales {of_scales} {scales}; "
+                "MXFP4 has bytes, [..., 16] for each scale, and no plain weight beside them"
+            )
 
 
 def _scheme_of(stored: Mapping[str, Any]) -> str:

@@ -12,7 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 from transformers.utils.hub import cached_file
 
 from lora_serve.core.config import ModelConfig
@@ -201,7 +205,8 @@ def _task(asked: str, hf_config: Any, *, has_modules: bool) -> Task:
 def _is_decoder(hf_config: Any) -> bool:
     """BERT and its kin have classes for both, and are encoders."""
     kind = hf_config.model_type
-    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    generates = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return generates and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _head_pooling(hf_config: Any) -> str:

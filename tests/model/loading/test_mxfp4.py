@@ -68,9 +68,18 @@ def test_packed_experts_are_served_as_the_numbers_they_stand_for(models: tuple[P
         assert torch.allclose(found, truth.max(-1).values, atol=1e-3)
 
 
-def test_packed_experts_without_their_scales_are_refused(models: tuple[Path, Path]) -> None:
-    file = models[0] / "model.safetensors"
+@pytest.mark.parametrize("lie", ["no scales", "scales that are factors", "flat blocks", "plain weights, too"])
+def test_packed_experts_that_lie_are_refused(models: tuple[Path, Path], lie: str) -> None:
+    file, name = models[0] / "model.safetensors", "model.layers.0.mlp.experts.down_proj"
     tensors = load_file(file)
-    save_file({n: t for n, t in tensors.items() if not n.endswith("0.mlp.experts.down_proj_scales")}, file)
-    with pytest.raises(ModelError, match=r"cannot be loaded: .* conversion of the weights"):
+    scales, blocks = tensors[f"{name}_scales"], tensors[f"{name}_blocks"]
+    changes: dict[str, dict[str, torch.Tensor]] = {
+        "no scales": {},
+        "scales that are factors": {f"{name}_scales": 2.0 ** (scales.float() - 127)},
+        "flat blocks": {f"{name}_scales": scales, f"{name}_blocks": blocks.flatten(-2)},
+        "plain weights, too": {f"{name}_scales": scales, name: torch.zeros(4, 32, 64)},
+    }
+    del tensors[f"{name}_scales"]
+    save_file({**tensors, **changes[lie]}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=rf"{name} is stored as blocks"):
         LocalEngine(models[0], max_model_len=64)
