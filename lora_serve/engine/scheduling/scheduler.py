@@ -85,6 +85,7 @@ class Scheduler:
         if message.error is not None:
             return [self._fail(sequence, message.error)]
         sequence.constraint, sequence.compiled_at = message.constraint, now
+        self.prefetcher.is_due = True
         return []
 
     def abort(self, request_id: str, *, is_answered: bool = False) -> None:
