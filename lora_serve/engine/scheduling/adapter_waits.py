@@ -172,7 +172,7 @@ def _holds(uses: tuple[AdapterUse, ...], digest: str) -> bool:
 
 @dataclass(slots=True)
 class AdapterPrefetcher:
-    """Prefetches once per change (`is_due`): a request came or went, an adapter or grammar arrived, a command was done."""
+    """Prefetches once per change (`is_due`): a request came or went, an adapter or grammar came, a command was done."""
 
     _policy: Policy
     _cold_start: ColdStart
