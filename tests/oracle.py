@@ -62,7 +62,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 
-# Those of the matrix of kinds; the others have modules that its kinds do not fit: experts that lie [expert, in, out], ...
+# Those of the matrix of kinds, which do not fit the modules of the others: such as experts that lie [expert, in, out].
 OF_ALL_KINDS = tuple(name for name in ARCHITECTURES if name not in {"gpt_oss", "deepseek_v3", "gemma4_text"})
 # By mechanism: the common one, windows and soft caps, experts, a position table, Conv1D with a fused QKV.
 REPRESENTATIVE = ("llama", "gemma2", "mixtral", "opt", "gpt2")
