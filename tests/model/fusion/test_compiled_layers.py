@@ -324,7 +324,7 @@ def test_cpu_compiles_nothing_by_itself(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "deepseek_v3"])  # stays eager
 def test_layers_of_every_architecture_are_compiled(architecture: str, dtype: str, tmp_path: Path) -> None:
     world = World(architecture, tmp_path, num_layers=2, dtype=dtype)
     assert (world.outcome.num_layers, dict(world.outcome.reasons)) == (2, {})
