@@ -10,6 +10,7 @@ The real engine launches each step ahead over a runner that computes nothing, on
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/host-step.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    gc.freeze()  # as the server does
     found = {str(rows): measure(rows, arguments.context) for rows in arguments.rows}
     report = {"machine": machine(), "context": arguments.context, "ms_by_rows": found}
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
