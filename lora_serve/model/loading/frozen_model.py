@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, PreTrainedModel
@@ -28,6 +27,7 @@ from lora_serve.model.loading.number_type import (
     number_type,
     plan_quantization,
     resident_bytes,
+    stored_parts,
     stored_type,
 )
 from lora_serve.model.loading.observation import Observation, first_line
@@ -50,12 +50,9 @@ def shape_that_differs(model: str, build: Callable[[], nn.Module]) -> str:
     """Names the first weight of a folder whose shape differs from that in the module of `build`; else empty."""
     with torch.device("meta"):
         wanted = {name: list(tensor.shape) for name, tensor in build().state_dict().items()}
-    for file in sorted(Path(model).glob("*.safetensors")):
-        with safe_open(file, "pt") as stored:
-            for name in stored.keys():  # noqa: SIM118 - it is no mapping
-                shape = list(stored.get_slice(name).get_shape())
-                if wanted.get(name, shape) != shape:
-                    return f"{name} is {shape} in the weights and {wanted[name]} by config.json"
+    for name, _, shape in stored_parts(model):
+        if wanted.get(name, shape) != shape:
+            return f"{name} is {shape} in the weights and {wanted[name]} by config.json"
     return ""
 
 

@@ -49,17 +49,24 @@ class NumberType:
     reason: str
 
 
+def stored_parts(model: str) -> Iterator[tuple[str, str, list[int]]]:
+    """Name, type as safetensors names it, and shape of each tensor in a folder, by the headers of its files."""
+    for file in sorted(Path(model).glob("*.safetensors")):
+        with safe_open(file, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 - it is no mapping
+                part = stored.get_slice(name)
+                yield name, part.get_dtype(), part.get_shape()
+
+
 def stored_type(model: str) -> torch.dtype | None:
     """The type of most floating point numbers in a folder's safetensors; None: none are there.
 
     config.json may lack the type, or name another than its files hold.
     """
     sizes: Counter[torch.dtype] = Counter()
-    for file in Path(model).glob("*.safetensors"):
-        with safe_open(file, "pt") as stored:
-            for part in map(stored.get_slice, stored.keys()):
-                if part.get_dtype() in _STORED:
-                    sizes[_STORED[part.get_dtype()]] += math.prod(part.get_shape())
+    for _, dtype, shape in stored_parts(model):
+        if dtype in _STORED:
+            sizes[_STORED[dtype]] += math.prod(shape)
     return sizes.most_common(1)[0][0] if sizes else None
 
 
@@ -223,14 +230,7 @@ def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.
 
 def _check_blocks(model: str) -> None:
     """Raises ModelError for MXFP4 that is not as its loader takes it for granted, in the files of a folder."""
-    forms: dict[str, tuple[str, list[int]]] = {}
-    for file in Path(model).glob("*.safetensors"):
-        with safe_open(file, "pt") as stored:
-            forms |= {
-                name: (part.get_dtype(), part.get_shape())
-                for name in stored.keys()  # noqa: SIM118 - it is no mapping
-                for part in (stored.get_slice(name),)
-            }
+    forms = {name: (dtype, shape) for name, dtype, shape in stored_parts(model)}
     for name in sorted(forms):
         weight, is_part, kind = name.rpartition("_")
         if not is_part or kind not in ("blocks", "scales"):
