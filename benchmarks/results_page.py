@@ -35,6 +35,7 @@ COMMANDS = {  # of files that do not tell theirs; without options where it was n
     "cold-loads": "python -m benchmarks.cold_loads",
     "fairness": "python -m benchmarks.fairness",
     "fuzz": "scripts/fuzz",
+    "host-step": "python -m benchmarks.host_step",
     "first-request": "python -m benchmarks.first_request",
     "latency-target": "python -m benchmarks.latency_target",
     "lora-kernels": "python -m benchmarks.lora_kernels",
