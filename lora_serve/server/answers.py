@@ -198,14 +198,15 @@ def _is_small(value: Any) -> bool:
     weight = 0
     while left:  # only what holds others is put there: a page of cards has a hundred thousand values
         item = left.pop()
-        if isinstance(item, msgspec.Struct):
-            item = [getattr(item, name) for name in item.__struct_fields__]
-        if not isinstance(item, _HOLDERS):
-            if isinstance(item, Iterator):
-                return False
-            if isinstance(item, msgspec.Raw):
-                weight += len(bytes(item)) // 32
-            continue
+        if type(item) not in _HOLDERS:
+            if isinstance(item, msgspec.Struct):
+                item = [getattr(item, name) for name in item.__struct_fields__]
+            if not isinstance(item, _HOLDERS):
+                if isinstance(item, Iterator):
+                    return False
+                if isinstance(item, msgspec.Raw):
+                    weight += len(bytes(item)) // 32
+                continue
         if (weight := weight + 2 * len(item)) > _SMALL:
             return False
         for part in item.values() if isinstance(item, dict) else item:

@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
@@ -208,7 +207,7 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> None:
 
 def shown_source(source: str) -> str:
     """A version's source as cards show it: of a folder of this machine only its own name."""
-    return f"{FOLDER}{PurePath(source.removeprefix(FOLDER)).name}" if source.startswith(FOLDER) else source
+    return FOLDER + source.removeprefix(FOLDER).rstrip("/").rpartition("/")[2] if source.startswith(FOLDER) else source
 
 
 @dataclass(frozen=True, slots=True)

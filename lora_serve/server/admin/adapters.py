@@ -246,7 +246,8 @@ def _page(services: Services, caller: Caller, query: AdaptersQuery, figures: Car
     if is_light:
         rows = [adapter_row(entry, figures, aliases.get(entry.name, []), caller.scope) for entry in page]
         return RowPage(data=rows, **more)
-    return AdapterPage(data=[card_from(services, entry, figures, caller) for entry in page], **more)
+    cards = [card_from(services, entry, figures, caller, aliases.get(entry.name, ())) for entry in page]
+    return AdapterPage(data=cards, **more)
 
 
 def _aliases(snapshot: Snapshot, caller: Caller) -> Aliases:

@@ -148,16 +148,18 @@ async def figures_for(services: Services, caller: Caller) -> CardFigures:
 
 async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> wire.AdapterCard:
     """The adapter's card, with the figures of this moment that the caller may see."""
-    return card_from(services, entry, await figures_for(services, caller), caller)
-
-
-def card_from(services: Services, entry: CatalogEntry, figures: CardFigures, caller: Caller) -> wire.AdapterCard:
-    """The adapter's card as the caller may see it."""
     every, scope = services.catalog.snapshot.aliases_of(entry.name), caller.scope
     aliases = [alias for alias in every if scope is None or alias.startswith(f"{scope}/")]
+    return card_from(services, entry, await figures_for(services, caller), caller, aliases)
+
+
+def card_from(
+    services: Services, entry: CatalogEntry, figures: CardFigures, caller: Caller, aliases: Sequence[str]
+) -> wire.AdapterCard:
+    """The adapter's card as the caller, who may see these aliases of it, may see it."""
     defaults = known_defaults(entry.metadata, services.config).card()
     rule = services.adapter_config.adapter_chat_templates
-    return adapter_card(as_shown_to(entry, scope), figures, aliases, defaults, rule)
+    return adapter_card(as_shown_to(entry, caller.scope), figures, aliases, defaults, rule)
 
 
 def activity_card(answers: Answers) -> ActivityCard:
@@ -199,7 +201,7 @@ def adapter_card(
         ],
     }
     copied: wire.AdapterCard = to_builtins(card)  # an answer is emptied while written: nothing in it is the catalog's
-    copied["metadata"], copied["defaults"] = as_given(entry.metadata), as_given(defaults)
+    copied["metadata"], copied["defaults"] = (as_given(value) if value else value for value in (entry.metadata, defaults))
     return copied
 
 

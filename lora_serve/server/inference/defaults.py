@@ -144,7 +144,7 @@ def known_defaults(metadata: Mapping[str, Any], limits: RequestLimits | None = N
 
 def metadata_warnings(metadata: Mapping[str, Any]) -> list[str]:
     """A warning for each name that looks like a default and is none where it stands."""
-    found = [name for name in _ELSEWHERE if metadata.get(name) is not None and name not in NAMES]
+    found = [name for name in _ELSEWHERE if metadata.get(name) is not None and name not in NAMES] if metadata else []
     return [f"`{name}` in its metadata is a note: defaults stand in {_ELSEWHERE[name]}." for name in found]
 
 
