@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from lora_serve.model.loading.observation import observe
 from tests.local_engine import Answer, LocalEngine, refusal
 from tests.oracle import load_alone, load_fresh, logprobs_alone, save_tiny_model
-from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, save_kind, why_not
+from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, PeftFailsError, save_kind, save_live, why_not
 from tests.peft_layers import read_layers
 
 BASE = "base"  # the rows without an adapter
@@ -77,7 +78,12 @@ def verdicts_on(architecture: str, model: Path, folder: Path, kinds: Sequence[st
     plain = load_fresh(model)
     reasons = {kind: why_not(kind, architecture, read_layers(plain)) for kind in kinds}
     found = {kind: f"not applicable: {reason}" for kind, reason in reasons.items() if reason is not None}
-    folders = {kind: save_kind(kind, architecture, model, folder / kind) for kind in kinds if kind not in found}
+    folders = {}
+    for kind in (kind for kind in kinds if kind not in found):
+        try:
+            folders[kind] = save_kind(kind, architecture, model, folder / kind)
+        except PeftFailsError as error:
+            found[kind] = f"not applicable: {error}"
     limits = {**LIMITS, "kv_cache_memory": str(NUM_BLOCKS * block_bytes(plain))}
     doorman = LocalEngine(model, {}, max_loras=1, **limits)
     refusals = {kind: refusal(doorman, path) for kind, path in folders.items()}
@@ -85,8 +91,41 @@ def verdicts_on(architecture: str, model: Path, folder: Path, kinds: Sequence[st
     return found | judge(model, {kind: path for kind, path in folders.items() if kind not in found}, limits)
 
 
-def judge(model: Path, folders: Mapping[str, Path], limits: Mapping[str, Any]) -> dict[str, str]:
-    """Serve every adapter and the base mixed, in an order drawn once, and compare each row: exact or WRONG."""
+def verdicts_of(model_type: str, model: Any, folder: Path) -> dict[str, str]:
+    """The verdicts of all kinds on a live model, beside live PEFT models, in one mixed batch; `model` is saved too."""
+    model.save_pretrained(folder / "model")
+    layers, is_tied = read_layers(model), model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    found, live = dict[str, str](), dict[str, Any]()
+    for kind, what in KINDS.items():
+        reason = why_not(kind, model_type, layers)
+        if what.tied not in (None, is_tied):
+            reason = "its embeddings are not tied" if what.tied else "its embeddings are tied"
+        try:
+            if reason is None:
+                live[kind] = save_live(kind, model_type, model, folder / kind)
+                logprobs_alone(live[kind], INVOCATION, ())
+        except Exception as error:  # whatever PEFT raises
+            live.pop(kind, None)
+            reason = str(error) if isinstance(error, PeftFailsError) else f"PEFT itself fails: {error}"
+        if reason is not None:
+            found[kind] = f"not applicable: {reason}"
+    limits = {**LIMITS, "kv_cache_memory": str(NUM_BLOCKS * block_bytes(model))}
+    doorman = LocalEngine(folder / "model", {}, max_loras=1, **limits)
+    for kind in tuple(live):
+        if (reason := refusal(doorman, folder / kind)) is not None:
+            found[kind] = f"refused: {reason}"
+            del live[kind]
+    folders = {kind: folder / kind for kind in live}
+    return found | judge(folder / "model", folders, limits, {BASE: model, **live})
+
+
+def judge(
+    model: Path, folders: Mapping[str, Path], limits: Mapping[str, Any], live: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Serve every adapter and the base mixed, in an order drawn once, and compare each row: exact or WRONG.
+
+    `live`: the oracles by kind; None: they are read from the folders.
+    """
     engine = LocalEngine(model, folders, max_loras=5, **limits)
     names = [*[BASE] * 4, *folders]
     rows = [(name, prompt) for i, name in enumerate(names) for prompt in prompts(i)]
@@ -101,7 +140,7 @@ def judge(model: Path, folders: Mapping[str, Path], limits: Mapping[str, Any]) -
     assert engine.max_adapters_in_batch >= (3 if len(folders) > 5 else 0)
     found = {}
     for kind in (BASE, *folders):
-        oracle = load_fresh(model) if kind == BASE else load_alone(model, folders[kind])
+        oracle = live[kind] if live else load_fresh(model) if kind == BASE else load_alone(model, folders[kind])
         mine = [(prompt, answer) for (name, prompt), answer in zip(rows, answers, strict=True) if name == kind]
         wrong = [line for prompt, answer in mine for line in _wrong(oracle, prompt, answer)]
         found[kind] = f"WRONG: {'; '.join(wrong)}" if wrong else EXACT
@@ -134,8 +173,6 @@ def prompts(index: int) -> list[list[int]]:
     return [first, second, longest]
 
 
-@torch.inference_mode()
 def block_bytes(model: Any) -> int:
-    """Bytes of a KV block of 4 tokens in float32, by transformers' own cache."""
-    layers = model(input_ids=torch.tensor([[1]]), use_cache=True).past_key_values.layers
-    return sum(4 * layer.keys.numel() * 4 * 2 for layer in layers)
+    """Bytes of a KV block of 4 tokens."""
+    return observe(model, torch.device("cpu")).kv_shape.block_bytes(4)

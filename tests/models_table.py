@@ -29,12 +29,14 @@ from lora_serve.core.errors import ModelError
 from lora_serve.model.base_model import auto_class_of
 from lora_serve.model.exactness import shrunk
 from lora_serve.model.loading.observation import is_linear
-from tests.kind_matrix import EXACT, Found, mismatches
+from tests.adapters_table import with_table
+from tests.kind_matrix import EXACT, Found, mismatches, verdicts_of
 from tests.local_engine import Answer, LocalEngine, refusal
 from tests.oracle import logprobs_alone, peft_may_warn
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+KINDS_BEGIN, KINDS_END = "<!-- kinds: begin -->", "<!-- kinds: end -->"
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys()))
 NOT_BUILT = "not built"
 NEW_TOKENS = 6
@@ -219,18 +221,62 @@ def read_table(document: str) -> dict[str, str]:
     }
 
 
+def kinds_refused(model_type: str, folder: Path) -> dict[str, str]:
+    """The shortened reason by kind of adapter that is refused on the type; raises AssertionError for a wrong answer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = verdicts_of(model_type, build_tiny(model_type), folder)
+    wrong = {kind: verdict for kind, verdict in found.items() if verdict.startswith("WRONG")}
+    assert not wrong, wrong
+    return {kind: _shortened_kind(verdict) for kind, verdict in found.items() if verdict.startswith("refused")}
+
+
+def _shortened_kind(verdict: str) -> str:
+    short = shortened(verdict).removeprefix("refused: ")
+    return re.sub(r"'base_model\S*'|\b(model|lm_head|cls)\.\S+", "...", re.sub(r"\d+", "N", short))
+
+
+def kinds_table(found: Mapping[str, Mapping[str, str]]) -> str:
+    """Markdown: a line for each reason, with the kinds and types. `found`: type -> kind -> reason."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for model_type in sorted(found):
+        for kind, reason in found[model_type].items():
+            groups.setdefault(reason, {}).setdefault(model_type, []).append(kind)
+    lines = [["why it is refused", "on"], ["---"] * 2]
+    for reason in sorted(groups):
+        on = "; ".join(f"`{model_type}`: {', '.join(kinds)}" for model_type, kinds in groups[reason].items())
+        lines.append([reason, on])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def read_kinds(document: str) -> dict[str, dict[str, str]]:
+    """The inverse of `kinds_table`; types of which nothing is refused are left out."""
+    text = document.partition(KINDS_BEGIN)[2].partition(KINDS_END)[0]
+    _, _, *lines = [
+        [c.strip() for c in line.strip().strip("|").split("|")] for line in text.splitlines() if "|" in line
+    ]
+    found: dict[str, dict[str, str]] = {}
+    for reason, on in lines:
+        for model_type, kinds in re.findall(r"`([^`]+)`: ([^;]+)", on):
+            found.setdefault(model_type, {}).update(dict.fromkeys(kinds.strip().split(", "), reason))
+    return found
+
+
 def main(types: Sequence[str]) -> int:
     """Tries the given types anew, or all; others keep their place. Exit code 1 if a verdict is WRONG."""
-    found = read_table(DOCUMENT.read_text()) if types else {}
+    found, kinds = (read(DOCUMENT.read_text()) if types else {} for read in (read_table, read_kinds))
     wrong = False
     for model_type in types or TYPES:
         with tempfile.TemporaryDirectory() as folder:
             full = verdict(model_type, Path(folder))
         found[model_type] = shortened(full)
         wrong |= full.startswith("WRONG")
-        print(model_type, full[:300], flush=True)
-    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
-    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{models_table(found)}\n\n{END}{rest.partition(END)[2]}")
+        if full == EXACT:
+            with tempfile.TemporaryDirectory() as folder:
+                kinds[model_type] = kinds_refused(model_type, Path(folder))
+        print(model_type, full[:300], *kinds.get(model_type, ()), flush=True)
+    document = with_table(DOCUMENT.read_text(), models_table(found))
+    DOCUMENT.write_text(with_table(document, kinds_table(kinds), KINDS_BEGIN, KINDS_END))
     return int(wrong)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -26,6 +27,7 @@ class Layers:
     routers: tuple[str, ...]  # parameters that choose among the experts
     has_bias: bool  # anywhere, norms included
     is_conv1d: bool  # its linear layers keep their weights transposed, as gpt2's do
+    outside: str | None = None  # a pattern of the layers that no text runs through, such as a vision tower's
 
     @property
     def attention(self) -> str:
@@ -33,13 +35,29 @@ class Layers:
         return self.attention_path.rpartition(".")[2]
 
 
+# Names that PEFT takes for parts of the experts, as soon as a model has any.
+_OF_EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj"})
+
+
+def narrowed(layers: Layers) -> Layers:
+    """The layers without those that PEFT would turn into experts' weights, which not every kind can change."""
+    linears = tuple(name for name in layers.linears if name not in _OF_EXPERTS)
+    biased = tuple(name for name in layers.biased_linears if name in linears)
+    path, _, last = layers.attention_path.rpartition(".")
+    return replace(
+        layers, linears=linears, biased_linears=biased, attention_path=f"{path}.{last if last in linears else 'q_proj'}"
+    )
+
+
 def read_layers(model: PreTrainedModel) -> Layers:
-    """The names of a causal language model that transformers has built."""
+    """The names of a model that transformers has built and that generates text."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head}
+    outside = _outside(model)
+    is_met = re.compile(outside or r"(?!)").fullmatch
+    modules = {name: module for name, module in model.named_modules() if not is_met(name)}
+    linears = {n: m for n, m in modules.items() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head}
     attention = [name for name in linears if re.search(r"attn|attention", name)][-1]
-    modules = dict(model.named_modules())
-    parameters = dict(model.named_parameters())
+    parameters = {name: tensor for name, tensor in model.named_parameters() if not is_met(name)}
     return Layers(
         linears=_last(linears),
         biased_linears=_last(name for name, module in linears.items() if module.bias is not None),
@@ -52,7 +70,21 @@ def read_layers(model: PreTrainedModel) -> Layers:
         routers=_block_names(name for name in parameters if name.endswith(".gate.weight")),
         has_bias=any(name.endswith("bias") for name in parameters),
         is_conv1d=any(isinstance(module, Conv1D) for module in linears.values()),
+        outside=outside,
     )
+
+
+def _outside(model: PreTrainedModel) -> str | None:
+    if model.config.get_text_config() is model.config:
+        return None
+    seen = set[str]()
+    with ExitStack() as hooks, torch.inference_mode():
+        for path, module in model.named_modules():
+            hooks.enter_context(module.register_forward_hook(lambda *_, path=path: seen.add(path)))
+        model(input_ids=torch.arange(20, 24)[None], use_cache=False)
+    parts = {".".join(path.split(".")[:n]) for path, _ in model.named_parameters() for n in (1, 2)}
+    unseen = sorted(part for part in parts if not any(f"{path}.".startswith(f"{part}.") for path in seen))
+    return rf"({'|'.join(map(re.escape, unseen))})(\..*)?" if unseen else None
 
 
 def _last(paths: Iterator[str] | dict[str, torch.nn.Module]) -> tuple[str, ...]:

@@ -13,8 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.kind_matrix import Found, mismatches, prompts
+from tests.models_table import build_tiny
 from tests.oracle import load_alone, load_fresh, logprobs_alone, save_tiny_model
-from tests.peft_kinds import INVOCATION, KINDS, PEFT_FAILS, save_kind, train_kind, why_not
+from tests.peft_kinds import (
+    INVOCATION,
+    KINDS,
+    PEFT_FAILS,
+    PEFT_LOSES,
+    PeftFailsError,
+    save_kind,
+    save_live,
+    train_kind,
+    why_not,
+)
 from tests.peft_layers import read_layers
 from tests.tiers import mostly_nightly
 
@@ -90,6 +101,23 @@ def test_what_is_said_to_fail_in_peft_fails_there(kind: str, architecture: str, 
         logprobs_alone(train_kind(kind, model, tmp_path / "initial", seed=0), PROMPT)
 
 
+@pytest.mark.parametrize("model_type", PEFT_LOSES)
+def test_what_peft_is_said_to_lose_is_missing_in_its_conversion(model_type: str, tmp_path: Path) -> None:
+    base = build_tiny(model_type)
+    live = save_live("pissa_converted", model_type, base, tmp_path / "a")
+    saved = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    scale = config["lora_alpha"] / config["r"]
+    num_wrong = 0
+    for path, module in live.named_modules():
+        if f"{path}.lora_A.weight" in saved and isinstance(module.base_layer, torch.nn.Linear):
+            delta = saved[f"{path}.lora_B.weight"] @ saved[f"{path}.lora_A.weight"] * scale
+            trained = module.base_layer.weight + module.get_delta_weight("default")
+            own = base.get_submodule(path.removeprefix("base_model.model.")).weight + delta
+            num_wrong += bool((own - trained).abs().max() > 1e-3)
+    assert num_wrong > 0
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox"])
 def test_peft_loads_no_tied_adapters_where_the_embedding_has_another_name(architecture: str, tmp_path: Path) -> None:
     model = models(architecture, tmp_path)[True]
@@ -100,7 +128,7 @@ def test_peft_loads_no_tied_adapters_where_the_embedding_has_another_name(archit
 
 @pytest.mark.parametrize("kind", ["loha", "lokr"])
 def test_peft_refuses_loha_and_lokr_on_conv1d(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"Conv1D.*not supported"):
+    with pytest.raises(PeftFailsError, match=r"Conv1D.*not supported"):
         train_kind(kind, save_tiny_model("gpt2", tmp_path), tmp_path / "initial", seed=0)
 
 

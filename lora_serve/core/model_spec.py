@@ -24,10 +24,11 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingShape:
-    """An embedding table that LoRA can target: y [embedding_dim] = W[token]."""
+    """An embedding table that LoRA can target: y [embedding_dim] = scale * W[token]."""
 
     num_embeddings: int
     embedding_dim: int
+    scale: float | None = 1.0  # None: y is more than a row, such as its norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,26 @@ from pathlib import Path
 import pytest
 
 from tests.kind_matrix import EXACT
-from tests.models_table import BEGIN, DOCUMENT, END, TYPES, models_table, read_table, shortened, verdict
+from tests.models_table import (
+    BEGIN,
+    DOCUMENT,
+    END,
+    TYPES,
+    kinds_refused,
+    models_table,
+    read_kinds,
+    read_table,
+    shortened,
+    verdict,
+)
 from tests.tiers import mostly_nightly
 
 # A router of its own class; a norm without a weight; a router whose weight is cast before it is used; sinks; values
 # narrower than keys; a class that reads images.
 OF_THE_DEFAULT_TIER = ("phimoe", "nanochat", "ernie4_5_moe", "gpt_oss", "deepseek_v3", "qwen3_vl")
+
+EXACT_TYPES = tuple(name for name, verdict in read_table(DOCUMENT.read_text()).items() if verdict == EXACT)
+OF_ALL_KINDS_BY_DAY = ("deepseek_v3", "qwen3_vl")  # experts beside layers that are not; parts that no text runs through
 
 
 @pytest.mark.parametrize("model_type", mostly_nightly(TYPES, *OF_THE_DEFAULT_TIER))
@@ -20,6 +34,11 @@ def test_page_says_what_a_run_finds(model_type: str, tmp_path: Path) -> None:
     found = verdict(model_type, tmp_path)
     assert not found.startswith("WRONG"), found
     assert shortened(found) == read_table(DOCUMENT.read_text())[model_type]
+
+
+@pytest.mark.parametrize("model_type", mostly_nightly(EXACT_TYPES, *OF_ALL_KINDS_BY_DAY))
+def test_page_says_which_kinds_of_adapters_are_refused(model_type: str, tmp_path: Path) -> None:
+    assert kinds_refused(model_type, tmp_path) == read_kinds(DOCUMENT.read_text()).get(model_type, {})
 
 
 def test_page_names_every_type_and_none_is_wrong() -> None:

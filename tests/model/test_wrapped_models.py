@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,7 +21,7 @@ from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.core.errors import InvalidAdapterError
 from tests.kind_matrix import Found, mismatches
 from tests.local_engine import LocalEngine
-from tests.oracle import load_alone, load_plain, logprobs_alone, save_adapter
+from tests.oracle import load_alone, load_plain, logprobs_alone, peft_may_warn, save_adapter
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PROMPT = [5, 9, 33, 41, 7, 64, 80, 12, 3]
@@ -139,3 +140,15 @@ def test_tensors_that_text_never_meets_are_left_out_in_words_and_text_modules_ne
     mixed = changed(lambda all_: {n.replace("language_model.layers.0", "layers.0"): t for n, t in all_.items()})
     with pytest.raises(InvalidAdapterError, match="belongs to no module"):
         read_artifact(mixed, spec)
+
+
+def test_vera_whose_matrices_a_vision_tower_shares_needs_them_saved(models: dict[str, Path], tmp_path: Path) -> None:
+    spec = LocalEngine(models["wrapper"]).parts.spec
+    for is_saved in (True, False):
+        linears = ["q_proj", "down_proj", "fc1"]  # fc1 is the tower's
+        with peft_may_warn():
+            config = peft.VeraConfig(r=4, target_modules=linears, save_projection=is_saved, task_type="CAUSAL_LM")
+            peft.get_peft_model(load_plain(models["wrapper"]), config).save_pretrained(tmp_path / str(is_saved))
+    assert read_artifact(tmp_path / "True", spec).bound.conversions is not None
+    with pytest.raises(InvalidAdapterError, match="had a part in their shapes"):
+        read_artifact(tmp_path / "False", spec)

@@ -13,6 +13,7 @@ from lora_serve.adapters.checkpoint.bound import PREFIX, BoundAdapter, check_hea
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, FoundTemplate, examine_template, read_kept
 from lora_serve.adapters.checkpoint.content import CONFIG_NAME, WEIGHTS_NAME, AdapterContent, adapter_digest
 from lora_serve.adapters.checkpoint.expert_binder import num_old_layers
+from lora_serve.adapters.checkpoint.methods.vera import VeraConfig
 from lora_serve.adapters.checkpoint.own_tokens import (
     BaseTokens,
     EndTokens,
@@ -128,6 +129,11 @@ def _bound_to(
         for name, info in tensors.items()
         if not _unmet_part(name, spec) and not any(mark in name for mark in _OF_TRAINING)
     }
+    is_drawn = isinstance(config.method, VeraConfig) and not config.method.save_projection
+    if is_drawn and any(_unmet_part(name, spec) for name in tensors):
+        raise InvalidAdapterError(
+            ["vera_A and vera_B were not saved, and layers that no text runs through had a part in their shapes"]
+        )
     bound = _bind_to_view(spec, met, lambda view: bind(config, met, view, max_rank))
     if reasons := list(check_head(bound, spec)):
         raise InvalidAdapterError(reasons)

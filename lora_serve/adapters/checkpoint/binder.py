@@ -18,6 +18,7 @@ from lora_serve.adapters.checkpoint.bound import (
     Conversions,
     TensorPlace,
     check_resized,
+    check_tokens,
     ends_of,
     labels_in,
     place_of,
@@ -240,6 +241,7 @@ class _Binder:
             if module is None:
                 self.reasons.append(f"trainable_token_indices names {end!r}, which is no embedding of the base model")
                 continue
+            self.reasons += check_tokens(module, self._spec)
             rows, width = self._spec.modules[module]["weight"]
             if module in found and found[module].token_ids == ids:
                 continue  # the output head that is tied to it

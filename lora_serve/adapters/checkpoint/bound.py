@@ -202,11 +202,19 @@ def resized_to(
     return newest + 1 if newest >= spec.vocab_size else 0
 
 
+def check_tokens(module: str, spec: ModelSpec) -> Iterator[str]:
+    """Reasons why trained tokens of an embedding, or of a head, cannot be served as PEFT computes them."""
+    if module in spec.embeddings and spec.embeddings[module].scale is None:
+        yield f"trainable_token_indices: PEFT leaves out what {module} does beside its lookup"
+    if module == spec.input_embedding and spec.ties_embeddings and "bias" in spec.modules[spec.output_head]:
+        yield "trainable_token_indices: PEFT leaves out the bias of the tied output head"
+
+
 def check_resized(bound: BoundAdapter, spec: ModelSpec) -> Iterator[str]:
     """Reasons why an adapter with a vocabulary of its own cannot be served."""
     size, (embedding, head) = bound.vocab_size, ends_of(spec)
     rows = {spec.embeddings[embedding].num_embeddings, spec.linears[head].out_features if head in spec.linears else 0}
-    if rows != {spec.vocab_size}:
+    if rows != {spec.vocab_size} or spec.embeddings[embedding].scale is None:
         yield f"its vocabulary has {size} tokens, and this base model's cannot be resized"
     if size > spec.vocab_size + MAX_GROWTH:
         yield f"its vocabulary has {size} tokens, more than {MAX_GROWTH} above the base model's {spec.vocab_size}"

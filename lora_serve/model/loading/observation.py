@@ -135,10 +135,18 @@ class ModuleWatch:
     def observation(self, kv_shape: KVShape) -> Observation:
         """The facts seen."""
         sites = {path: found[0] for path, found in self._seen.items() if len(found) == 1 and found[0] is not None}
+        # A change runs its module again for some rows, and sites inside would take these for the whole step's: of two,
+        # one within the other, the inner one counts if it is a layer, else the outer one.
+        ends = {path: [dot.start() for dot in re.finditer(r"\.", path)] for path in sites}
+        pairs = [(path[:end], path) for path in sites for end in ends[path] if path[:end] in sites]
+        layers = {path for path, owner in self._owners.items() if is_linear(owner) or isinstance(owner, nn.Embedding)}
+        holders = {outer for outer, inner in pairs if inner in layers}
+        inside = {inner for outer, inner in pairs if outer not in holders}
+        sites = {path: site for path, site in sites.items() if path not in holders | inside}
         owners = {path: owner for path, owner in self._owners.items() if path in sites}
         linears = {path: linear_shape(m) for path, m in owners.items() if is_linear(m)}
         embeddings = {
-            path: EmbeddingShape(m.num_embeddings, m.embedding_dim)
+            path: EmbeddingShape(m.num_embeddings, m.embedding_dim, _scale_of(m))
             for path, m in owners.items()
             if isinstance(m, nn.Embedding)
         }
@@ -201,6 +209,12 @@ def _is_windowed(mask: Tensor, window: int | None) -> bool:
     if mask.shape[-2:] != is_seen.shape:
         return False
     return bool((mask == is_seen if mask.dtype == torch.bool else torch.where(is_seen, mask == 0, mask < -1e4)).all())
+
+
+def _scale_of(embedding: nn.Embedding) -> float | None:
+    scale = float(getattr(embedding, "embed_scale", 1.0))
+    ids = torch.arange(min(8, embedding.num_embeddings), device=embedding.weight.device)
+    return scale if torch.allclose(embedding(ids), embedding.weight[ids] * scale, rtol=0.01) else None
 
 
 def _site(inputs: tuple[Any, ...], output: Any, numbers: tuple[int, int]) -> Site | None:

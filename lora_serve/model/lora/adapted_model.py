@@ -236,10 +236,6 @@ class AdaptedModel(Generic[Step]):
         found = {} if weight is None else {"weight": weight.t() if linear.is_transposed else weight}
         return found if bias is None else {**found, "bias": bias}
 
-    def embedding_scale(self, path: str) -> float:
-        """The factor of an embedding's rows (Gemma 3); 1.0 in most models."""
-        return float(getattr(self.module.get_submodule(path), "embed_scale", 1.0))
-
     def _wrap_linears(self, loaded: LoadedModel, kernel: LoraKernel, slots: LoraSlots) -> None:
         embedding = self.module.get_parameter(f"{self.spec.input_embedding}.weight")
         head = self.spec.output_head if self.spec.pooling is None else self.spec.pooling.label_layer

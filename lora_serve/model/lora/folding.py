@@ -114,7 +114,7 @@ def _dora_gain(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> 
 
 def _embedding(base: AdaptedModel[Any], path: str, saved: SavedEmbedding) -> EmbeddingDelta:
     """An embedding's delta; a scaled embedding multiplies it like its own rows."""
-    scale = saved.scale * base.embedding_scale(path)
+    scale = saved.scale * (base.spec.embeddings[path].scale or 1.0)
     if saved.magnitude is None:
         return EmbeddingDelta(saved.a, saved.b, scale)
     table = base.module.get_submodule(path).get_parameter("weight").double()  # [num_embeddings, dim]
@@ -130,7 +130,8 @@ def _own(base: AdaptedModel[Any], path: str, parameters: Mapping[str, Tensor]) -
     originals = base.parameters_of(path)
     if all(_is_same(tensor, originals.get(name)) for name, tensor in parameters.items()):
         return None
-    if path in (base.spec.input_embedding, base.spec.output_head) and originals.keys() == {"weight"}:
+    is_looked_up = path not in base.spec.embeddings or base.spec.embeddings[path].scale is not None
+    if path in (base.spec.input_embedding, base.spec.output_head) and originals.keys() == {"weight"} and is_looked_up:
         table = parameters["weight"]
         ids = _changed_rows(table, originals["weight"])
         if len(ids) <= min(_FEW_ROWS, _FEW_SHARE * len(table)):  # PEFT saves a resized model's tables whole
@@ -154,7 +155,7 @@ def _rows(base: AdaptedModel[Any], path: str, ids: Tensor, rows: Tensor) -> Chan
     """Rows of the output head, or of an embedding, in place of its own."""
     if path == base.spec.output_head:
         return HeadRows(ids, rows, is_shared=False)
-    return TokenRows(ids, rows * base.embedding_scale(path))
+    return TokenRows(ids, rows * (base.spec.embeddings[path].scale or 1.0))
 
 
 def _is_same(tensor: Tensor, original: Tensor | None) -> bool:

@@ -160,6 +160,15 @@ def test_trained_tokens_need_rows_for_just_their_ids() -> None:
     assert "does not say that it is trained" in reasons(rows)
 
 
+def test_trained_tokens_of_a_tied_head_with_a_bias_are_refused_as_peft_leaves_the_bias_out() -> None:
+    rows = {**LORA_Q, f"{EMBEDDING}.token_adapter.trainable_tokens_delta": (3, 8)}
+    spec = dataclasses.replace(SPEC, ties_embeddings=True)
+    assert bound(rows, spec, trained_tokens=(("", (4, 5, 49)),)).tokens.keys() == {EMBEDDING}
+    spec = dataclasses.replace(spec, modules={**SPEC.modules, HEAD: {"weight": (50, 8), "bias": (50,)}})
+    with pytest.raises(InvalidAdapterError, match="leaves out the bias of the tied output head"):
+        bound(rows, spec, trained_tokens=(("", (4, 5, 49)),))
+
+
 def test_experts_are_told_apart_by_the_order_in_which_peft_wraps_them() -> None:
     experts = f"{MLP}.experts"
     found = bound(

@@ -11,6 +11,7 @@ from torch import nn
 
 from lora_serve.core.errors import ModelError
 from lora_serve.model.loading.observation import Observation, Site, observe
+from tests.models_table import build_tiny
 from tests.oracle import ARCHITECTURES, load_fresh, save_tiny_model
 
 
@@ -50,6 +51,29 @@ def test_module_that_runs_twice_or_mixes_tokens_is_no_site(tmp_path: Path) -> No
     assert "model.layers.0.input_layernorm" not in found.sites
     assert "model.layers.1.mlp.down_proj" not in found.sites
     assert "model.layers.1.mlp.up_proj" in found.linears
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kept", "left_out"),
+    [
+        ("bert", "cls.predictions.transform.dense", "cls.predictions"),  # a bias beside the layers inside
+        ("ernie4_5_moe", "model.layers.1.mlp.gate", "model.layers.1.mlp.gate.moe_statics"),
+    ],
+)
+def test_of_two_sites_one_within_the_other_one_counts(model_type: str, kept: str, left_out: str) -> None:
+    found = observe(build_tiny(model_type), torch.device("cpu"))
+    assert kept in found.sites
+    assert left_out not in found.sites
+    assert [path for path in found.sites for other in found.sites if other.startswith(f"{path}.")] == []
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scale"), [("llama", 1.0), ("gemma3_text", pytest.approx(8.0)), ("muse_glimmer", None)]
+)
+def test_embedding_that_does_more_than_scale_its_rows_is_told(model_type: str, scale: float | None) -> None:
+    model = build_tiny(model_type)
+    (shape,) = observe(model, torch.device("cpu")).embeddings.values()
+    assert shape.scale == scale
 
 
 class MixesTokens(nn.Module):

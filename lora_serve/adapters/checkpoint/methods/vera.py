@@ -65,8 +65,10 @@ def bind(plan: VeraPlan, module: str, shapes: Shapes, in_features: int, out_feat
     """`shapes` holds the module's own roles and, if they were saved, the shared vera_A and vera_B."""
     r = plan.config.r
     expected: dict[str, tuple[int, ...]] = {"vera_lambda_b": (out_features,), "vera_lambda_d": (r,)}
-    if plan.config.save_projection:
-        expected |= {"vera_A": (r, plan.in_features), "vera_B": (plan.out_features, r)}
+    if plan.config.save_projection:  # larger: those of a vision tower, say, have a part in them
+        widest = max(plan.in_features, *shapes.get("vera_A", ())[1:], 0)
+        tallest = max(plan.out_features, *shapes.get("vera_B", ())[:1], 0)
+        expected |= {"vera_A": (r, widest), "vera_B": (tallest, r)}
     elif shapes.keys() & {"vera_A", "vera_B"}:
         # PEFT would ignore them and draw its own.
         return ["vera_A and vera_B are saved, but save_projection is false: which are meant is unclear"]
