@@ -10,7 +10,7 @@ from typing import Any
 import peft
 import torch
 
-from tests.old_experts import FUSED, cut_parts_apart, rewrite_as_old
+from tests.old_experts import FUSED, PARTS, cut_parts_apart, rewrite_as_old
 from tests.oracle import load_fresh, peft_may_warn
 from tests.peft_layers import Layers, read_layers
 
@@ -239,6 +239,8 @@ def why_not(kind: str, architecture: str, layers: Layers) -> str | None:
     """Why the kind does not apply to an architecture; None if it does."""
     if (kind, architecture) in PEFT_FAILS:
         return f"PEFT itself fails: {PEFT_FAILS[kind, architecture]}"
+    if KINDS[kind].one_by_one and layers.experts and architecture not in PARTS:
+        return "its experts have always been one parameter"
     return KINDS[kind].why_not(layers)
 
 
