@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.kind_matrix import BASE, verdicts
-from tests.oracle import OF_ALL_KINDS
+from tests.oracle import ARCHITECTURES
 from tests.peft_kinds import KINDS
 from tests.peft_methods import method_verdicts
 
@@ -98,7 +98,7 @@ def main(architectures: Sequence[str]) -> int:
     if list(architectures) == ["methods"]:
         return any(verdict.startswith("WRONG") for verdict in methods.values())
     found = {} if not architectures else read_table(DOCUMENT.read_text())
-    for architecture in architectures or OF_ALL_KINDS:
+    for architecture in architectures or ARCHITECTURES:
         with tempfile.TemporaryDirectory() as folder:
             found[architecture] = verdicts(architecture, Path(folder))
         print(

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 RANK, ALPHA = 4, 8
 # Two layers in one parameter: their ranks add up, and alpha / r stays what it was.
 FUSED = {"rank_pattern": {r".*\.gate_up_proj": 2 * RANK}, "alpha_pattern": {r".*\.gate_up_proj": 2 * ALPHA}}
-OLD_PARTS = {"mixtral": ("w1", "w3", "w2"), "qwen3_moe": ("gate_proj", "up_proj", "down_proj")}  # gate, up, down
+PARTS = {"mixtral": ("w1", "w3", "w2"), "qwen3_moe": ("gate_proj", "up_proj", "down_proj")}  # gate, up, down
 _SETTINGS = frozenset(  # what PEFT 0.13 wrote, which is of the time of transformers 4.45
     (
         *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode"),
@@ -45,7 +45,7 @@ def rewrite_as_old(folder: Path, model_type: str) -> None:
     save_file({name: tensor.contiguous() for name, tensor in old.items()}, path, {"format": "pt"})
     text = json.loads((folder / "adapter_config.json").read_text())
     routers = ["gate"] if any("gate.weight" in name for name in text["target_parameters"]) else []
-    text["target_modules"] = [*text["target_modules"], *OLD_PARTS[model_type], *routers]
+    text["target_modules"] = [*text["target_modules"], *PARTS[model_type], *routers]
     text |= {"rank_pattern": {}, "alpha_pattern": {}}
     kept = {name: value for name, value in text.items() if name in _SETTINGS}
     (folder / "adapter_config.json").write_text(json.dumps(kept))
@@ -54,7 +54,7 @@ def rewrite_as_old(folder: Path, model_type: str) -> None:
 def _old_tensors(name: str, tensors: dict[str, torch.Tensor], model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
     block, _, rest = name.partition(".mlp.")
     old_block = f"{block}.{'block_sparse_moe' if model_type == 'mixtral' else 'mlp'}"
-    gate, up, down = OLD_PARTS[model_type]
+    gate, up, down = PARTS[model_type]
     if rest.endswith("lora_A.weight") and rest.startswith("experts."):
         parts = [gate, up] if ".base_layer." in rest else [down]
         yield from _split(f"{old_block}.experts", parts, tensors[name], tensors[name.replace("lora_A", "lora_B")])

@@ -62,8 +62,6 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 
-# Those of the matrix of kinds, which do not fit the modules of the others: such as experts that lie [expert, in, out].
-OF_ALL_KINDS = tuple(name for name in ARCHITECTURES)
 # By mechanism: the common one, windows and soft caps, experts, a position table, Conv1D with a fused QKV.
 REPRESENTATIVE = ("llama", "gemma2", "mixtral", "opt", "gpt2")
 

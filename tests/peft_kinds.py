@@ -13,7 +13,7 @@ import peft
 import torch
 from transformers import PreTrainedModel
 
-from tests.old_experts import FUSED, OLD_PARTS, cut_parts_apart, rewrite_as_old
+from tests.old_experts import FUSED, PARTS, cut_parts_apart, rewrite_as_old
 from tests.oracle import load_fresh, peft_may_warn
 from tests.peft_layers import Layers, narrowed, read_layers
 
@@ -249,7 +249,7 @@ def why_not(kind: str, architecture: str, layers: Layers) -> str | None:
         return f"PEFT itself fails: {PEFT_FAILS[kind, architecture]}"
     if KINDS[kind].converted and architecture in PEFT_LOSES:
         return "PEFT itself fails: it loses some of the initial weights, from which it converts"
-    if KINDS[kind].one_by_one and layers.experts and architecture not in OLD_PARTS:
+    if KINDS[kind].one_by_one and layers.experts and architecture not in PARTS:
         return "no such checkpoint is made of it here"
     return KINDS[kind].why_not(layers)
 

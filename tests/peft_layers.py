@@ -67,7 +67,7 @@ def read_layers(model: PreTrainedModel) -> Layers:
         head=_last(name for name, module in modules.items() if module is head)[0],
         norms=_last(name for name, module in modules.items() if "Norm" in type(module).__name__),
         experts=_block_names(name for name, tensor in parameters.items() if tensor.dim() == 3),
-        routers=_block_names(name for name in parameters if name.endswith(".gate.weight")),
+        routers=_block_names(name for name in parameters if name.endswith((".gate.weight", ".router.weight"))),
         has_bias=any(name.endswith("bias") for name in parameters),
         is_conv1d=any(isinstance(module, Conv1D) for module in linears.values()),
         outside=outside,

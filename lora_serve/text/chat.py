@@ -17,7 +17,15 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, refused
 from lora_serve.text.marked import Marked, Marks, true_text
-from lora_serve.text.past_calls import CallForm, PastCall, field_error, parse_calls, written_call, written_id
+from lora_serve.text.past_calls import (
+    CallForm,
+    PastCall,
+    field_error,
+    parse_calls,
+    written_call,
+    written_id,
+    written_reasoning,
+)
 from lora_serve.text.template import REFUSALS, ChatTemplate, TemplateInput
 from lora_serve.text.tokenizer import TextModel
 
@@ -143,16 +151,19 @@ def _conversation(
         names = {call.id: call.name for message in messages for call in message.tool_calls if call.id}
     numbers, ids = count(), dict[str, str]()
     conversation = []
-    for message in messages:
+    for message in _one_call_a_turn(messages) if form.one_a_turn else messages:
+        content, reasoning = message.content, message.reasoning
+        if message.tool_calls and form.one_text and content and reasoning:
+            content, reasoning = f"{reasoning}\n{content}", None
         # `developer` is OpenAI's newer name of `system`; most templates know `system` only.
         role = "system" if message.role == "developer" and not has_developer else message.role
-        written: dict[str, Any] = {"role": role, "content": message.content}
-        if message.reasoning is not None:
-            written |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), message.reasoning)
+        written: dict[str, Any] = {"role": role, "content": content}
+        if reasoning is not None:
+            written |= written_reasoning(reasoning)
         if message.tool_calls:
             written["tool_calls"] = [written_call(call, form, next(numbers)) for call in message.tool_calls]
             ids |= {call.id: one["id"] for call, one in zip(message.tool_calls, written["tool_calls"], strict=True)}
-            if not message.content and not form.has_content:
+            if not content and not form.has_content:
                 del written["content"]
         if message.tool_call_id is not None:
             written["tool_call_id"] = ids.get(message.tool_call_id) or written_id(message.tool_call_id, form)
@@ -160,6 +171,34 @@ def _conversation(
             written["name"] = name
         conversation.append(written)
     return conversation
+
+
+def _one_call_a_turn(messages: tuple[ChatMessage, ...]) -> Iterator[ChatMessage]:
+    """The messages with each call in a turn of its own, and its result right behind it."""
+    place = 0
+    while place < len(messages):
+        message, end = messages[place], place + 1
+        if len(message.tool_calls) > 1:
+            while end < len(messages) and messages[end].role == "tool":
+                end += 1
+            yield from _apart(message, messages[place + 1 : end])
+        else:
+            yield message
+        place = end
+
+
+def _apart(message: ChatMessage, results: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
+    """A turn of several calls as turns of one. A result belongs to the call of its id; without ids, to the next one."""
+    *others, last = message.tool_calls
+    for call in others:
+        yield replace(message, tool_calls=(call,))
+        own = [one for one in results if one.tool_call_id and one.tool_call_id == call.id]
+        own = own or [one for one in results[:1] if not (one.tool_call_id and call.id)]
+        yield from own
+        results = [one for one in results if not any(one is its for its in own)]
+        message = ChatMessage("assistant", "")
+    yield replace(message, tool_calls=(last,))
+    yield from results
 
 
 def _form_of_calls(messages: tuple[ChatMessage, ...], template: ChatTemplate, hint: str) -> CallForm:

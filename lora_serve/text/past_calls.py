@@ -37,6 +37,8 @@ class CallForm:
     as_text: bool = False  # arguments are given as JSON text, not as an object
     short_ids: bool = False  # ids have nine letters and digits
     counted_ids: bool = False  # ids are `functions.name:0`, the chat's calls counted, and stand for the names
+    one_a_turn: bool = False  # a turn has one call, and its result comes next; others would be lost
+    one_text: bool = False  # a turn with a call has content or reasoning, not both
 
 
 def field_error(where: str, words: str) -> InvalidRequestError:
@@ -59,6 +61,11 @@ def written_call(call: PastCall, form: CallForm, number: int) -> dict[str, Any]:
     function = {"name": call.name, "arguments": arguments}
     call_id = f"functions.{call.name}:{number}" if form.counted_ids else written_id(call.id, form)
     return {"id": call_id, "type": "function", "function": function}
+
+
+def written_reasoning(text: str) -> dict[str, str]:
+    """The reasoning of a turn under all names that templates have for it."""
+    return dict.fromkeys(("reasoning", "reasoning_content", "thinking"), text)
 
 
 def written_id(call_id: str, form: CallForm) -> str:

@@ -6,7 +6,7 @@ A model may have several templates by name: a chat with tools is rendered by `to
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import product
 from typing import Any
@@ -19,7 +19,7 @@ from lora_serve.core.errors import ConfigError
 from lora_serve.core.setting_texts import template_in
 from lora_serve.text import reasoning, tool_calls
 from lora_serve.text.marked import Marked, Marks, joined
-from lora_serve.text.past_calls import CallForm, PastCall, written_call
+from lora_serve.text.past_calls import CallForm, PastCall, written_call, written_reasoning
 from lora_serve.text.reasoning.base import ReasoningFormat
 from lora_serve.text.tool_calls.base import ToolCallFormat
 
@@ -29,6 +29,7 @@ Tools = Sequence[Mapping[str, Any]]
 Render = Callable[[Conversation, Tools], str]
 
 _NAME, _KEY, _VALUE, _RESULT = "probe_of_a_tool", "probe_of_a_key", "probe of a value", "probe of a result"
+_SECOND = "another_probe_of_calls"
 _USER = {"role": "user", "content": "Hi"}
 _PARAMETERS = {
     "type": "object",
@@ -62,7 +63,7 @@ def tool_forms(render: Render) -> ToolForms:
     best = [form for form, text in written if f'"{_KEY}"' in text] + [form for form, _ in written]
     results = [form for form, text in written if _RESULT in text]
     form = next((form for form in best if form in results), next(iter(best), None))
-    return ToolForms(has_tools, form, form in results)
+    return ToolForms(has_tools, None if form is None else _refined(render, form, tools), form in results)
 
 
 _CALL_FORMS = tuple(
@@ -95,6 +96,24 @@ def _with_call(render: Render, form: CallForm, tools: Tools) -> str | None:
         if text.count(_NAME) > bare.count(_NAME) and _VALUE in text:
             return text
     return None
+
+
+def _refined(render: Render, form: CallForm, tools: Tools) -> CallForm:
+    """The form with what several calls, and a text beside one, show."""
+    calls = [written_call(replace(_CALL, name=name, id=f"{_CALL.id}{name[-1]}"), form, 0) for name in (_NAME, _SECOND)]
+    bare = {"role": "assistant", "content": ""}
+
+    def is_lost(turn: Mapping[str, Any], text: str) -> bool | None:
+        """None if the template refuses the turn."""
+        try:
+            return text not in render([_USER, turn], tools)
+        except REFUSALS:
+            return None
+
+    one_a_turn = is_lost(bare | {"tool_calls": calls}, _SECOND) is True
+    beside = bare | {"tool_calls": calls[:1], "content": _RESULT}
+    one_text = is_lost(beside, _NAME) is False and is_lost(beside | written_reasoning(_VALUE), _NAME) is None
+    return replace(form, one_a_turn=one_a_turn, one_text=one_text)
 
 
 # transformers' own sign: it cuts the text where this stands, as `cut_continued` does

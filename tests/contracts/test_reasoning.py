@@ -150,6 +150,37 @@ class TestGptOss(ReasoningContract):
 
     def test_answer_without_reasoning(self) -> None:
         assert self.read("<|channel|>final<|message|>Well.") == ("", "Well.")
+        assert self.read(*"<|channel|>final <|constrain|>json<|message|>{}<|end|>") == ("", "{}")
+
+    def test_reasoning_that_is_cut_is_reasoning(self) -> None:
+        """A header that is cut is dropped."""
+        text = self.write("so it goes")[: -len(self.close)]
+        for length in range(len(self.close)):
+            cut = self.close[:length]
+            is_header = cut.startswith("<|end|>") and "<" not in cut.rpartition("|>")[2]
+            assert self.read(text + cut) == ("so it goes" if is_header else f"so it goes{cut}", "")
+
+    def test_messages_of_one_kind_are_lines(self) -> None:
+        told, plan = "<|channel|>analysis<|message|>{}<|end|>", "<|channel|>commentary<|message|>{}<|end|>"
+        messages = (told.format("One."), told.format("Two."), plan.format("A plan."), self.close[len("<|end|>") :])
+        text = "<|start|>assistant".join(messages).replace("assistant<|start|>assistant", "assistant") + "Done."
+        assert self.read(*text) == ("One.\nTwo.", "A plan.\nDone.")
+
+    def test_message_to_a_tool_is_passed_on_as_it_is(self) -> None:
+        call = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+        other = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+        begun = "<|channel|>analysis<|message|>So."
+        assert self.read(*f"{begun}<|end|>{call}{other}") == ("So.", call + other)
+        assert self.read(*f"{begun}", *f"<|end|>{call[:-8]}") == ("So.", call[:-8])
+        first = call.removeprefix("<|start|>assistant")
+        assert self.read(*first) == ("", first)
+        assert self.read(*other.removeprefix("<|start|>assistant")) == ("", other.removeprefix("<|start|>assistant"))
+
+    def test_what_stands_for_a_header_and_is_none_is_text(self) -> None:
+        for text in ("<|start|>user<|message|>Hm", " and so on", "<|start|>assistant<|start|>x"):
+            assert self.read(*f"<|channel|>final<|message|>Well.<|end|>{text}") == ("", f"Well.<|end|>{text}")
+        assert self.read(*"to=5") == ("", "to=5")
+        assert self.read(*"<|channel|>fin") == ("", "")
 
 
 def test_every_format_has_its_contract() -> None:

@@ -71,6 +71,7 @@ def nested(depth: int, width: int) -> dict[str, Any]:
 class ToolCallContract(ABC):
     name: str
     takes_content_before = True  # text may stand before the first call
+    num_walks = 14  # of random answers, of which one at least has several calls
 
     @abstractmethod
     def write(self, calls: Calls) -> str:
@@ -184,7 +185,7 @@ class ToolCallContract(ABC):
         tokenizer = byte_tokenizer(markers if kind == "special" else (), markers if kind == "added" else ())
         tools = {tool.name: tool for tool in TOOLS}
         numbers = set()
-        for text in walks(self.format, TOOLS, tokenizer, 14 if parallel else 4, parallel=parallel):
+        for text in walks(self.format, TOOLS, tokenizer, self.num_walks if parallel else 4, parallel=parallel):
             answer = self.read(*text)
             assert answer.content == "", text
             assert answer.calls, text
@@ -481,6 +482,70 @@ class TestKimiK2(ToolCallContract):
     def test_name_is_found_in_the_id(self, written: str) -> None:
         text = f"<|tool_call_begin|>{written}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
         assert self.read(*text).calls == [Call("a.b", "{}")]
+
+
+class TestOpenAI(ToolCallContract):
+    name = "openai"
+    num_walks = 40
+
+    def write(self, calls: Calls) -> str:
+        return "<|start|>assistant".join(self.call(name, json.dumps(arguments)) for name, arguments in calls)
+
+    def call(self, name: str, arguments: str) -> str:
+        return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        for arguments in ("[1]", '"x"', "print(1)", "<b>"):
+            text = f"{self.call('f', arguments)}<|start|>assistant"
+            assert self.read(*text).order == [text.removesuffix("<|start|>assistant")]
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            "<|channel|>commentary to=functions.f <|constrain|>json",
+            "<|channel|>commentary to=functions.f<|constrain|>json",
+            "<|channel|>commentary to=functions.f json",
+            "<|channel|>commentary to=functions.f",
+            "<|channel|>analysis to=functions.f code",
+            "<|channel|>commentary to=f <|constrain|>json",
+            " to=functions.f<|channel|>commentary <|constrain|>json",
+            " to=functions.f<|channel|>commentary json",
+            "to=functions.f<|channel|>commentary",
+            "<|start|>assistant to=functions.f<|channel|>commentary json",
+        ],
+    )
+    def test_headers_of_all_kinds(self, header: str) -> None:
+        for text in (f'{header}<|message|>{{"a": 1}}<|call|>', f'{header}<|message|>\n{{"a": 1}}'):
+            assert self.read(*text).calls == [Call("f", '{"a": 1}')]
+            assert self.read(*text).content == ""
+        assert self.read(*f"{header}<|message|><|call|>").calls == [Call("f", "{}")]
+        assert self.read(*f"{header}<|message|>").calls == [Call("f", "")]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "<|channel|>final<|message|>Well.",
+            "<|channel|>commentary<|message|>Well.<|end|>",
+            "<|channel|>commentary to=assistant<|message|>{}<|end|>",
+            "<|start|>functions.f to=assistant<|channel|>commentary<|message|>{}<|end|>",
+            "<|start|>user to=functions.f<|message|>{}<|end|>",
+            "<|channel|>commentary to=functions.f<|channel|>commentary<|message|>{}",
+            f"<|channel|>commentary to=functions.f {'x' * 300}<|message|>{{}}",
+            "to=5",
+            "Well to=functions.f<|message|>{}",
+        ],
+    )
+    def test_messages_to_no_tool_are_content(self, text: str) -> None:
+        assert self.read(*text).order == [text]
+
+    def test_forced_call_may_have_the_recipient_before_the_channel(self) -> None:
+        tokenizer = byte_tokenizer(self.format.markers)
+        ids = token_ids(tokenizer, self.format.markers)
+        grammar = self.format.grammar(TOOLS, parallel=True, token_ids=ids)
+        for call in (" to=functions.now<|channel|>commentary json<|message|>{}", self.call("now", "{}")[:-8]):
+            for text in (call, f"{call}<|call|>", f"{call}<|call|><|start|>assistant{call}"):
+                assert accepts(grammar, tokenizer, text)
+        assert not accepts(grammar, tokenizer, " to=now<|channel|>commentary json<|message|>{}")
 
 
 class TestGranite(ToolCallContract):

@@ -34,7 +34,7 @@ def test_products_are_the_formula_and_a_tokens_own(dtype: torch.dtype, num_token
         assert torch.equal(products(x[token : token + 1], experts[token : token + 1])[0], found[token])
 
 
-@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_steps_with_experts_are_captured_and_say_what_the_cpu_says(architecture: str, tmp_path: Path) -> None:
     model = save_tiny_model(architecture, tmp_path / "model")
     adapters = {n: save_adapter(model, tmp_path / n, seed=i, target_parameters=EXPERTS) for i, n in enumerate("ab")}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.adapters_table import DOCUMENT, adapters_table, read_methods, read_table, shortened, with_table
 from tests.kind_matrix import BASE, verdicts
-from tests.oracle import OF_ALL_KINDS
+from tests.oracle import ARCHITECTURES
 from tests.peft_kinds import KINDS
 from tests.peft_methods import method_names, method_verdicts
 from tests.tiers import mostly_nightly
@@ -20,7 +20,7 @@ BY_DAY = ("mixtral", "gpt2")  # each kind is exact on one of them: experts and w
 EXPECTED_REFUSALS: Mapping[str | tuple[str, str], str] = {}
 
 
-@pytest.fixture(scope="module", params=mostly_nightly(OF_ALL_KINDS, *BY_DAY))
+@pytest.fixture(scope="module", params=mostly_nightly(ARCHITECTURES, *BY_DAY))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Mapping[str, str]]:
     """An architecture and its verdicts by kind."""
     return request.param, verdicts(request.param, tmp_path_factory.mktemp(request.param))
@@ -61,7 +61,7 @@ def test_table_of_pefts_methods_names_each_of_them() -> None:
 
 def test_table_names_every_architecture_and_kind_and_nothing_else() -> None:
     told = read_table(DOCUMENT.read_text())
-    assert list(told) == list(OF_ALL_KINDS)
+    assert list(told) == list(ARCHITECTURES)
     assert all(list(by_kind) == [BASE, *KINDS] for by_kind in told.values())
 
 

@@ -6,6 +6,8 @@ with tools, calls and results; system texts are left out.
 
 from __future__ import annotations
 
+from lora_serve.text import harmony
+
 # Qwen3-Coder, Qwen 3.5 and Nemotron 3 write `True` and `None`, as Python does; Qwen 3.6 writes JSON.
 QWEN_3_5 = r"""
 {%- if tools and tools is iterable and tools is not mapping %}
@@ -257,6 +259,63 @@ NEMOTRON_NANO_2 = r"""
 """
 
 # template, special tokens, ordinary added tokens, bos, eos
+# A message has one call: the first of a turn's. Results go by the name of the call before them.
+GPT_OSS = r"""
+{{- "<|start|>system<|message|>You are ChatGPT.\nReasoning: " + reasoning_effort | default("medium") }}
+{{- "\n\n# Valid channels: analysis, commentary, final." }}
+{%- if tools %}{{- "\nCalls to these tools must go to the commentary channel: 'functions'." }}{%- endif %}
+{{- "<|end|>" }}
+{%- set has_first = messages[0].role in ("developer", "system") %}
+{%- set turns = messages[1:] if has_first else messages %}
+{%- if has_first or tools %}
+    {{- "<|start|>developer<|message|>" }}
+    {%- if has_first %}{{- "# Instructions\n\n" + messages[0].content + "\n\n" }}{%- endif %}
+    {%- if tools %}
+        {{- "# Tools\n\n## functions\n\nnamespace functions {\n\n" }}
+        {%- for tool in tools %}
+            {{- "// " + tool.function.description + "\ntype " + tool.function.name + " = (_: {\n" }}
+            {%- for name, schema in (tool.function.parameters.properties or {}).items() %}
+                {%- if schema.description %}{{- "// " + schema.description + "\n" }}{%- endif %}
+                {{- name + ("" if name in (tool.function.parameters.required or []) else "?") + ": " }}
+                {{- ('"' + schema.enum | join('" | "') + '"' if schema.enum else schema.type | default("any")) + ",\n" }}
+            {%- endfor %}
+            {{- "}) => any;\n\n" }}
+        {%- endfor %}
+        {{- "} // namespace functions" }}
+    {%- endif %}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in turns %}
+    {%- if message.role == "assistant" and "tool_calls" in message %}
+        {%- set later = namespace(is_answered=false) %}
+        {%- for other in turns[loop.index:] if other.role == "assistant" and "tool_calls" not in other %}
+            {%- set later.is_answered = true %}
+        {%- endfor %}
+        {%- if message.content and message.thinking %}
+            {{- raise_exception("Cannot pass both content and thinking in an assistant message with tool calls!") }}
+        {%- elif (message.content or message.thinking) and not later.is_answered %}
+            {{- "<|start|>assistant<|channel|>analysis<|message|>" + (message.content or message.thinking) + "<|end|>" }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary json<|message|>" }}
+        {{- call.arguments | tojson + "<|call|>" }}
+        {%- set last.name = call.name %}
+    {%- elif message.role == "assistant" %}
+        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content }}
+        {{- "<|return|>" if loop.last and not add_generation_prompt else "<|end|>" }}
+        {%- set last.name = none %}
+    {%- elif message.role == "tool" %}
+        {%- if last.name is none %}{{- raise_exception("Message has tool role, but no call stands before it!") }}{%- endif %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" }}
+        {{- message.content | tojson + "<|end|>" }}
+    {%- elif message.role == "user" %}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|start|>assistant" }}{%- endif %}
+"""
+
 _CALL = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 _GLM = (
     ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>"],
@@ -279,6 +338,7 @@ TEMPLATES: dict[str, tuple[str, list[str], list[str], str | None, str]] = {
         "[e~[",
     ),
     "kimi_k2": (KIMI_K2, [*_KIMI, "<|tool_call_argument_begin|>"], [], None, "<|im_end|>"),
+    "gpt_oss": (GPT_OSS, [*harmony.MARKERS, "<|return|>"], [], None, "<|return|>"),
     "nemotron_nano_2": (
         NEMOTRON_NANO_2,
         ["<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"],

@@ -57,7 +57,18 @@ def theirs(name: str, messages: Any, tools: Any) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen2_5", "llama3_1", "mistral", "named", "qwen3_5", "glm4_6", "glm4_7", "minimax_m2", "nemotron_nano_2"],
+    [
+        "qwen2_5",
+        "llama3_1",
+        "mistral",
+        "named",
+        "qwen3_5",
+        "glm4_6",
+        "glm4_7",
+        "minimax_m2",
+        "nemotron_nano_2",
+        "gpt_oss",
+    ],
 )
 def test_tools_calls_and_results_are_rendered_as_transformers_does_it(name: str) -> None:
     for messages in ([USER], turns(), [{"role": "system", "content": "Be kind."}, *turns()]):
@@ -219,3 +230,41 @@ def test_arguments_nested_beyond_reason_are_text_or_refused() -> None:
     assert message.tool_calls[0].arguments == json.dumps(deep)
     with pytest.raises(InvalidRequestError, match="nested"):
         parse_messages([{"role": "assistant", "tool_calls": [call(deep)]}])
+
+
+def harmony(*messages: dict[str, Any]) -> str:
+    """The turns behind the user's question, as gpt-oss's template writes them."""
+    return rendered("gpt_oss", [USER, *messages], TOOLS).partition("Köln?<|end|>")[2].removesuffix("<|start|>assistant")
+
+
+def calling(*calls: dict[str, Any], **of_message: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **of_message}
+
+
+def test_template_of_one_call_a_message_gets_a_turn_for_each_with_its_result_behind_it() -> None:
+    two = calling(call(call_id="1"), call(name="now", arguments="{}", call_id="2"), reasoning="Both.")
+    results = [
+        {"role": "tool", "tool_call_id": number, "content": text} for number, text in (("2", "noon"), ("1", "cold"))
+    ]
+    first, second = (
+        f"<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{arguments}<|call|>"
+        f'<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>"{text}"<|end|>'
+        for name, arguments, text in (("get_weather", '{"city": "Köln"}', "cold"), ("now", "{}", "noon"))
+    )
+    analysis = "<|start|>assistant<|channel|>analysis<|message|>Both.<|end|>"
+    assert harmony(two, *results) == analysis + first + second
+    unnamed = [{"role": "tool", "content": one["content"]} for one in reversed(results)]
+    assert harmony(two, *unnamed) == analysis + first + second
+    assert harmony(two, results[0]) == analysis + first.partition("<|call|>")[0] + "<|call|>" + second
+    later = calling(call(call_id="3"))
+    assert harmony(two, *results, later).startswith(analysis + first + second)
+    assert model("qwen2_5").template.tool_forms.calls == CallForm()
+    assert "get_weather" in rendered("qwen2_5", [USER, two, *results], TOOLS).partition('"name": "now"')[0]
+
+
+def test_reasoning_and_content_beside_a_call_are_one_text_where_the_template_takes_one() -> None:
+    both = calling(call(), content="I look.", reasoning_content="Hm.")
+    assert harmony(both).startswith("<|start|>assistant<|channel|>analysis<|message|>Hm.\nI look.<|end|>")
+    for one in ({"content": "I look."}, {"reasoning": "I look."}):
+        found = harmony(calling(call(), **one))
+        assert found.startswith("<|start|>assistant<|channel|>analysis<|message|>I look.<|end|><|start|>assistant to=")

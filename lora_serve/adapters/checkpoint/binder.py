@@ -193,6 +193,8 @@ class _Binder:
 
     def _delta(self, module: str, parameter: str, depth: int, rank: int, scale: float) -> BoundDelta:
         *experts, num_out, num_in = self._spec.modules[module][parameter]
+        if experts and module in self._spec.transposed:
+            num_in, num_out = num_out, num_in
         num_experts = experts[0] if experts else 1
         a = self._need(module, "lora_A", (rank * num_experts, num_in), depth=depth)
         b = self._need(module, "lora_B", (num_out, rank * num_experts), depth=depth)

@@ -61,7 +61,9 @@ class BoundEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class BoundDelta:
-    """A low-rank delta of a bare parameter: a matrix [out, in], or one per expert [num_experts, out, in]."""
+    """A low-rank delta of a bare parameter: a matrix [out, in], or one per expert, [num_experts, out, in] or, where
+    `ModelSpec.transposed` names the module, [num_experts, in, out].
+    """
 
     a_name: str  # [rank * num_experts, in]
     b_name: str  # [out, rank * num_experts]

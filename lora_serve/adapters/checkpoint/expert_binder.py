@@ -63,8 +63,9 @@ def num_old_layers(spec: ModelSpec) -> int:
 
 def _stacks(spec: ModelSpec) -> Iterator[str]:
     for module, table in spec.modules.items():
-        if module.endswith(".experts") and all(len(table.get(name, ())) == 3 for name in (GATE_UP, DOWN)):
-            yield module
+        num_experts, hidden, inner = table[DOWN] if len(table.get(DOWN, ())) == 3 else (0, 0, 0)
+        if module.endswith(".experts") and table.get(GATE_UP) == (num_experts, 2 * inner, hidden):
+            yield module  # others' lie the other way round, and had no layer for each expert
 
 
 def _expert_layers(spec: ModelSpec, module: str, old: str, spelling: Spelling) -> Iterator[tuple[str, OldLayer]]:

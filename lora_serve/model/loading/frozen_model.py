@@ -243,6 +243,7 @@ def spec_of(config: ModelConfig, found: FrozenModule, observation: Observation, 
         device=str(found.device),
         embeddings=observation.embeddings,
         modules=observation.parameters(module),
+        transposed=observation.transposed,
         input_embedding=path_of(module, module.get_input_embeddings()) or "",
         kernels=found.kernels,
     )

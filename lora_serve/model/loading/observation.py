@@ -46,6 +46,7 @@ class Site:
     input_dims: tuple[int | None, ...]  # which dimension of each positional argument counts tokens; None: none does
     output_dim: int  # likewise of its output, or of the first if it has several (the others are as the first)
     is_output_head: bool  # it sees only the tokens whose logits are wanted, or the rows that were pooled
+    num_copies: int = 1  # all tokens lie there so many times: once for each expert (Llama 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Observation:
     sites: Mapping[str, Site]  # by module path; every module with parameters of its own that runs once per token
     linears: Mapping[str, LinearShape]
     embeddings: Mapping[str, EmbeddingShape]
+    transposed: frozenset[str]  # sites whose experts' weights lie [expert, in, out], as transformers marks them
     unmet: Mapping[str, int]  # the model's parts, or those of its body, of which no module ran -> their parameters
 
     def parameters(self, module: PreTrainedModel) -> dict[str, dict[str, Shape]]:
@@ -152,13 +154,14 @@ class ModuleWatch:
         }
         parts = self._parts.items()
         unmet = {part: n for part, n in parts if not any(f"{path}.".startswith(f"{part}.") for path in self._seen)}
-        return Observation(kv_shape, sites, linears, embeddings, unmet)
+        transposed = frozenset(path for path, owner in owners.items() if getattr(owner, "is_transposed", False))
+        return Observation(kv_shape, sites, linears, embeddings, transposed, unmet)
 
     def _watch(self, path: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-            # No checkpoint of experts whose weights lie [expert, in, out] is supported.
-            is_known = not keywords and not getattr(module, "is_transposed", False)
-            self._seen.setdefault(path, []).append(_site(inputs, output, self._numbers) if is_known else None)
+            experts = {len(weight) for weight in module.parameters(recurse=False) if weight.dim() == 3}
+            tried = (_site(inputs, output, self._numbers, copies) for copies in ([] if keywords else [1, *experts]))
+            self._seen.setdefault(path, []).append(next((site for site in tried if site is not None), None))
 
         return note
 
@@ -217,13 +220,13 @@ def _scale_of(embedding: nn.Embedding) -> float | None:
     return scale if torch.allclose(embedding(ids), embedding.weight[ids] * scale, rtol=0.01) else None
 
 
-def _site(inputs: tuple[Any, ...], output: Any, numbers: tuple[int, int]) -> Site | None:
+def _site(inputs: tuple[Any, ...], output: Any, numbers: tuple[int, int], num_copies: int) -> Site | None:
     outputs = output if isinstance(output, tuple) else (output,)
     for num_tokens in numbers:
-        dims = {_dim_of(tensor, num_tokens) for tensor in outputs}
-        input_dims = tuple(_dim_of(tensor, num_tokens) for tensor in inputs)
+        dims = {_dim_of(tensor, num_copies * num_tokens) for tensor in outputs}
+        input_dims = tuple(_dim_of(tensor, num_copies * num_tokens) for tensor in inputs)
         if len(dims) == 1 and None not in dims and any(dim is not None for dim in input_dims):
-            return Site(input_dims, dims.pop() or 0, num_tokens == numbers[1])
+            return Site(input_dims, dims.pop() or 0, num_tokens == numbers[1], num_copies)
     return None
 
 

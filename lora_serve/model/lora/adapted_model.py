@@ -189,15 +189,24 @@ class ChangedModule:
 
     def _cut_inputs(self, inputs: tuple[Any, ...], start: int, length: int) -> tuple[Any, ...]:
         return tuple(
-            value if dim is None else _in_one_row(value, dim).narrow(dim, start, length)
+            value if dim is None else self._joined(self._cut(value, dim, start, length), dim)
             for value, dim in zip(inputs, self._site.input_dims, strict=True)
         )
 
     def _cut_output(self, output: Tensor | tuple[Tensor, ...], start: int, length: int) -> Tensor | tuple[Tensor, ...]:
         dim = self._site.output_dim
         if isinstance(output, tuple):
-            return tuple(_in_one_row(tensor, dim).narrow(dim, start, length) for tensor in output)
-        return _in_one_row(output, dim).narrow(dim, start, length)
+            return tuple(self._cut(tensor, dim, start, length) for tensor in output)
+        return self._cut(output, dim, start, length)
+
+    def _cut(self, value: Tensor, dim: int, start: int, length: int) -> Tensor:
+        """A view of some tokens; of a value that has several copies of all tokens, [..., copies, length, ...]."""
+        if self._site.num_copies > 1:
+            return value.unflatten(dim, (self._site.num_copies, -1)).narrow(dim + 1, start, length)
+        return _in_one_row(value, dim).narrow(dim, start, length)
+
+    def _joined(self, value: Tensor, dim: int) -> Tensor:
+        return value.flatten(dim, dim + 1) if self._site.num_copies > 1 else value
 
 
 def _in_one_row(value: Tensor, dim: int) -> Tensor:

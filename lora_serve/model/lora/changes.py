@@ -120,33 +120,39 @@ class Twin:
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert scale == 1.0, "only deltas can be scaled"
         for old, new in zip(_tensors(y), _tensors(self._module(*inputs)), strict=True):
-            old.copy_(new)
+            old.copy_(new.view(old.shape))  # `old` may have copies of all tokens as a dimension of their own
+
+
+_PRODUCTS: Any = (F.linear, torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__)
 
 
 class LowRankWeight:
-    """A weight W + scale * B^T A: `F.linear` on it computes both products, and any other use forms the one matrix.
+    """A weight W + scale * L^T R, where L is LoRA's B, or its A if W lies [in, out]. Products with it, on the right,
+    compute both terms, and any other use forms the one matrix.
 
     Indexing takes one expert's weight out of a stack, which is never formed as a whole. To torch it is an argument that
     overrides functions (https://docs.pytorch.org/docs/stable/notes/extending.html, "duck typing").
     """
 
-    def __init__(self, base: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
-        """base [..., out, in], a [..., rank, in], b [..., rank, out]."""
-        self.base, self.a, self.b, self.scale = base, a, b, scale
+    def __init__(self, base: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
+        """base [..., n, m], left [..., rank, n], right [..., rank, m]."""
+        self.base, self.left, self.right, self.scale = base, left, right, scale
         self.shape, self.dtype, self.device = base.shape, base.dtype, base.device
 
     @property
     def nbytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes
+        return self.left.nbytes + self.right.nbytes
 
     def to(self, *place: Any, **named: Any) -> Any:
         """On a device alone: the same with A and B there. Else the formed weight, cast."""
         if named or not isinstance(place[0], torch.device):
             return self._formed().to(*place, **named)
-        return LowRankWeight(self.base, self.a.to(*place), self.b.to(*place), self.scale)
+        return LowRankWeight(self.base, self.left.to(*place), self.right.to(*place), self.scale)
 
-    def __getitem__(self, expert: int | Tensor) -> LowRankWeight:
-        return LowRankWeight(self.base[expert], self.a[expert], self.b[expert], self.scale)
+    def __getitem__(self, expert: int | Tensor) -> Any:
+        if self.base.dim() == 2:  # a row of it
+            return self._formed()[expert]
+        return LowRankWeight(self.base[expert], self.left[expert], self.right[expert], self.scale)
 
     def __getattr__(self, name: str) -> Any:
         """What a model asks of its weight: casts, products, views."""
@@ -160,19 +166,20 @@ class LowRankWeight:
     ) -> Any:
         weight: Any
         named = keywords or {}
-        x, weight, bias, *_ = *arguments, None, None, None
-        if function is not F.linear or isinstance(x, LowRankWeight) or not isinstance(weight, LowRankWeight):
+        x, weight, *_ = *arguments, None, None
+        if function not in _PRODUCTS or isinstance(x, LowRankWeight) or not isinstance(weight, LowRankWeight):
             return function(*map(_as_tensor, arguments), **{name: _as_tensor(value) for name, value in named.items()})
-        y = F.linear(x, weight.base, **{"bias": bias, **named})
-        wide = torch.promote_types(x.dtype, weight.a.dtype)
-        delta = (x.to(wide) @ weight.a.mT.to(wide)) @ weight.b.to(wide)
+        y = function(x, weight.base, *arguments[2:], **named)
+        wide = torch.promote_types(x.dtype, weight.left.dtype)
+        first, second = (weight.right, weight.left) if function is F.linear else (weight.left, weight.right)
+        delta = (x.to(wide) @ first.mT.to(wide)) @ second.to(wide)
         return y.add_(delta, alpha=weight.scale)
 
     def _formed(self) -> Tensor:
         """The weight, summed in float32 and rounded to its type, as PEFT forms it."""
         if self.base.dim() != 2:
             raise TypeError("the low-rank weights of a stack of experts are not formed all at once")
-        delta = self.b.mT.float() @ self.a.float()
+        delta = self.left.mT.float() @ self.right.float()
         return torch.add(self.base.float(), delta, alpha=self.scale).to(self.base.dtype)
 
 

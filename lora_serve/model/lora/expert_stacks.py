@@ -47,9 +47,10 @@ def adapt_stacks(
     paths = {part: path for path, part in module.named_modules()}
     for part in expert_modules(module):
         path = paths[part]
-        if part.is_transposed or path not in sites:
+        if path not in sites:
             continue
         stacks = {name: weight.shape for name, weight in part.named_parameters(recurse=False) if weight.dim() == 3}
-        slots.add_modules({f"{path}.{name}": LinearShape(*shape[:0:-1]) for name, shape in stacks.items()})
+        order = slice(1, None) if part.is_transposed else slice(None, 0, -1)  # in, out
+        slots.add_modules({f"{path}.{name}": LinearShape(*shape[order]) for name, shape in stacks.items()})
         own = {name: StackLora(slots.module_index[f"{path}.{name}"], kernel, context) for name in stacks}
         part.add_module(ADAPTERS, nn.ModuleDict(own))

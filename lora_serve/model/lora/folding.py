@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
@@ -48,7 +48,9 @@ def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
             stacks |= found
         else:
             module = base.module.get_submodule(path)
-            changes[path].append(Twin(module, {name: _weight(module, name, delta) for name, delta in table.items()}))
+            is_transposed = path in base.spec.transposed
+            weights = {name: _weight(module.get_parameter(name), delta, is_transposed) for name, delta in table.items()}
+            changes[path].append(Twin(module, weights))
     for path, tokens in saved.tokens.items():
         ids, order = torch.tensor(tokens.token_ids).sort()
         changes[path].append(_rows(base, path, ids, tokens.rows[order]))
@@ -162,13 +164,12 @@ def _is_same(tensor: Tensor, original: Tensor | None) -> bool:
     return original is not None and torch.equal(tensor.to(original.device, original.dtype), original)
 
 
-def _weight(module: nn.Module, name: str, delta: SavedDelta) -> LowRankWeight:
-    """The delta of a module's weight: a stack of experts' weights keeps its first dimension, a matrix loses it."""
-    parameter = module.get_parameter(name)
-    is_stack = parameter.dim() == 3
-    return LowRankWeight(
-        parameter, delta.a if is_stack else delta.a[0], delta.b if is_stack else delta.b[0], delta.scale
-    )
+def _weight(base: Tensor, delta: SavedDelta, is_transposed: bool) -> LowRankWeight:
+    """A weight with its delta: a stack of experts' weights keeps its first dimension, a matrix loses it."""
+    if base.dim() == 2:
+        return LowRankWeight(base, delta.b[0], delta.a[0], delta.scale)
+    left, right = (delta.a, delta.b) if is_transposed else (delta.b, delta.a)
+    return LowRankWeight(base, left, right, delta.scale)
 
 
 @torch.inference_mode()

@@ -114,13 +114,13 @@ async def read_grammar(
     added_tokens = () if adapter is None else adapter.traits.added_tokens
 
     def joined() -> str:
-        texts = [] if asked is None else [asked.text]
+        answer, called = None if asked is None else asked.text, None
         ids = {marker: number for marker in reading.markers if (number := model.text.token_id(marker)) is not None}
         if calls is not None:
-            texts.append(calls.grammar(tools.callable_tools, parallel=tools.parallel, token_ids=ids))
+            called = calls.grammar(tools.callable_tools, parallel=tools.parallel, token_ids=ids)
         if reading.reasoning is None:
-            return joined_grammars(texts)
-        return reading.reasoning.grammar(texts, starts_inside=reading.starts_inside, token_ids=ids)
+            return joined_grammars([text for text in (answer, called) if text is not None])
+        return reading.reasoning.grammar(answer, called, starts_inside=reading.starts_inside, token_ids=ids)
 
     try:
         text = await asyncio.to_thread(joined)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -50,8 +50,11 @@ class ReasoningFormat:
         """A new parser for one answer. `starts_inside`: the answer continues reasoning that the prompt has begun."""
         return ReasoningParser(self, starts_inside)
 
-    def grammar(self, texts: Sequence[str], *, starts_inside: bool, token_ids: Mapping[str, int]) -> str:
-        """A grammar of what one of `texts` allows, after reasoning, which is any text up to a marker.
+    def grammar(
+        self, answer: str | None, calls: str | None, *, starts_inside: bool, token_ids: Mapping[str, int]
+    ) -> str:
+        """A grammar of what `answer` or `calls` allows, after reasoning, which is any text up to a marker. One at least
+        of the two is given: what the content must be, and calls of tools.
 
         If the prompt has begun the reasoning, the opening marker may come again; else it may come, or the answer.
         `token_ids`: the ids of markers that are single tokens, which are then produced as these tokens.
@@ -66,7 +69,8 @@ class ReasoningFormat:
         else:
             ends = "|".join(map(in_regex, self.closing))
             rules = [f"thought: ended {_SPACE}", f"ended[lazy]: /(?s:.*)({ends})/"]
-        return joined_grammars(texts, before, rules)
+        texts = [text for text in (answer, calls) if text is not None]
+        return joined_grammars(texts, [before] * len(texts), rules)
 
 
 class ReasoningParser(PieceParser[ReasoningEvent]):

@@ -157,12 +157,13 @@ class ToolCallParser(PieceParser[ToolEvent]):
         begins: tuple[str, ...],
         call: Callable[[str], Reading[CallEnd]],
         next_begin: Callable[[], Reading[str]],
+        first: str = "",
     ) -> Reading[None]:
-        """Read the answer, in which one of `begins` stands before each call.
+        """Read the answer, in which one of `begins` stands before each call; `first`, if it has been read already.
 
         `call` reads a call, from behind its marker on; `next_begin` what follows it, past the next call's marker.
         """
-        found = yield from self.reader.until(begins, self.content)
+        found = first or (yield from self.reader.until(begins, self.content))
         while found:
             self.reader.hold(found)
             end = yield from call(found)
@@ -314,15 +315,16 @@ def sequence(rule: str, pairs: Sequence[tuple[str, bool]], comma: str) -> list[s
     return rules + begun[1:]
 
 
-def joined_grammars(texts: Sequence[str], before: str = "", rules: Sequence[str] = ()) -> str:
-    """A grammar of what one of `texts` allows. `before`: what stands before it, in terms of `rules`."""
-    if not before and len(texts) == 1:
+def joined_grammars(texts: Sequence[str], heads: Sequence[str] = (), rules: Sequence[str] = ()) -> str:
+    """A grammar of what one of `texts` allows. `heads`: what stands before each, in terms of `rules`."""
+    if not heads and len(texts) == 1:
         return texts[0]
     parts: list[dict[str, Any]] = []
     for number, text in enumerate(texts):
         grammars = json.loads(text)["grammars"] if text.lstrip().startswith("{") else [{"lark_grammar": text}]
         grammars[0]["name"] = f"answer_{number}"
         parts += grammars
-    answer = " | ".join(f"@answer_{number}" for number in range(len(texts)))
-    first = "\n".join((f"start: {before} ({answer})", *rules)) + "\n"
+    before = heads or [""] * len(texts)
+    answer = " | ".join(f"{head} @answer_{number}" for number, head in enumerate(before))
+    first = "\n".join((f"start: {answer}", *rules)) + "\n"
     return json.dumps({"grammars": [{"lark_grammar": first}, *parts]}, ensure_ascii=False)

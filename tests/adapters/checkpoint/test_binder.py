@@ -192,6 +192,18 @@ def test_experts_are_told_apart_by_the_order_in_which_peft_wraps_them() -> None:
     assert "has shape [6, 6]" in reasons(one, target_modules=(), target_parameters=("experts.gate_up_proj",))
 
 
+def test_experts_that_lie_in_by_out_are_asked_for_the_shapes_that_peft_gives_them() -> None:
+    experts = f"{MLP}.experts"
+    spec = dataclasses.replace(SPEC, transposed=frozenset({experts}))
+    stack = {f"{experts}.lora_A.weight": (6, 8), f"{experts}.lora_B.weight": (6, 6)}  # [3, in 8, out 6], rank 2
+    named = {"target_modules": (), "target_parameters": ("experts.down_proj",)}
+    assert bound(stack, spec, **named).deltas[experts]["down_proj"].num_experts == 3
+    assert "has shape [6, 8]" in reasons(stack, **named)
+    matrix = {f"{MLP}.gate.lora_A.weight": (2, 8), f"{MLP}.gate.lora_B.weight": (3, 2)}
+    both = dataclasses.replace(SPEC, transposed=frozenset({experts, f"{MLP}.gate"}))
+    assert bound(matrix, both, target_modules=(), target_parameters=("gate.weight",)).deltas.keys() == {f"{MLP}.gate"}
+
+
 def test_a_linear_layers_weight_as_target_parameter_is_ordinary_lora() -> None:
     found = bound(LORA_Q, target_modules=(), target_parameters=("q_proj.weight",))
     assert found.linears.keys() == {Q}

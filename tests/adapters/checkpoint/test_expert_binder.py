@@ -11,6 +11,7 @@ import pytest
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.adapters.checkpoint.binder import bind
 from lora_serve.adapters.checkpoint.bound import BoundAdapter, BoundDelta, BoundExperts
+from lora_serve.adapters.checkpoint.expert_binder import num_old_layers
 from lora_serve.adapters.checkpoint.module_patterns import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
@@ -172,3 +173,11 @@ def test_missing_experts_are_named_the_first_of_many_in_one_reason() -> None:
     wide = {EXPERTS: {"gate_up_proj": (30, 12, 8), "down_proj": (30, 8, 6)}}
     many = reasons(one_by_one(MIXTRAL), dataclasses.replace(SPEC, modules={**SPEC.modules, **wide}))
     assert many.endswith(f"and {27 * 3 * 2 - 16} more")
+
+
+def test_stacks_that_lie_in_by_out_were_never_saved_one_by_one() -> None:
+    spec = dataclasses.replace(SPEC, transposed=frozenset({EXPERTS}))
+    assert num_old_layers(SPEC) == 10
+    assert num_old_layers(spec) == 0
+    with pytest.raises(InvalidAdapterError, match="belongs to no module"):
+        bound(one_by_one(QWEN), spec, target_modules=NAMES[QWEN])

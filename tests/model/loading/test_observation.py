@@ -23,12 +23,14 @@ def observed(architecture: str, tmp_path: Path, **overrides: Any) -> tuple[Any, 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_module_with_parameters_is_a_site(architecture: str, tmp_path: Path) -> None:
     """But OPT's position table, which is looked up by more than the token's position; and gpt-oss's sinks, which belong
-    to no token, and its experts, whose weights lie [expert, in, out].
+    to no token.
     """
     model, found = observed(architecture, tmp_path)
     owners = {path for path, module in model.named_modules() if list(module.parameters(recurse=False))}
-    others = {"gpt_oss": {f"model.layers.{i}.{part}" for i in (0, 1) for part in ("self_attn", "mlp.experts")}}
+    others = {"gpt_oss": {f"model.layers.{i}.self_attn" for i in (0, 1)}}
     assert owners - found.sites.keys() <= others.get(architecture, {"model.decoder.embed_positions"})
+    experts = {path for path in owners if path.endswith(".experts")}
+    assert found.transposed == (experts if architecture == "gpt_oss" else set())
     heads = [path for path, site in found.sites.items() if site.is_output_head]
     assert [model.get_submodule(path) for path in heads] == [model.get_output_embeddings()]
     assert model.get_input_embeddings() in [model.get_submodule(path) for path in found.embeddings]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, in_aren
 from lora_serve.model.lora.kernels import create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step_context import DeviceTokens, segments_of
+from tests import oracle
+from tests.local_engine import LocalEngine
 from tests.model.runner.test_step_graphs import World, chunk, decode
 from tests.model.tiny import CPU, MODULE
 from tests.oracle import load_alone, load_fresh, logprobs_alone
@@ -75,10 +79,12 @@ def test_each_token_has_the_slot_and_the_scale_of_its_segment() -> None:
     assert of_short.tolist() == [0, 1, 1, 1]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    root = tmp_path_factory.mktemp("stacks")
-    return World(root, ("q_proj",), "mixtral", EXPERTS, num_hidden_layers=1, intermediate_size=16)
+@pytest.fixture(scope="module", params=[("mixtral", 16), ("gpt_oss", 32)], ids=["out_by_in", "in_by_out"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Stacks either way round; the second's down_proj is square, as in gpt-oss, so that no shape tells how it lies."""
+    architecture, inner = request.param
+    root = tmp_path_factory.mktemp(architecture)
+    return World(root, ("q_proj",), architecture, EXPERTS, num_hidden_layers=1, intermediate_size=inner)
 
 
 def test_rows_with_adapters_of_experts_are_captured(world: World) -> None:
@@ -95,9 +101,45 @@ def test_rows_with_adapters_of_experts_are_captured(world: World) -> None:
 
 def test_rows_with_adapters_of_experts_say_what_peft_says(world: World) -> None:
     """In one step, long enough for tiles, and each beside the others."""
-    engine = world.engine
+    is_slow = not world.engine.parts.spec.transposed  # once is enough for rows of more than one segment
+    check_against_peft(world.engine, {"a": 5, None: 3, "b": 66 if is_slow else 18})
+
+
+STACKS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"intermediate_size": 32},  # its down_proj is square: no shape tells how it lies
+    "llama4_text": {"intermediate_size": 48},
+    "aria_text": {"intermediate_size": 32},
+}
+OTHERS = {  # of which the matrix of kinds has none
+    "llama4_text": {
+        "head_dim": 16, "num_local_experts": 3, "no_rope_layers": [1], "layer_types": ["full_attention"],
+        "intermediate_size_mlp": 64, "interleave_moe_layer_step": 1,
+    },
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", STACKS)
+def test_stacks_that_are_computed_expert_by_expert_say_what_peft_says(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oracle, "ARCHITECTURES", {**oracle.ARCHITECTURES, **OTHERS})
+    model = oracle.save_tiny_model(architecture, tmp_path / "model", num_hidden_layers=1, **STACKS[architecture])
+    weights = [name for name, tensor in load_fresh(model).named_parameters() if tensor.dim() == 3]
+    named = {"a": weights, "b": [weights[-1]]}
+    if architecture == "gpt_oss":  # matrices beside the stacks: biases of all experts, a router
+        named["c"] = [*weights, *(f"{name}_bias" for name in weights), "mlp.router.weight"]
+    adapters = {
+        name: oracle.save_adapter(model, tmp_path / name, seed=i, target_modules=["q_proj"], target_parameters=paths)
+        for i, (name, paths) in enumerate(named.items())
+    }
+    engine = LocalEngine(model, adapters, block_size=4, max_loras=3, kv_cache_memory="200KiB")
+    check_against_peft(engine, {"a": 5, None: 3, "b": 9, **dict.fromkeys(named.keys() - {"a", "b"}, 4)})
+
+
+def check_against_peft(engine: LocalEngine, lengths: Mapping[str | None, int]) -> None:
+    """Rows of one step with prompts of so many tokens, by the names of their adapters, as PEFT computes each alone."""
     model, generator = Path(engine.settings.model), torch.Generator().manual_seed(1)
-    lengths = {"a": 5, None: 3, "b": 66}
     prompts = {n: torch.randint(3, 97, (length,), generator=generator).tolist() for n, length in lengths.items()}
     requests = [engine.request(prompts[name], name, max_tokens=1, logprobs=1, prompt_logprobs=1) for name in lengths]
     for name, answer in zip(lengths, engine.run(requests), strict=True):

@@ -46,6 +46,7 @@ TOOL_CALLS = {
     "GLM_4_6": (call_templates.GLM_4_6, "glm45"),
     "MINIMAX_M2": (call_templates.MINIMAX_M2, "minimax_m2"),
     "KIMI_K2": (call_templates.KIMI_K2, "kimi_k2"),
+    "GPT_OSS": (call_templates.GPT_OSS, "openai"),
     "NEMOTRON_NANO_2": (call_templates.NEMOTRON_NANO_2, "nemotron_json"),
     "LLAMA_3_1": (LLAMA_3_1, "llama3_json"),
     "LLAMA_3_2_PYTHONIC": (LLAMA_3_2_PYTHONIC, "pythonic"),
@@ -69,6 +70,7 @@ _THINK = ("DEEPSEEK_R1", "DEEPSEEK_V3_1", "QWEN_3_6", "GLM_4_6", "MINIMAX_M2", "
 REASONING = {
     **dict.fromkeys(_THINK, "deepseek_r1"),
     "GEMMA_4": "gemma4",
+    "GPT_OSS": "openai_gptoss",
     "MAGISTRAL": "mistral",
     "GRANITE_3_2": "granite",
 }
