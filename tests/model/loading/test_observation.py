@@ -21,12 +21,15 @@ def observed(architecture: str, tmp_path: Path, **overrides: Any) -> tuple[Any, 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_module_with_parameters_is_a_site(architecture: str, tmp_path: Path) -> None:
-    """But OPT's position table, which is looked up by more than the token's position; and gpt-oss's sinks, which belong
-    to no token, and its experts, whose weights lie [expert, in, out].
+    """But OPT's position table, which is looked up by more than the token's position; gpt-oss's sinks, which belong
+    to no token, and its experts, whose weights lie [expert, in, out]; Llama 4's experts, each of which sees all tokens.
     """
     model, found = observed(architecture, tmp_path)
     owners = {path for path, module in model.named_modules() if list(module.parameters(recurse=False))}
-    others = {"gpt_oss": {f"model.layers.{i}.{part}" for i in (0, 1) for part in ("self_attn", "mlp.experts")}}
+    others = {
+        "gpt_oss": {f"model.layers.{i}.{part}" for i in (0, 1) for part in ("self_attn", "mlp.experts")},
+        "llama4_text": {"model.layers.0.feed_forward.experts"},
+    }
     assert owners - found.sites.keys() <= others.get(architecture, {"model.decoder.embed_positions"})
     heads = [path for path, site in found.sites.items() if site.is_output_head]
     assert [model.get_submodule(path) for path in heads] == [model.get_output_embeddings()]
@@ -64,6 +67,14 @@ class MixesTokens(nn.Module):
 
     def __call__(self, x: torch.Tensor) -> Any:
         return super().__call__(x=x)
+
+
+def test_chunks_are_seen_however_many_tokens_they_have(tmp_path: Path) -> None:
+    for size in (4, 8192):  # the first pass has more tokens than the one, and fewer than the other
+        model, found = observed("llama4_text", tmp_path / str(size), attention_chunk_size=size)
+        assert found.chunks == {model.model.layers[0].self_attn: size}
+    _, windowed = observed("mistral", tmp_path / "windowed", sliding_window=4, attention_chunk_size=4)
+    assert windowed.chunks == {}
 
 
 def test_a_model_whose_logits_cannot_be_chosen_is_refused(tmp_path: Path) -> None:
