@@ -117,8 +117,8 @@ class DeviceTokens:
 class AttentionSettings:
     """The constants of a layer's attention: scores become scale * q k, with `softcap` c also c * tanh(score / c).
 
-    With `window` w a token sees itself and the w - 1 before it, with `chunk` c none before the last multiple of c (as in
-    Llama 4). With `sinks` s (arXiv 2309.17453, learned as in gpt-oss) head h weighs its keys as if there were one more
+    With `window` w a token sees itself and the w - 1 before it, with `chunk` c none before the last multiple of c
+    (Llama 4). With `sinks` s (arXiv 2309.17453, learned as in gpt-oss) head h weighs its keys as if there were one more
     of score s[h], whose value is zero.
     """
 
