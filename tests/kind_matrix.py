@@ -13,7 +13,7 @@ import torch
 from lora_serve.model.loading.observation import observe
 from tests.local_engine import Answer, LocalEngine, refusal
 from tests.oracle import load_alone, load_fresh, logprobs_alone, save_tiny_model
-from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, PeftFailsError, save_kind, save_live, why_not
+from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, PeftFailsError, save_live, why_not
 from tests.peft_layers import read_layers
 
 BASE = "base"  # the rows without an adapter
@@ -81,7 +81,8 @@ def verdicts_on(architecture: str, model: Path, folder: Path, kinds: Sequence[st
     folders = {}
     for kind in (kind for kind in kinds if kind not in found):
         try:
-            folders[kind] = save_kind(kind, architecture, model, folder / kind)
+            _save_working(kind, architecture, plain, folder / kind)
+            folders[kind] = folder / kind
         except PeftFailsError as error:
             found[kind] = f"not applicable: {error}"
     limits = {**LIMITS, "kv_cache_memory": str(NUM_BLOCKS * block_bytes(plain))}
@@ -102,11 +103,9 @@ def verdicts_of(model_type: str, model: Any, folder: Path) -> dict[str, str]:
             reason = "its embeddings are not tied" if what.tied else "its embeddings are tied"
         try:
             if reason is None:
-                live[kind] = save_live(kind, model_type, model, folder / kind)
-                logprobs_alone(live[kind], INVOCATION, ())
-        except Exception as error:  # whatever PEFT raises
-            live.pop(kind, None)
-            reason = str(error) if isinstance(error, PeftFailsError) else f"PEFT itself fails: {error}"
+                live[kind] = _save_working(kind, model_type, model, folder / kind)
+        except PeftFailsError as error:
+            reason = str(error)
         if reason is not None:
             found[kind] = f"not applicable: {reason}"
     limits = {**LIMITS, "kv_cache_memory": str(NUM_BLOCKS * block_bytes(model))}
@@ -117,6 +116,16 @@ def verdicts_of(model_type: str, model: Any, folder: Path) -> dict[str, str]:
             del live[kind]
     folders = {kind: folder / kind for kind in live}
     return found | judge(folder / "model", folders, limits, {BASE: model, **live})
+
+
+def _save_working(kind: str, model_type: str, base: Any, folder: Path) -> Any:
+    """A live PEFT model, saved too. Raises PeftFailsError, also for one that cannot be run."""
+    live = save_live(kind, model_type, base, folder)
+    try:
+        logprobs_alone(live, INVOCATION, ())
+    except Exception as error:  # whatever PEFT and the model raise
+        raise PeftFailsError(f"PEFT itself fails: {error}") from error
+    return live
 
 
 def judge(

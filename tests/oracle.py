@@ -60,6 +60,10 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 8,
         "layer_types": ["sliding_attention", "full_attention"], "vocab_size_per_layer_input": 97, **_WINDOW,
     },
+    "llama4_text": {  # chunks and rotary positions in the first layer, in the second neither, and scales by position
+        "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "no_rope_layers": [1, 0],
+        "intermediate_size_mlp": 64, "moe_layers": [0], "attention_chunk_size": 6, "floor_scale": 8,
+    },
 }  # fmt: skip
 
 # By mechanism: the common one, windows and soft caps, experts, a position table, Conv1D with a fused QKV.
@@ -98,9 +102,11 @@ def load_fresh(folder: Path) -> PreTrainedModel:
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:
-    """Last names of the linear layers, the output head left out: what "all-linear" means."""
-    head = model.get_output_embeddings()
-    linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head}
+    """Last names of the linear layers, the output head left out: what "all-linear" means, but for layers that return
+    more than a product, which PEFT cannot run.
+    """
+    head, plain = model.get_output_embeddings(), (torch.nn.Linear.forward, Conv1D.forward)
+    linears = {n: m for n, m in model.named_modules() if type(m).forward in plain and m is not head}
     return sorted({name.rpartition(".")[2] for name in linears})
 
 

@@ -28,6 +28,7 @@ class Layers:
     has_bias: bool  # anywhere, norms included
     is_conv1d: bool  # its linear layers keep their weights transposed, as gpt2's do
     outside: str | None = None  # a pattern of the layers that no text runs through, such as a vision tower's
+    unfit: str | None = None  # a pattern of linear layers that return more than a product, which PEFT cannot run
 
     @property
     def attention(self) -> str:
@@ -54,7 +55,14 @@ def read_layers(model: PreTrainedModel) -> Layers:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     outside = _outside(model)
     is_met = re.compile(outside or r"(?!)").fullmatch
-    modules = {name: module for name, module in model.named_modules() if not is_met(name)}
+    unfit = [
+        re.escape(n)
+        for n, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and "Router" in type(m).__name__
+    ]
+    modules = {
+        name: module for name, module in model.named_modules() if not is_met(name) and re.escape(name) not in unfit
+    }
     linears = {n: m for n, m in modules.items() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head}
     attention = [name for name in linears if re.search(r"attn|attention", name)][-1]
     parameters = {name: tensor for name, tensor in model.named_parameters() if not is_met(name)}
@@ -71,6 +79,7 @@ def read_layers(model: PreTrainedModel) -> Layers:
         has_bias=any(name.endswith("bias") for name in parameters),
         is_conv1d=any(isinstance(module, Conv1D) for module in linears.values()),
         outside=outside,
+        unfit="|".join(unfit) or None,
     )
 
 

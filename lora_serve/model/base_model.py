@@ -49,6 +49,7 @@ from lora_serve.model.lora.expert_stacks import adapt_stacks
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
 from lora_serve.model.native.operators import LayerKernels
+from lora_serve.model.packed_past import PackedPast, tell_past
 from lora_serve.model.paged_attention import can_run
 from lora_serve.model.step_context import AttentionSettings, StepContext, StepInputs
 
@@ -62,8 +63,10 @@ class BaseModel(AdaptedModel[StepInputs]):
         super().__init__(loaded, slots, config, StepContext())
         self._cache, self._slots, self._sites = cache, slots, loaded.observation.sites
         self._attention: Attention = create_attention(config.attention, cache)
-        self._attention_name = registered_attention(over_rows(self._attend))
+        self._chunks = loaded.observation.chunks
+        self._attention_name = registered_attention(over_rows(self._attend, self._chunks))
         self.module.set_attn_implementation(self._attention_name)
+        tell_past(self.module, PackedPast(self.context))
         self._settings: dict[int, AttentionSettings] = {}  # by layer, as of its last run
         if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
@@ -98,6 +101,7 @@ class BaseModel(AdaptedModel[StepInputs]):
             self._slots,
             self.context,
             self._attend_rows,
+            self._chunks,
             self.logits,
         )
 

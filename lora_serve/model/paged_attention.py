@@ -22,7 +22,7 @@ _CHUNK, _MIN_DOT = 256, 16  # keys per program of a decode row
 _FOLDED = 16  # chunks that are folded at a time
 _KEYS, _KEYS_OF_WIDE_HEADS, _WIDE_HEAD = 64, 32, 512  # keys per product; bytes: two stages of K and V must fit
 _TILE_NUMBERS = 8192  # of a tile's sums: 64 rows of a product of 128 columns, which a program's registers hold
-_NO_WINDOW = 2**31 - 1
+_ALL = 2**31 - 1  # the window, or chunk, that hides nothing
 
 
 def can_run(device: torch.device) -> bool:
@@ -55,7 +55,7 @@ class PagedAttention:
             CHUNK=_CHUNK, BLOCK_G=covering(sizes["G"]), num_stages=2,
         )  # fmt: skip
         self._programs.fold_chunks[num_rows, num_heads](
-            partial, sums, rows.lengths, out, sinks, num_heads, chunks, numbers[-1],
+            partial, sums, rows.lengths, out, sinks, num_heads, chunks, *numbers[-2:],
             D=head_dim, CHUNK=_CHUNK, BLOCK_C=_FOLDED, BLOCK_D=sizes["BLOCK_D"], HAS_SINKS=settings.sinks is not None,
         )  # fmt: skip
         return out
@@ -78,13 +78,12 @@ class PagedAttention:
     def _arguments(
         self, layer: int, query: Tensor, width: int, settings: AttentionSettings
     ) -> tuple[tuple[float | int, ...], dict[str, Any]]:
-        """What all programs take: scale, softcap, width of the block table and window; and sizes, by name."""
+        """What all programs take: scale, softcap, width of the block table, window and chunk; and sizes, by name."""
         num_heads, head_dim = query.shape[1:]
         num_kv_heads, wide = self._cache.shape.layers[layer].num_heads, covering(head_dim)
-        softcap, window = settings.softcap, settings.window
-        numbers = (
-            settings.scale, 1.0 if softcap is None else softcap, width, _NO_WINDOW if window is None else window,
-        )  # fmt: skip
+        softcap = settings.softcap
+        sees = (_ALL if size is None else size for size in (settings.window, settings.chunk))
+        numbers = settings.scale, 1.0 if softcap is None else softcap, width, *sees
         sizes = {
             "G": num_heads // num_kv_heads, "D": head_dim, "KV_HEADS": num_kv_heads,
             "BLOCK_SIZE": self._cache.block_size, "BLOCK_D": wide,

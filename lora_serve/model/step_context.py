@@ -117,14 +117,25 @@ class DeviceTokens:
 class AttentionSettings:
     """The constants of a layer's attention: scores become scale * q k, with `softcap` c also c * tanh(score / c).
 
-    With `window` w a token sees itself and the w - 1 before it. With `sinks` s (arXiv 2309.17453, learned as in
-    gpt-oss) head h weighs its keys as if there were one more of score s[h], whose value is zero.
+    With `window` w a token sees itself and the w - 1 before it, with `chunk` c none before the last multiple of c
+    (Llama 4). With `sinks` s (arXiv 2309.17453, learned as in gpt-oss) head h weighs its keys as if there were one more
+    of score s[h], whose value is zero.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = field(default=None, compare=False)  # [num_heads] float32
+    chunk: int | None = None
+
+    def hides(self, length: int) -> bool:
+        """True if some token of the first `length` does not see all before it."""
+        return any(size is not None and length > size for size in (self.window, self.chunk))
+
+    def first_seen(self, positions: Tensor) -> Tensor:
+        """The first position that a token sees, by its own."""
+        first = torch.zeros_like(positions) if self.chunk is None else positions // self.chunk * self.chunk
+        return first if self.window is None else torch.maximum(first, positions - self.window + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ weighted values of its chunk,
     m' = max(m, max_j s_j)   l' = l e^(m - m') + sum_j e^(s_j - m')   o' = o e^(m - m') + sum_j e^(s_j - m') v_j
 
 and a second program folds a row's chunks by the same formulas, some at a time. A sink of score s, which has no value,
-comes last: l' = l + e^(s - m). Which chunks a row has depends on its
-own length and the window alone; programs beyond them leave at once, and what they did not write is never read.
+comes last: l' = l + e^(s - m). Which chunks a row has depends on its own length and on what the layer lets it see
+alone; programs beyond them leave at once, and what they did not write is never read.
 
 Rows of several tokens are cut into tiles of QUERY_TILE tokens, and one program computes a tile's tokens over all keys
 that they see, for HEADS query heads of one KV head: a product has a row for each of its tokens' heads. A token's sums
@@ -49,9 +49,15 @@ def _with_keys(
     return higher, total, values
 
 
+@triton.jit
+def _first_seen(position, window, attention_chunk):
+    """The first position that a token sees."""
+    return tl.maximum(position - window + 1, position // attention_chunk * attention_chunk)
+
+
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["table", "lengths"])
 def decode_chunks(
-    query, pool_k, pool_v, table, lengths, partial, sums, scale, softcap, width, window,
+    query, pool_k, pool_v, table, lengths, partial, sums, scale, softcap, width, window, attention_chunk,
     G: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
@@ -62,7 +68,7 @@ def decode_chunks(
     kv_head = tl.program_id(1)
     chunk = tl.program_id(2)
     length = tl.load(lengths + row).to(tl.int32)
-    low = tl.maximum(length - window, 0)
+    low = _first_seen(length - 1, window, attention_chunk)
     if (chunk * CHUNK >= length) | ((chunk + 1) * CHUNK <= low):
         return
     g = tl.arange(0, BLOCK_G)
@@ -97,7 +103,7 @@ def _sink(score, top):
 
 @triton.jit(do_not_specialize=["chunks"], do_not_specialize_on_alignment=["lengths"])
 def fold_chunks(
-    partial, sums, lengths, out, sinks, num_heads, chunks, window,
+    partial, sums, lengths, out, sinks, num_heads, chunks, window, attention_chunk,
     D: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, heads): out [rows, heads, D]; sinks [heads] float32. BLOCK_C chunks at a time, from the first that a
@@ -110,7 +116,7 @@ def fold_chunks(
     d = tl.arange(0, BLOCK_D)
     values = tl.zeros([BLOCK_D], dtype=tl.float32)
     total, top = 0.0, float("-inf")
-    for start in range(tl.maximum(length - window, 0) // CHUNK, end, BLOCK_C):
+    for start in range(_first_seen(length - 1, window, attention_chunk) // CHUNK, end, BLOCK_C):
         chunk = start + tl.arange(0, BLOCK_C)
         here = chunk < end
         mask = here[:, None] & (d < D)[None, :]
@@ -131,7 +137,7 @@ def fold_chunks(
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["row_tiles", "table"])
 def attend_tiles(
-    query, pool_k, pool_v, row_tiles, table, out, sinks, scale, softcap, width, window,
+    query, pool_k, pool_v, row_tiles, table, out, sinks, scale, softcap, width, window, attention_chunk,
     G: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -159,10 +165,11 @@ def attend_tiles(
         total = tl.zeros([BLOCK_M], dtype=tl.float32)
         values = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
         end = position + count
-        begin = tl.maximum(position - window + 1, 0) // BLOCK_N * BLOCK_N
+        low = _first_seen(own, window, attention_chunk)
+        begin = _first_seen(position, window, attention_chunk) // BLOCK_N * BLOCK_N
         for start in range(begin, end, BLOCK_N):
             p = start + tl.arange(0, BLOCK_N)
-            seen = (p[None, :] <= own[:, None]) & (p[None, :] > (own - window)[:, None])
+            seen = (p[None, :] <= own[:, None]) & (p[None, :] >= low[:, None])
             top, total, values = _with_keys(
                 q, blocks, p, p < end, seen, pool_k, pool_v, kv_head, d, scale, softcap, top, total, values,
                 D, KV_HEADS, BLOCK_SIZE, HAS_SOFTCAP, HALF,

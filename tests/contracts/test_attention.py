@@ -23,14 +23,15 @@ ROWS = [(6, 1, [3, 1]), (0, 1, [2]), (13, 1, [4, 5, 6, 7]), (0, 5, [8, 9]), (6, 
 
 def expected(cache: KVCache, query: torch.Tensor, settings: AttentionSettings) -> torch.Tensor:
     """softmax over the visible keys, one query token and one head at a time."""
-    window, softcap = settings.window, settings.softcap
+    window, softcap, chunk = settings.window, settings.softcap, settings.chunk
     keys, values = (pool.double().flatten(0, 1) for pool in cache.layer(0))
     out, token = torch.zeros_like(query, dtype=torch.float64), 0
     group = query.shape[1] // keys.shape[1]
     for context, tokens, blocks in ROWS:
         places = [block * cache.block_size + offset for block in blocks for offset in range(cache.block_size)]
         for position in range(context, context + tokens):
-            first = 0 if window is None else max(0, position - window + 1)
+            first = 0 if chunk is None else position - position % chunk
+            first = first if window is None else max(first, position - window + 1)
             seen = torch.tensor(places[first : position + 1])
             for head in range(query.shape[1]):
                 scores = keys[seen, head // group] @ query[token, head].double() * settings.scale
@@ -136,6 +137,12 @@ def test_attention_is_the_definition(
     check_definition(name, num_heads, num_kv_heads, window, softcap)
 
 
+@pytest.mark.parametrize("name", [*backend_names(attention), *list(VARLEN)[1:], "varlen of no type"])
+@pytest.mark.parametrize(("window", "chunk"), [(None, 1), (None, 4), (None, 5), (None, 7), (None, 100), (3, 5)])
+def test_chunk_hides_what_lies_before_its_own_start(name: str, window: int | None, chunk: int) -> None:
+    check_definition(name, 6, 2, window, None, chunk=chunk)
+
+
 @pytest.mark.parametrize("name", [*list(VARLEN)[2:], "varlen of no type"])
 def test_varlen_falls_back_to_what_can_serve(name: str) -> None:
     check_definition(name, 6, 2, 4, None)
@@ -156,6 +163,7 @@ def check_definition(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None = None,
+    chunk: int | None = None,
 ) -> None:
     torch.manual_seed(0)
     cache = filled_cache(16, 4, num_kv_heads, 8)
@@ -166,7 +174,7 @@ def check_definition(
     places = torch.tensor(
         [blocks[p // 4] * 4 + p % 4 for context, tokens, blocks in ROWS for p in range(context, context + tokens)]
     )
-    settings = AttentionSettings(1 / math.sqrt(8), window, softcap, sinks)
+    settings = AttentionSettings(1 / math.sqrt(8), window, softcap, sinks, chunk)
     found = backend(0, query, keys[places], values[places], step, settings)
     assert torch.allclose(found.double(), expected(cache, query, settings), atol=1e-5)
 

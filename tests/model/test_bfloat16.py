@@ -40,7 +40,7 @@ LENGTHS = (45, 3, 70, 12)  # prompts run in chunks of 32 tokens beside decode ro
 NEW_TOKENS = 8
 LIMITS = {"max_num_batched_tokens": 32, "max_num_seqs": 8, "block_size": 4, "kv_cache_memory": "1MiB"}
 NO_FURTHER = 1.5  # times their error
-EXPERTS = ("mixtral", "qwen3_moe")
+EXPERTS = ("mixtral", "qwen3_moe", "llama4_text")
 ROUTED_ELSEWHERE = 0.05  # of the tokens: between two experts that are nearly as good any rounding decides
 
 

@@ -17,7 +17,10 @@ from tests.tiers import mostly_nightly
 
 BY_DAY = ("mixtral", "gpt2")  # each kind is exact on one of them: experts and what Llama has; biases, Conv1D, fused QKV
 # Refused on purpose: (architecture, kind), or kind for all of them, and a pattern of the reason.
-EXPECTED_REFUSALS: Mapping[str | tuple[str, str], str] = {}
+EXPECTED_REFUSALS: Mapping[str | tuple[str, str], str] = {
+    # PEFT adds a pattern for the fused weight, which sorts before the one that it applied while it trained.
+    ("deepseek_v3", "rank_and_alpha_pattern"): "adapter_config.json says rank 32, and the tensors have rank 28",
+}
 
 
 @pytest.fixture(scope="module", params=mostly_nightly(ARCHITECTURES, *BY_DAY))

@@ -54,6 +54,7 @@ def expected(cache: KVCache, query: torch.Tensor, rows: DecodeRows, settings: At
     group = query.shape[1] // cache.shape.layers[0].num_heads
     for row, (blocks, length) in enumerate(zip(rows.block_table, rows.lengths.tolist(), strict=True)):
         first = 0 if window is None else max(0, length - window)
+        first = first if settings.chunk is None else max(first, (length - 1) // settings.chunk * settings.chunk)
         keys, values = (
             pool[blocks].flatten(0, 1)[first:length].double().repeat_interleave(group, 1) for pool in cache.layer(0)
         )
@@ -66,8 +67,10 @@ def expected(cache: KVCache, query: torch.Tensor, rows: DecodeRows, settings: At
     return out
 
 
-def settings_of(window: int | None, softcap: float | None, num_sinks: int = 0) -> AttentionSettings:
-    return AttentionSettings(0.2, window, softcap, torch.linspace(-2, 5, num_sinks) if num_sinks else None)
+def settings_of(
+    window: int | None, softcap: float | None, num_sinks: int = 0, chunk: int | None = None
+) -> AttentionSettings:
+    return AttentionSettings(0.2, window, softcap, torch.linspace(-2, 5, num_sinks) if num_sinks else None, chunk)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,16 @@ def test_ragged_rows_are_the_definition(
             assert written[:, :first].isnan().all()
             assert not written[:, first : -(-length // 256)].isnan().any()
             assert written[:, -(-length // 256) :].isnan().all()
+
+
+@pytest.mark.parametrize(("window", "chunk"), [(None, 256), (None, 300), (None, 16), (200, 5000), (None, 6000)])
+def test_rows_see_no_chunk_but_their_own(window: int | None, chunk: int) -> None:
+    torch.manual_seed(0)
+    settings = settings_of(window, None, chunk=chunk)
+    cache, rows = filled_cache(NUM_BLOCKS, BLOCK_SIZE, 2, 16), decode_rows(LENGTHS)
+    query, paged = torch.randn(len(LENGTHS), 4, 16), paged_attention(cache)
+    found = paged.decode(0, query, rows, settings)
+    assert torch.allclose(found.double(), expected(cache, query, rows, settings), atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 4400])
@@ -161,21 +174,29 @@ def tiled_rows(num_idle_tiles: int) -> TiledRows:
 
 
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "window", "softcap", "num_sinks"),
+    ("num_heads", "num_kv_heads", "head_dim", "window", "softcap", "num_sinks", "chunk"),
     [
-        (1, 1, 64, None, None, 0),
-        (14, 2, 64, 30, None, 14),
-        (6, 2, 80, None, 1.5, 6),
-        (16, 1, 128, 280, None, 0),
-        (12, 1, 256, None, 20.0, 0),
-        (2, 1, 16, 1, None, 0),
+        (1, 1, 64, None, None, 0, None),
+        (14, 2, 64, 30, None, 14, None),
+        (6, 2, 80, None, 1.5, 6, None),
+        (16, 1, 128, 280, None, 0, None),
+        (12, 1, 256, None, 20.0, 0, None),
+        (2, 1, 16, 1, None, 0, None),
+        (4, 2, 16, None, None, 4, 25),
+        (4, 2, 16, 20, None, 0, 32),
     ],
 )
 def test_tiles_of_rows_are_the_definition(
-    num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, softcap: float | None, num_sinks: int
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    softcap: float | None,
+    num_sinks: int,
+    chunk: int | None,
 ) -> None:
     torch.manual_seed(0)
-    settings = settings_of(window, softcap, num_sinks)
+    settings = settings_of(window, softcap, num_sinks, chunk)
     cache, rows = filled_cache(64, BLOCK_SIZE, num_kv_heads, head_dim), tiled_rows(2)
     num_tokens = sum(count for _, count in TILED)
     query, out = (

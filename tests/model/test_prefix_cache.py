@@ -54,7 +54,7 @@ def num_tokens_run(engine: LocalEngine) -> int:
     return sum(batch.num_tokens for batch in engine.engine.stats().recent_batches)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "llama4_text"])
 def test_known_prompt_is_answered_the_same_from_its_tail_alone(architecture: str, tmp_path: Path) -> None:
     engine = LocalEngine(save_tiny_model(architecture, tmp_path), **LIMITS)
     prompt = tokens(41)

@@ -16,7 +16,7 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model import base_model, exactness
-from lora_serve.model.exactness import check_small_copy, shrunk
+from lora_serve.model.exactness import check_small_copy, shrunk, try_base
 from tests.local_engine import LocalEngine
 from tests.models_table import build_tiny
 from tests.oracle import ARCHITECTURES, REPRESENTATIVE, load_plain, logprobs_alone, save_tiny_model
@@ -34,11 +34,12 @@ def forgotten() -> Iterator[None]:
 
 
 def windowless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither windows nor chunks are applied."""
     create = base_model.create_attention
 
     def without(name: str, cache: Any) -> Any:
         attention = create(name, cache)
-        return lambda *arguments: attention(*arguments[:-1], replace(arguments[-1], window=None))
+        return lambda *arguments: attention(*arguments[:-1], replace(arguments[-1], window=None, chunk=None))
 
     monkeypatch.setattr(base_model, "create_attention", without)
 
@@ -56,11 +57,16 @@ def test_window_that_no_sequence_can_reach_does_not_matter(tmp_path: Path, monke
     assert LocalEngine(model, max_model_len=64).parts.spec.max_model_len == 64
 
 
-def test_chunked_attention_is_served_within_its_first_chunk_alone(tmp_path: Path) -> None:
-    """Llama 4, whose routers return a pair, too."""
+def test_chunks_that_were_ignored_are_refused_beyond_the_first_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Llama 4, whose routers return a pair, too."""
     build_tiny("llama4_text").save_pretrained(tmp_path)
+    windowless(monkeypatch)
     with pytest.raises(ModelError, match=rf"Llama4ForCausalLM.*; with --max-model-len {CHUNK} it can be served"):
         LocalEngine(tmp_path)
+    with pytest.raises(ModelError, match=rf"Llama4ForCausalLM.*; with --max-model-len {CHUNK} it can be served"):
+        try_base(Settings(model=str(tmp_path)).part(ModelConfig))
     engine = LocalEngine(tmp_path, max_model_len=CHUNK)
     prompts = [list(range(20, 20 + length)) for length in (3, 17, 25)]
     answers = engine.run([engine.request(prompt, max_tokens=6, ignore_eos=True, logprobs=1) for prompt in prompts])
@@ -68,6 +74,15 @@ def test_chunked_attention_is_served_within_its_first_chunk_alone(tmp_path: Path
     for prompt, answer in zip(prompts, answers, strict=True):
         truth = logprobs_alone(plain, prompt, answer.token_ids)[len(prompt) - 1 : -1]
         assert answer.token_ids == truth.argmax(-1).tolist()
+
+
+def test_positions_counted_by_the_step_and_not_by_the_row_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_tiny("llama4_text").save_pretrained(tmp_path)
+    monkeypatch.setattr(base_model, "tell_past", lambda *_: None)
+    with pytest.raises(ModelError, match=r"Llama4ForCausalLM.*small copy.*differ by"):
+        LocalEngine(tmp_path)
 
 
 def test_keyword_of_attention_that_is_not_known_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ every file. The contract tests run over all files (tests/contracts/test_attentio
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -35,9 +35,12 @@ class Attention(Protocol):
         """
 
 
-def over_rows(attend: Callable[[nn.Module, Tensor, Tensor, Tensor, AttentionSettings], Tensor]) -> Callable[..., Any]:
+def over_rows(
+    attend: Callable[[nn.Module, Tensor, Tensor, Tensor, AttentionSettings], Tensor], chunks: Mapping[nn.Module, int]
+) -> Callable[..., Any]:
     """transformers' attention (query [1, num_heads, T, D], key, value [1, num_kv_heads, T, D], all after RoPE) by a
-    function of packed rows: the module, query, key and value [T, heads, D], and the layer's constants.
+    function of packed rows: the module, query, key and value [T, heads, D], and the layer's constants. `chunks`: see
+    `Observation`, as transformers tells them by masks alone.
 
     Values that are narrower than keys (multi-head latent attention, DeepSeek-AI, arXiv 2405.04434), or wider, get zeros
     behind the shorter ones.
@@ -56,7 +59,7 @@ def over_rows(attend: Callable[[nn.Module, Tensor, Tensor, Tensor, AttentionSett
         **_: Any,
     ) -> tuple[Tensor, None]:
         scale, sinks = query.shape[-1] ** -0.5 if scaling is None else scaling, None if s_aux is None else s_aux.float()
-        settings = AttentionSettings(scale, sliding_window, softcap, sinks)
+        settings = AttentionSettings(scale, sliding_window, softcap, sinks, chunks.get(module))
         size = value.shape[-1]
         query, key, value = _of_one_size(*(tensor[0].transpose(0, 1) for tensor in (query, key, value)))
         return attend(module, query, key, value, settings)[None, ..., :size], None

@@ -16,7 +16,7 @@ from lora_serve.model.step_context import AttentionSettings, StepInputs
 PREFERENCE = 2
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: list[Any] = [
-    _ADDRESS, _SIZE, *[_ADDRESS] * 3, *[_SIZE] * 4, _ADDRESS, _ADDRESS, _SIZE, _SIZE, _FLOAT, _SIZE, _FLOAT,
+    _ADDRESS, _SIZE, *[_ADDRESS] * 3, *[_SIZE] * 4, _ADDRESS, _ADDRESS, _SIZE, _SIZE, _FLOAT, _SIZE, _SIZE, _FLOAT,
     _ADDRESS,
 ]  # fmt: skip
 
@@ -59,7 +59,7 @@ class Backend:
             query.data_ptr(), query.stride(0), pool_k.data_ptr(), pool_v.data_ptr(), out.data_ptr(),
             num_heads, num_kv_heads, query.shape[2], self.cache.block_size,
             pieces.blocks.data_ptr(), pieces.table.data_ptr(), len(pieces.table), pieces.most_tokens,
-            settings.scale, settings.window or 0, settings.softcap or 0.0,
+            settings.scale, settings.window or 0, settings.chunk or 0, settings.softcap or 0.0,
             None if settings.sinks is None else settings.sinks.data_ptr(),
         )  # fmt: skip
         return out

@@ -53,10 +53,10 @@ class Backend:
         flat = table.reshape(-1)
         keys = pool_k.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
         values = pool_v.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
-        window = settings.window
-        mask: Tensor | None = step.prepared.get(window)
+        sees = settings.window, settings.chunk
+        mask: Tensor | None = step.prepared.get(sees)
         if mask is None:
-            mask = step.prepared[window] = _decode_mask(step.decode.lengths, keys.shape[2], window, query.dtype)
+            mask = step.prepared[sees] = _decode_mask(step.decode.lengths, keys.shape[2], settings, query.dtype)
         folded = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
         sinks = None if settings.sinks is None else settings.sinks.view(num_kv_heads, -1, 1)
         found = attend_masked(folded, keys, values, mask, settings.scale, settings.softcap, sinks)
@@ -72,12 +72,12 @@ class Backend:
         )
 
 
-def _decode_mask(lengths: Tensor, num_keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
+def _decode_mask(lengths: Tensor, num_keys: int, settings: AttentionSettings, dtype: torch.dtype) -> Tensor:
     """An additive mask [rows, 1, 1, num_keys]: 0 where the row's last token may look, -inf elsewhere."""
     keys = torch.arange(num_keys, device=lengths.device)
     visible = keys < lengths[:, None]
-    if window is not None:
-        visible &= keys >= (lengths - window)[:, None]
+    if settings.hides(num_keys):
+        visible &= keys >= settings.first_seen(lengths - 1)[:, None]
     mask = torch.zeros(visible.shape, dtype=dtype, device=lengths.device)
     return mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
 
@@ -85,18 +85,19 @@ def _decode_mask(lengths: Tensor, num_keys: int, window: int | None, dtype: torc
 def _prefill(query: Tensor, keys: Tensor, values: Tensor, context: int, settings: AttentionSettings) -> Tensor:
     """query [tokens, num_heads, head_dim] over keys, values [context + tokens, num_kv_heads, head_dim]."""
     tokens, num_heads, _ = query.shape
-    scale, window, softcap, sinks = settings.scale, settings.window, settings.softcap, settings.sinks
+    scale, softcap, sinks = settings.scale, settings.softcap, settings.sinks
+    hides = settings.hides(context + tokens)
     group = num_heads // keys.shape[1]
     q = query.transpose(0, 1)[None]  # [1, num_heads, tokens, head_dim]
     k = keys.transpose(0, 1).repeat_interleave(group, dim=0)[None]
     v = values.transpose(0, 1).repeat_interleave(group, dim=0)[None]
-    if softcap is None and sinks is None and context == 0 and (window is None or tokens <= window):
+    if softcap is None and sinks is None and context == 0 and not hides:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
     q_positions = torch.arange(context, context + tokens, device=query.device)[:, None]
     k_positions = torch.arange(keys.shape[0], device=query.device)[None, :]
     visible = k_positions <= q_positions
-    if window is not None:
-        visible &= k_positions > q_positions - window
+    if hides:
+        visible &= k_positions >= settings.first_seen(q_positions)
     mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device)
     mask.masked_fill_(~visible, float("-inf"))
     sinks = None if sinks is None else sinks.view(-1, 1, 1)

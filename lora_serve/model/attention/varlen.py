@@ -1,7 +1,8 @@
 """Paged attention with torch's `varlen_attn` (FlashAttention) on GPUs, with the features of the installed torch.
 
-Decode rows and rows of several tokens are one call each. What a call does not support here goes elsewhere: decode rows
-and tiles to `PagedAttention`; soft caps, sinks and unsupported types or sizes to `sdpa`. torch 2.11 has no block
+Decode rows and rows of several tokens are one call each, where attention in chunks takes each chunk of a row for one.
+What a call does not support here goes elsewhere: decode rows and tiles to `PagedAttention`; soft caps, sinks and
+unsupported types or sizes to `sdpa`. torch 2.11 has no block
 tables; there K and V of rows with a context are gathered first. No GPU has run the calls with block tables, or tiles,
 yet.
 """
@@ -12,7 +13,7 @@ import importlib
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,7 +93,7 @@ class Backend:
 
     def _decode(self, layer: int, query: Tensor, step: StepInputs, settings: AttentionSettings) -> Tensor:
         """query [rows, num_heads, head_dim] -> the same shape."""
-        if self._reads_pages and _is_plain(settings):
+        if self._reads_pages and _is_plain(settings) and settings.chunk is None:
             return self._decode_pages(layer, query, step, settings)
         if self._paged is not None:
             return self._paged.decode(layer, query, step.decode, settings)
@@ -113,9 +114,10 @@ class Backend:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
         """Attention of the rows of several tokens: [their tokens, num_heads, head_dim]."""
-        plan = step.prepared.get(_PREFILL)
+        name = _PREFILL, settings.chunk
+        plan = step.prepared.get(name)
         if plan is None:
-            plan = step.prepared[_PREFILL] = _plan_of(step.prefill, self.cache.block_size, query.device)
+            plan = step.prepared[name] = _plan_of(step.prefill, self.cache.block_size, query.device, settings.chunk)
         assert isinstance(plan, _PrefillPlan)
         start = step.decode.num_rows
         if plan.places is None:
@@ -223,14 +225,25 @@ def _pages_of(step: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
     return rows, step.decode.block_table.to(torch.int32), step.decode.lengths.to(torch.int32)
 
 
-def _plan_of(rows: Sequence[PrefillRow], block_size: int, device: torch.device) -> _PrefillPlan:
-    counts = [row.end - row.start for row in rows]
-    lengths = [row.context + count for row, count in zip(rows, counts, strict=True)]
+def _plan_of(rows: Sequence[PrefillRow], block_size: int, device: torch.device, chunk: int | None) -> _PrefillPlan:
+    seen = [(row, *piece) for row in rows for piece in _pieces_of(row, chunk)]
+    counts = [end - begin for _, _, begin, end in seen]
+    lengths = [end - first for _, first, _, end in seen]
     ends = columns_to_device([[0, *itertools.accumulate(counts)], [0, *itertools.accumulate(lengths)]], device)
     places = None
     if any(row.context for row in rows):
         offsets = torch.arange(block_size, device=device)
-        each = [(row.blocks[:, None] * block_size + offsets).view(-1)[:n] for row, n in zip(rows, lengths, strict=True)]
+        each = [(row.blocks[:, None] * block_size + offsets).view(-1)[first:end] for row, first, _, end in seen]
         places = torch.cat(each)
     query_ends, key_ends = (column.to(torch.int32) for column in ends)
     return _PrefillPlan(query_ends, key_ends, max(counts), max(lengths), places)
+
+
+def _pieces_of(row: PrefillRow, chunk: int | None) -> Iterator[tuple[int, int, int]]:
+    """The positions of a row's tokens, begin .. end, cut where chunks end; before them, the first that they see."""
+    begin, last = row.context, row.context + row.end - row.start
+    while begin < last:
+        first = 0 if chunk is None else begin // chunk * chunk
+        end = last if chunk is None else min(last, first + chunk)
+        yield first, begin, end
+        begin = end

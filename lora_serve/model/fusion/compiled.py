@@ -13,7 +13,7 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +61,7 @@ class LayerParts:
     slots: LoraSlots
     context: StepContext[StepInputs]
     attend: Attend
+    chunks: Mapping[nn.Module, int]  # see `Observation`
     run: Callable[[StepInputs], Any]  # a forward pass of the model
 
 
@@ -126,7 +127,7 @@ def compile_layers(parts: LayerParts, vocab_size: int, max_model_len: int) -> Co
     running = RunningLayer(parts.attend)
     by_kind: dict[Any, list[nn.Module]] = {}
     for layer in layers:
-        by_kind.setdefault(_kind(layer), []).append(layer)
+        by_kind.setdefault(_kind(layer, parts.chunks), []).append(layer)
     if len(by_kind) > _MAX_KINDS:
         done.reasons[f"they are of {len(by_kind)} kinds"] += len(layers)
         by_kind = {}
@@ -200,7 +201,7 @@ def agree(expected: Sequence[Result], found: Sequence[Result]) -> bool:
     )
 
 
-def _kind(layer: nn.Module) -> tuple[Any, ...]:
+def _kind(layer: nn.Module, chunks: Mapping[nn.Module, int]) -> tuple[Any, ...]:
     """All that a layer's code can see of it but numbers of tensors and indices: layers of one kind have the same."""
     facts: list[Any] = []
     for path, part in layer.named_modules():
@@ -208,7 +209,7 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
         held = {**{n: v for n, v in own.items() if n not in _HELD | _VARIES}, **own["_parameters"], **own["_buffers"]}
         if isinstance(part, LinearGroup):  # all of it follows from its parts
             held = {}
-        facts.append((path, type(part), tuple((name, _fact(value)) for name, value in held.items())))
+        facts.append((path, type(part), chunks.get(part), tuple((name, _fact(value)) for name, value in held.items())))
     return tuple(facts)
 
 
@@ -226,7 +227,7 @@ def _fact(value: Any) -> Any:
 @contextmanager
 def _attending(parts: LayerParts, attend: Callable[..., Any]) -> Iterator[None]:
     """Inside the block the model calls this function in place of its attention."""
-    parts.module.set_attn_implementation(registered_attention(over_rows(attend)))
+    parts.module.set_attn_implementation(registered_attention(over_rows(attend, parts.chunks)))
     try:
         yield
     finally:

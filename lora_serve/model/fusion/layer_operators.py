@@ -47,9 +47,10 @@ def _attend(
     scale: float,
     window: int | None,
     softcap: float | None,
+    chunk: int | None,
 ) -> Tensor:
     layer = _running[running]
-    settings = AttentionSettings(scale, window, softcap, sinks)
+    settings = AttentionSettings(scale, window, softcap, sinks, chunk)
     return layer.attend(layer.layer, query, key, value, settings).contiguous()
 
 
@@ -67,7 +68,7 @@ def _like_added(*_: object) -> None:
 
 _library.define(
     "attend(Tensor query, Tensor key, Tensor value, Tensor? sinks, int running, float scale, int? window, "
-    "float? softcap) -> Tensor"
+    "float? softcap, int? chunk) -> Tensor"
 )
 _library.define("add_lora_(Tensor(a!) y, Tensor x, Tensor? experts, int running, int place) -> ()")
 for _device in ("CPU", "CUDA"):  # not `custom_op`: its wrapper takes longer than a launch
@@ -83,8 +84,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, running: RunningLayer, set
     It writes the cache, unseen by the compiler, and is called once a layer.
     """
     found: Tensor = torch.ops.lora_serve.attend(
-        query, key, value, settings.sinks, running.number, settings.scale, settings.window, settings.softcap
-    )
+        query, key, value, settings.sinks, running.number, settings.scale, settings.window, settings.softcap,
+        settings.chunk,
+    )  # fmt: skip
     return found
 
 

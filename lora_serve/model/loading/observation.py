@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ONE_ROPE, EmbeddingShape, LinearShape, LongRope, Shape
 from lora_serve.model.kv_cache import KVHeads, KVShape
+from lora_serve.model.loading.masks import WatchedMasks, is_applied
 from lora_serve.model.loading.number_type import is_quantized
-from lora_serve.model.step_context import Step, StepContext
+from lora_serve.model.step_context import AttentionSettings, Step, StepContext
 
 NUM_TOKENS, NUM_LOGITS = 11, 7  # numbers that no model has as a dimension, so that a token dimension is known by size
 _ONE_EXPERT = re.compile(r"\.experts\.\d+(\.|$)")  # which tokens it sees depends on the tokens
@@ -59,6 +60,7 @@ class Observation:
     embeddings: Mapping[str, EmbeddingShape]
     transposed: frozenset[str]  # sites whose experts' weights lie [expert, in, out], as transformers marks them
     unmet: Mapping[str, int]  # the model's parts, or those of its body, of which no module ran -> their parameters
+    chunks: Mapping[nn.Module, int]  # of the modules that attend within chunks of so many tokens
 
     def parameters(self, module: PreTrainedModel) -> dict[str, dict[str, Shape]]:
         """module -> parameter -> shape, of every site."""
@@ -134,11 +136,11 @@ class ModuleWatch:
                 hooks.enter_context(owner.register_forward_hook(self._watch(path), with_kwargs=True))
             yield
 
-    def observation(self, kv_shape: KVShape) -> Observation:
-        """The facts seen."""
+    def observation(self, kv_shape: KVShape, chunks: Mapping[nn.Module, int] | None = None) -> Observation:
+        """The facts seen, and `chunks`."""
         sites = {path: found[0] for path, found in self._seen.items() if len(found) == 1 and found[0] is not None}
-        # A change runs its module again for some rows, and sites inside would take these for the whole step's: of two,
-        # one within the other, the inner one counts if it is a layer, else the outer one.
+        # A change runs its module again for some rows, which sites inside would take for the whole step's: of two, one
+        # within the other, the inner one counts if it is a layer, else the outer one.
         ends = {path: [dot.start() for dot in re.finditer(r"\.", path)] for path in sites}
         pairs = [(path[:end], path) for path in sites for end in ends[path] if path[:end] in sites]
         layers = {path for path, owner in self._owners.items() if is_linear(owner) or isinstance(owner, nn.Embedding)}
@@ -155,7 +157,7 @@ class ModuleWatch:
         parts = self._parts.items()
         unmet = {part: n for part, n in parts if not any(f"{path}.".startswith(f"{part}.") for path in self._seen)}
         transposed = frozenset(path for path, owner in owners.items() if getattr(owner, "is_transposed", False))
-        return Observation(kv_shape, sites, linears, embeddings, transposed, unmet)
+        return Observation(kv_shape, sites, linears, embeddings, transposed, unmet, chunks or {})
 
     def _watch(self, path: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
@@ -170,9 +172,12 @@ class ModuleWatch:
 def observe(module: PreTrainedModel, device: torch.device) -> Observation:
     """Runs a few tokens and notes what each layer would cache, and which modules see every token once.
 
-    Raises ModelError for attention that is more than causal or windowed, and for logits that cannot be chosen.
+    Raises ModelError for attention that is more than causal, windowed or in chunks, and for logits that cannot be
+    chosen.
     """
     keys: dict[int, Tensor] = {}
+    chunks: dict[nn.Module, int] = {}
+    masks = WatchedMasks()
 
     def attend(
         layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
@@ -183,14 +188,18 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
             raise ModelError("its attention has sinks that are not one number a head")
         if unknown := sorted(name for name in keywords.keys() - _KEYWORDS if keywords[name] is not None):
             raise ModelError(f"its attention takes more than is applied here: {', '.join(unknown)}")
-        if attention_mask is not None and not _is_windowed(attention_mask, keywords.get("sliding_window")):
-            raise ModelError("its attention has a mask that is neither causal nor a sliding window's")
+        chunk = masks.chunk_of(attention_mask)
+        if chunk is not None:
+            chunks[layer] = chunk
+        settings = AttentionSettings(1.0, keywords.get("sliding_window") or None, chunk=chunk)
+        if attention_mask is not None and not is_applied(attention_mask, settings):
+            raise ModelError("its attention has a mask that is neither causal nor a window's or a chunk's")
         keys[layer_index(layer)] = key if key.shape[-1] >= value.shape[-1] else value
         return F.pad(query.transpose(1, 2), (0, value.shape[-1] - query.shape[-1])).contiguous(), None
 
     watch = ModuleWatch(module, NUM_TOKENS, NUM_LOGITS)
     implementation = registered_attention(attend)
-    AttentionMaskInterface.register(implementation, eager_mask)
+    AttentionMaskInterface.register(implementation, masks)
     before = module.config._attn_implementation  # noqa: SLF001 - its setter is public, its getter is not
     try:
         with refused_if_it_fails(module), watch.watching():
@@ -201,17 +210,7 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
                 raise ModelError("it does not take `logits_to_keep`, the positions whose logits are wanted")
     finally:
         module.set_attn_implementation(before)
-    return watch.observation(_kv_shape(module, keys))
-
-
-def _is_windowed(mask: Tensor, window: int | None) -> bool:
-    """True for the mask [..., T, T] of a token that sees itself and those before it, or `window` of them in all."""
-    tokens = torch.arange(mask.shape[-1], device=mask.device)
-    age = tokens[:, None] - tokens
-    is_seen = (age >= 0) & (age < (window or mask.shape[-1]))
-    if mask.shape[-2:] != is_seen.shape:
-        return False
-    return bool((mask == is_seen if mask.dtype == torch.bool else torch.where(is_seen, mask == 0, mask < -1e4)).all())
+    return watch.observation(_kv_shape(module, keys), chunks)
 
 
 def _scale_of(embedding: nn.Embedding) -> float | None:

@@ -33,7 +33,7 @@ typedef struct {
     Weight joined_attention, output, joined_mlp, down;
     Adapters adapters[7]; /* q, k, v, output, gate, up, down */
     Norm before_attention, before_mlp, query, key; /* weight NULL: none */
-    int64_t heads, kv_heads, size, block_size, window, activation;
+    int64_t heads, kv_heads, size, block_size, window, chunk, activation;
     float scale, softcap;
 } Layer;
 
@@ -219,8 +219,8 @@ void decoder_layer(const Layer *l, const Step *s, real *h, void *room, real *key
     rotate_store(y, stride, y + queries, stride, y + queries + keys, stride, tokens, l->heads, l->kv_heads, l->size,
                  s->cos, s->sin, s->rotated, s->places, key_pool, value_pool);
     paged_attention(y, stride, key_pool, value_pool, inner, l->heads, l->kv_heads, l->size, l->block_size,
-                    s->tables, s->attention_pieces, s->num_attention_pieces, s->most_tokens, l->scale, l->window, l->softcap,
-                    NULL);
+                    s->tables, s->attention_pieces, s->num_attention_pieces, s->most_tokens, l->scale, l->window, l->chunk,
+                    l->softcap, NULL);
     product(&l->output, s, l->adapters + 3, 1, inner, shrunk, y);
     add_to(h, y, tokens * hidden);
 

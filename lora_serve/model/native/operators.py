@@ -274,7 +274,7 @@ class Layer(ctypes.Structure):
         *((name, Weight) for name in ("joined_attention", "output", "joined_mlp", "down")),
         ("adapters", Adapters * 7),  # q, k, v, output, gate, up, down
         *((name, Norm) for name in ("before_attention", "before_mlp", "query", "key")),
-        *((name, _SIZE) for name in ("heads", "kv_heads", "size", "block_size", "window", "activation")),
+        *((name, _SIZE) for name in ("heads", "kv_heads", "size", "block_size", "window", "chunk", "activation")),
         ("scale", _FLOAT),
         ("softcap", _FLOAT),
     )

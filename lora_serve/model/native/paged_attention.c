@@ -27,10 +27,16 @@ typedef struct {
     const real *keys, *values;  /* pools [blocks][block_size][kv_heads][size] */
     real *out;
     const int32_t *tables; /* block numbers */
-    int64_t query_stride, heads, kv_heads, size, block_size, window;
+    int64_t query_stride, heads, kv_heads, size, block_size, window, chunk;
     float query_scale, score_scale, softcap;
     const float *sinks; /* [heads], or NULL */
 } Attention;
+
+/* The first key that a token at this position sees. */
+ALWAYS int64_t first_seen(const Attention *a, int64_t position) {
+    const int64_t in_chunk = a->chunk > 0 ? position / a->chunk * a->chunk : 0;
+    return a->window > 0 && position + 1 - a->window > in_chunk ? position + 1 - a->window : in_chunk;
+}
 
 typedef struct {
     int32_t first, tokens, context, table; /* of a row: packed token, how many, cached before them, offset in tables */
@@ -208,7 +214,7 @@ static void weigh_all(const Attention *a, const Piece *piece, const Stretch *own
     for (int64_t i = 0; i < queries; i++) {
         const int64_t at = own->kv_head * queries + i;
         const int64_t position = piece->context + i / group, end = position + 1 - own->start;
-        const int64_t first = a->window > 0 ? position + 1 - a->window - own->start : 0;
+        const int64_t first = first_seen(a, position) - own->start;
         float *sum = s->sums + at * width;
         if (end <= 0 || first >= KEYS) {
             memset(s->weights + i * KEYS, 0, KEYS * sizeof(real));
@@ -274,8 +280,7 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
             begin_query(a, a->query + (piece->first + i / group) * a->query_stride + (h * group + i % group) * size, s,
                         h * queries + i);
     const int64_t end = piece->context + piece->tokens;
-    const int64_t begin = a->window > 0 && piece->context + 1 > a->window ? piece->context + 1 - a->window : 0;
-    Stretch own = stretch_of(a, table, first_head, begin / KEYS * KEYS, end), next;
+    Stretch own = stretch_of(a, table, first_head, first_seen(a, piece->context) / KEYS * KEYS, end), next;
     for (; own.count > 0; own = next) {
         const int is_last = own.kv_head + 1 == end_head;
         next = stretch_of(a, table, is_last ? first_head : own.kv_head + 1, own.start + is_last * KEYS, end);
@@ -292,14 +297,14 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
 
 int64_t queries_together(void) { return QUERIES; }
 
-/* window: keys a token sees, itself included; 0: all. softcap: 0 for none. sinks: scores of one more key of each head,
- * which has no value; NULL for none. */
+/* window: keys a token sees, itself included; 0: all. chunk: it sees none before the last multiple of that; 0: all.
+ * softcap: 0 for none. sinks: scores of one more key of each head, which has no value; NULL for none. */
 void paged_attention(const float *query, int64_t query_stride, const real *keys, const real *values, real *out,
                      int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, const int32_t *tables,
                      const int32_t *pieces, int64_t num_pieces, int64_t most_tokens, float scale, int64_t window,
-                     float softcap, const float *sinks) {
-    Attention a = {query, keys, values, out, tables, query_stride, heads, kv_heads, size, block_size, window, scale, 1.0f,
-                   softcap, sinks};
+                     int64_t chunk, float softcap, const float *sinks) {
+    Attention a = {query, keys, values, out, tables, query_stride, heads, kv_heads, size, block_size, window, chunk, scale,
+                   1.0f, softcap, sinks};
     if (IS_BFLOAT16) a.query_scale = 1.0f, a.score_scale = scale;
     const int64_t enough = 2 * omp_get_max_threads();
     const int64_t parts = num_pieces >= enough ? 1 : kv_heads < enough ? kv_heads : enough; /* of the KV heads */

@@ -161,13 +161,16 @@ def _observed(
     is_replaceable = module._supports_attention_backend  # noqa: SLF001 - transformers has no public word for it
     if layout.is_ragged and not is_replaceable:
         raise _NotExactError("its attention is code of its own")
+    text = module.config.get_text_config()
+    if layout.is_ragged and "chunked_attention" in (getattr(text, "layer_types", None) or ()):
+        raise _NotExactError("its masks have chunks")
     if is_replaceable:
         module.set_attn_implementation(registered_attention(attention) if layout.is_ragged else "eager")
     num_rows = NUM_LOGITS if getattr(module, "num_labels", 0) != NUM_LOGITS else NUM_LOGITS - 2
     watch = ModuleWatch(module, NUM_TOKENS, num_rows)
     with watch.watching():
         forward(layout.step(_watched_rows(num_rows, layout.is_ragged)))
-    num_layers = module.config.get_text_config().num_hidden_layers
+    num_layers = text.num_hidden_layers
     if layout.is_ragged and attention.num_calls != num_layers:
         raise _NotExactError(
             f"{attention.num_calls} of its {num_layers} layers attend as transformers lets one replace"

@@ -327,7 +327,9 @@ def test_cpu_compiles_nothing_by_itself(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "deepseek_v3"])  # stays eager
 def test_layers_of_every_architecture_are_compiled(architecture: str, dtype: str, tmp_path: Path) -> None:
     world = World(architecture, tmp_path, num_layers=2, dtype=dtype)
-    assert (world.outcome.num_layers, dict(world.outcome.reasons)) == (2, {})
+    eager = {"llama4_text": 1}.get(architecture, 0)  # it asks the running step for positions
+    assert (world.outcome.num_layers, world.outcome.reasons.total()) == (2 - eager, eager)
+    world.layers = [layer for layer in world.layers if "forward" in vars(layer)]
     world.agree(world.decode(0, 5, "a"), world.decode(1, 20), world.prompt(2, 26, "b"))
 
 

@@ -56,6 +56,7 @@ FUSED: Mapping[str, Mapping[str, int]] = {  # in two decoder layers and the last
     "gpt_oss": {"Norm": 5},  # sinks
     "deepseek_v3": {"MLP": 2, "Norm": 9},  # a dense layer's and the shared expert; K and V by way of a latent vector
     "gemma4_text": {"MLP": 2},
+    "llama4_text": {"Norm": 5},  # rotates neighbours, by complex numbers; multiplies up by gate
 }
 LENGTHS = (3, 29, 1, 45)
 LIMITS = {"max_num_batched_tokens": 32, "max_num_seqs": 8, "block_size": 4, "kv_cache_memory": "1MiB"}

@@ -92,6 +92,14 @@ class MixesTokens(nn.Module):
         return super().__call__(x=x)
 
 
+def test_chunks_are_seen_however_many_tokens_they_have(tmp_path: Path) -> None:
+    for size in (4, 8192):  # the first pass has more tokens than the one, and fewer than the other
+        model, found = observed("llama4_text", tmp_path / str(size), attention_chunk_size=size)
+        assert found.chunks == {model.model.layers[0].self_attn: size}
+    _, windowed = observed("mistral", tmp_path / "windowed", sliding_window=4, attention_chunk_size=4)
+    assert windowed.chunks == {}
+
+
 def test_a_model_whose_logits_cannot_be_chosen_is_refused(tmp_path: Path) -> None:
     model = load_fresh(save_tiny_model("llama", tmp_path / "model"))
     own = model.forward

@@ -31,6 +31,7 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
@@ -53,9 +54,8 @@ class Case:
         rows = [(first, end - first, self.table[: -(-end // self.block_size)]) for first, end in spans]
         query = torch.cat([self.query[first:end] for first, end in spans])
         scale = 1 / math.sqrt(self.size)
-        return Backend(self.cache)(
-            0, query, query, query, step_of(rows), AttentionSettings(scale, self.window, self.softcap, self.sinks())
-        )
+        settings = AttentionSettings(scale, self.window, self.softcap, self.sinks(), self.chunk)
+        return Backend(self.cache)(0, query, query, query, step_of(rows), settings)
 
     def sinks(self) -> torch.Tensor | None:
         """One score a head."""
@@ -80,8 +80,10 @@ class Case:
         scores = q @ k.transpose(1, 2) / math.sqrt(self.size)
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
-        hidden = (distance < 0) | (distance >= (self.window or LENGTH))
+        position, chunk = torch.arange(LENGTH), self.chunk or LENGTH
+        distance = position[:, None] - position
+        is_cut_off = position[:, None] // chunk > position // chunk
+        hidden = (distance < 0) | (distance >= (self.window or LENGTH)) | is_cut_off
         scores = scores.masked_fill(hidden, -math.inf)
         if (sinks := self.sinks()) is not None:
             scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, LENGTH, 1)], dim=-1)
@@ -96,6 +98,10 @@ CASES = {
     "window": {"window": 40},
     "window of one": {"window": 1},
     "window of a stretch": {"window": 32},
+    "chunks": {"chunk": 40},
+    "chunks of a stretch": {"chunk": 32},
+    "chunks and a window": {"chunk": 33, "window": 20},
+    "chunks in bfloat16": {"chunk": 30, "dtype": torch.bfloat16, "size": 32, "heads": 8},
     "soft cap": {"softcap": 1.5},
     "sinks": {"has_sinks": True, "window": 40},
     "bfloat16, sinks": {"dtype": torch.bfloat16, "size": 32, "heads": 8, "has_sinks": True},

@@ -15,6 +15,7 @@ from lora_serve.core.request import Task
 from lora_serve.core.settings import Settings
 from lora_serve.model.build import ModelParts, build_model
 from tests.local_engine import LocalEngine
+from tests.oracle import save_tiny_model
 from tests.pooling_models import (
     assert_close,
     hidden_alone,
@@ -109,6 +110,14 @@ def test_model_that_answers_otherwise_in_either_layout_is_refused(tmp_path: Path
 
 
 # -- what a family has of its own ----------------------------------------------------------------------------------
+
+
+def test_chunks_longer_than_the_probe_are_seen(tmp_path: Path) -> None:
+    model = save_tiny_model("llama4_text", tmp_path, attention_chunk_size=40, floor_scale=8192)
+    rows = [[(7 * i + 3 * j) % 90 + 3 for j in range(length)] for i, length in enumerate((100, 5, 41, 64))]
+    base = load_base(model, "embed")
+    found = run(LocalEngine(model, task="embed"), [(tokens, None) for tokens in rows])
+    assert_close(found, [pooled(hidden_alone(base, tokens), "last") for tokens in rows])
 
 
 def test_second_texts_have_their_own_token_types(tmp_path: Path) -> None:

@@ -144,6 +144,16 @@ def test_replays_follow_rows_slots_scales_and_lengths(world: World) -> None:
     assert len(world.recorders) == num_captured  # four rows are one size with three
 
 
+def test_replays_follow_chunks_and_positions(tmp_path: Path) -> None:
+    """Llama 4's: chunks of 6 tokens, and queries scaled by position."""
+    world = World(tmp_path, architecture="llama4_text")
+    a, tables = world.load("a", 0, 1), [world.prompt(i, length) for i, length in enumerate((5, 6, 8))]
+    world.agree([decode(0, 5, tables[0], 9, a), decode(1, 6, tables[1], 8), decode(2, 8, tables[2], 7)])
+    num_captured = len(world.recorders)
+    world.agree([decode(1, 6, tables[1], 8, a), decode(2, 8, tables[2], 7), decode(0, 5, tables[0], 9)])
+    assert len(world.recorders) == num_captured
+
+
 def test_a_slots_new_owner_is_found_without_a_new_capture(world: World) -> None:
     table, a = world.prompt(0, 4), world.load("a", 0, 2)
     world.agree([decode(0, 4, table, 9, a)])

@@ -153,6 +153,7 @@ def _layer_of(parts: tuple[FusedNorm, FusedRotaryAttention, FusedNorm, FusedGate
         size=heads.head_dim,
         block_size=attention.cache.block_size,
         window=settings.window or 0,
+        chunk=settings.chunk or 0,
         activation=ACTIVATIONS.index(mlp.activation),
         scale=settings.scale,
         softcap=settings.softcap or 0.0,
