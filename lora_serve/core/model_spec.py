@@ -93,9 +93,7 @@ class ModelSpec:
     # Modules that treat every token by itself, linear layers and embeddings among them: module -> parameter -> shape,
     # in the model's order. For these an adapter may bring parameters of its own, for its own rows.
     modules: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
-    transposed: frozenset[str] = (
-        frozenset()
-    )  # those marked to have stacks of experts' weights that lie [expert, in, out]
+    transposed: frozenset[str] = frozenset()  # those whose stacks of experts' weights lie [expert, in, out]
     input_embedding: str = ""
     output_head: str = ""  # empty: the model has no layer for it
     pooling: PoolingSpec | None = None  # None: it generates
