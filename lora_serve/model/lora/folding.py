@@ -163,7 +163,7 @@ def _is_same(tensor: Tensor, original: Tensor | None) -> bool:
 
 def _weight(module: nn.Module, name: str, delta: SavedDelta) -> LowRankWeight:
     """The delta of a module's weight: a stack of experts' weights keeps its first dimension, a matrix loses it."""
-    parameter = module.get_parameter(name)
+    parameter: Any = getattr(module, name)
     is_stack = parameter.dim() == 3
     return LowRankWeight(
         parameter, delta.a if is_stack else delta.a[0], delta.b if is_stack else delta.b[0], delta.scale

@@ -64,30 +64,44 @@ ALWAYS vec sigmoid(vec x) {
     return choose(is_negative, e, splat(1.0f)) / (splat(1.0f) + e);
 }
 
-enum { SILU, GELU_TANH };
+enum { SILU, GELU_TANH, CLAMPED };
 
-ALWAYS vec activated(const int kind, vec x) {
-    if (kind == SILU) return x * sigmoid(x);
-    return x * sigmoid(splat(2.0f * 0.79788456f) * (x + splat(0.044715f) * x * x * x)); /* (1 + tanh u) / 2 = sigmoid(2 u) */
+typedef struct { /* of CLAMPED, as gpt-oss has it: g = min(gate, limit); (clamp(up, limit) + offset) * g * sigmoid(alpha * g) */
+    float alpha, limit, offset;
+} Clamps;
+
+ALWAYS vec at_most(vec x, vec limit) { return choose(x > limit, limit, x); } /* NaN stays NaN */
+
+ALWAYS vec gated_vector(const int kind, vec gate, vec up, const Clamps *c) {
+    if (kind == SILU) return gate * sigmoid(gate) * up;
+    if (kind == GELU_TANH) /* (1 + tanh u) / 2 = sigmoid(2 u) */
+        return gate * sigmoid(splat(2.0f * 0.79788456f) * (gate + splat(0.044715f) * gate * gate * gate)) * up;
+    const vec limit = splat(c->limit), low = at_most(gate, limit);
+    return (-at_most(-at_most(up, limit), limit) + splat(c->offset)) * (low * sigmoid(splat(c->alpha) * low));
 }
 
-ALWAYS void gate_row(const int kind, const float *gate, const float *up, int64_t size, real *y) {
+ALWAYS void gate_row(const int kind, const float *gate, const float *up, int64_t size, const Clamps *c, real *y) {
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) store_real(y + i, activated(kind, load(gate + i)) * load(up + i));
+    for (; i + LANES <= size; i += LANES) store_real(y + i, gated_vector(kind, load(gate + i), load(up + i), c));
     if (i == size) return;
     float tail[2][LANES] = {{0.0f}};
     real done[LANES];
     memcpy(tail[0], gate + i, (size - i) * sizeof(float));
     memcpy(tail[1], up + i, (size - i) * sizeof(float));
-    store_real(done, activated(kind, load(tail[0])) * load(tail[1]));
+    store_real(done, gated_vector(kind, load(tail[0]), load(tail[1]), c));
     memcpy(y + i, done, (size - i) * sizeof(real));
 }
 
-void gated(const float *gate, const float *up, int64_t stride, int64_t rows, int64_t size, int64_t kind, real *y) {
+static void gate_one(int64_t kind, const float *gate, const float *up, int64_t size, const Clamps *c, real *y) {
+    if (kind == SILU) gate_row(SILU, gate, up, size, c, y);
+    else if (kind == GELU_TANH) gate_row(GELU_TANH, gate, up, size, c, y);
+    else gate_row(CLAMPED, gate, up, size, c, y);
+}
+
+void gated(const float *gate, const float *up, int64_t stride, int64_t rows, int64_t size, int64_t kind, Clamps c,
+           real *y) {
 #pragma omp parallel for if (rows * size > WORTH_A_TEAM / 4)
-    for (int64_t r = 0; r < rows; r++)
-        if (kind == SILU) gate_row(SILU, gate + r * stride, up + r * stride, size, y + r * size);
-        else gate_row(GELU_TANH, gate + r * stride, up + r * stride, size, y + r * size);
+    for (int64_t r = 0; r < rows; r++) gate_one(kind, gate + r * stride, up + r * stride, size, &c, y + r * size);
 }
 
 /* x[i], x[i + half] = x[i] cos[i] - x[i + half] sin[i], x[i + half] cos[i + half] + x[i] sin[i + half], i < half */

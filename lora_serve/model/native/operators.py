@@ -20,11 +20,11 @@ from lora_serve.model.system.process import HUGE_PAGES, advise_huge_pages
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _PRODUCT: list[Any] = [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _SIZE]
 _NORM: list[Any] = [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _FLOAT, _FLOAT, _SIZE, _ADDRESS]
-_GATED: list[Any] = [_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE, _SIZE, _ADDRESS]
 _ROTATE: list[Any] = [
     *[_ADDRESS, _SIZE] * 3, _SIZE, _SIZE, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS,
 ]  # fmt: skip
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the enum
+CLAMPED = "clamped"  # the gate of gpt-oss's kind, which comes after these
 _SUMS, _REALS = range(2)  # likewise
 _CHUNK = 64 * 2**20  # bytes of huge pages that are taken at once
 _MOST = _CHUNK // 4  # of a tensor that shares one
@@ -182,6 +182,30 @@ def _packed(kernels: Any, weight: Tensor, kind: PanelKind) -> Tensor | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """What stands between the products of a gated layer: act(gate) * up; if clamped, with g = min(gate, limit),
+    (clamp(up, limit) + offset) * g * sigmoid(alpha * g).
+    """
+
+    activation: str  # of ACTIVATIONS, or CLAMPED
+    alpha: float = 1.0
+    limit: float = math.inf
+    offset: float = 0.0
+
+    @property
+    def number(self) -> int:
+        """Its place in the enum."""
+        return (*ACTIVATIONS, CLAMPED).index(self.activation)
+
+
+class _Clamps(ctypes.Structure):
+    _fields_ = (("alpha", _FLOAT), ("limit", _FLOAT), ("offset", _FLOAT))
+
+
+_GATED: list[Any] = [_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE, _SIZE, _Clamps, _ADDRESS]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerKernels:
     """The functions of the compiled kernels for models of one type."""
 
@@ -215,12 +239,13 @@ class LayerKernels:
         )  # fmt: skip
         return y
 
-    def gated(self, both: Tensor, activation: str) -> Tensor:
-        """both [tokens, 2 * size] float32, gate then up -> act(gate) * up, [tokens, size] of the model's type."""
+    def gated(self, both: Tensor, gate: Gate) -> Tensor:
+        """both [tokens, 2 * size] float32, gate then up -> [tokens, size] of the model's type."""
         tokens, size = both.shape[0], both.shape[1] // 2
         y = both.new_empty(tokens, size, dtype=self.dtype)
         start = both.data_ptr()
-        self._gated(start, start + 4 * size, 2 * size, tokens, size, ACTIVATIONS.index(activation), y.data_ptr())
+        clamps = _Clamps(gate.alpha, gate.limit, gate.offset)
+        self._gated(start, start + 4 * size, 2 * size, tokens, size, gate.number, clamps, y.data_ptr())
         return y
 
     def rotate_store(

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from lora_serve.model.native.operators import LayerKernels
+from lora_serve.model.native.operators import Gate, LayerKernels
 
 pytestmark = pytest.mark.usefixtures("build")
 SIZES = (1, 7, 8, 16, 20, 33, 64, 577)
@@ -58,24 +58,24 @@ def test_norm_of_no_tokens_is_empty_and_weights_of_another_size_or_type_are_refu
 @pytest.mark.parametrize("size", SIZES)
 def test_gate_is_torchs(kernels: LayerKernels, activation: str, size: int) -> None:
     both = torch.randn(9, 2 * size) * 4
-    found = kernels.gated(both, activation)
+    found = kernels.gated(both, Gate(activation))
     gate, up = both.double().split(size, -1)
     assert found.dtype == kernels.dtype
     assert is_rounded(found, ACTIVATIONS[activation](gate) * up)
     for first, end in ((0, 1), (3, 4), (2, 9)):
-        assert torch.equal(kernels.gated(both[first:end], activation), found[first:end])
+        assert torch.equal(kernels.gated(both[first:end], Gate(activation)), found[first:end])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gate_of_very_large_numbers_is_torchs(kernels: LayerKernels, activation: str) -> None:
     grid = torch.cat([torch.linspace(-200, 200, 4001), torch.tensor([-1e30, -3e4, -0.0, 1e-30, 3e4, 1e30])])
-    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], activation)[0]
+    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], Gate(activation))[0]
     assert is_rounded(found, ACTIVATIONS[activation](grid).double(), 2e-6)
 
 
 def test_gate_of_very_negative_numbers_is_as_exact_as_of_others(kernels: LayerKernels) -> None:
     grid = torch.linspace(-85, 0, 4001)
-    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], "silu")[0]
+    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], Gate("silu"))[0]
     half_a_place = torch.finfo(found.dtype).eps / 2
     assert torch.allclose(found.double(), F.silu(grid.double()), rtol=1e-6 + half_a_place, atol=0)
 
@@ -152,8 +152,8 @@ def test_row_that_is_not_a_number_reaches_no_other(kernels: LayerKernels) -> Non
     x = torch.randn(9, 20)
     functions = {
         "norm": lambda t: kernels.rms_norm(t.to(kernels.dtype), torch.ones(20), 0.0, 1e-5),
-        "silu": lambda t: kernels.gated(t, "silu"),
-        "gelu": lambda t: kernels.gated(t, "gelu_tanh"),
+        "silu": lambda t: kernels.gated(t, Gate("silu")),
+        "gelu": lambda t: kernels.gated(t, Gate("gelu_tanh")),
     }
     clean = {name: function(x) for name, function in functions.items()}
     x[2] = float("nan")
