@@ -129,6 +129,48 @@ void rotate_store(float *q, int64_t q_stride, float *k, int64_t k_stride, const 
     }
 }
 
+/* Pairs of neighbours, to halves: y[i], y[i + half] = x[2 i] cos[i] - x[2 i + 1] sin[i], x[2 i + 1] cos[i] + x[2 i] sin[i] */
+static void rotate_pairs(const float *x, const float *cos, const float *sin, int64_t half, float *y) {
+    for (int64_t i = 0; i < half; i++) {
+        const float first = x[2 * i], second = x[2 * i + 1];
+        y[i] = first * cos[i] - second * sin[i];
+        y[i + half] = second * cos[i] + first * sin[i];
+    }
+}
+
+#define MOST_ROTATED 512
+
+/* The last `rotated` numbers of a head, by neighbours or by halves. */
+static void rotate_end(float *x, const float *cos, const float *sin, int64_t rotated, int64_t by_pairs) {
+    float own[MOST_ROTATED];
+    if (!by_pairs) rotate(x, cos, sin, rotated / 2);
+    else memcpy(own, x, rotated * sizeof(float)), rotate_pairs(own, cos, sin, rotated / 2, x);
+}
+
+/* Latent attention (arXiv 2405.04434): q [tokens][heads][own + rotated], each head's end rotated in place; kv
+ * [tokens][heads][own + value], what every head has of its own; shared [tokens][rotated], the keys' end, which all heads
+ * share. Keys, and values with zeros behind them, go to the pools [...][heads][own + rotated]. */
+void latent_store(float *q, int64_t q_stride, const float *kv, int64_t kv_stride, float *shared, int64_t shared_stride,
+                  int64_t tokens, int64_t heads, int64_t own, int64_t rotated, int64_t value, const float *cos,
+                  const float *sin, int64_t by_pairs, const int64_t *places, real *key_pool, real *value_pool) {
+    const int64_t size = own + rotated;
+#pragma omp parallel for if (tokens * heads * size > WORTH_A_TEAM)
+    for (int64_t t = 0; t < tokens; t++) {
+        const float *c = cos + t * rotated, *s = sin + t * rotated;
+        float *end = shared + t * shared_stride;
+        real *key = key_pool + places[t] * heads * size, *to = value_pool + places[t] * heads * size;
+        rotate_end(end, c, s, rotated, by_pairs);
+        for (int64_t h = 0; h < heads; h++, key += size, to += size) {
+            const float *from = kv + t * kv_stride + h * (own + value);
+            rotate_end(q + t * q_stride + h * size + own, c, s, rotated, by_pairs);
+            round_row(from, own, key);
+            round_row(end, rotated, key + own);
+            round_row(from + own, value, to);
+            memset(to + value, 0, (size - value) * sizeof(real));
+        }
+    }
+}
+
 /* h += y, y rounded first: the sum's bits are those of adding a layer's stored output, as `h + layer(x)` does. */
 void add_to(real *h, const float *y, int64_t count) {
     const int64_t whole = count / LANES * LANES;

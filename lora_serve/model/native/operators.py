@@ -23,6 +23,10 @@ _NORM: list[Any] = [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _FLOAT, _FLOAT, _SI
 _ROTATE: list[Any] = [
     *[_ADDRESS, _SIZE] * 3, _SIZE, _SIZE, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS,
 ]  # fmt: skip
+_LATENT: list[Any] = [
+    *[_ADDRESS, _SIZE] * 3, *[_SIZE] * 5, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS,
+]  # fmt: skip
+MOST_ROTATED = 512  # numbers of a head in latent attention
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the enum
 CLAMPED = "clamped"  # the gate of gpt-oss's kind, which comes after these
 _SUMS, _REALS = range(2)  # likewise
@@ -213,13 +217,14 @@ class LayerKernels:
     _rms_norm: Any
     _gated: Any
     _rotate_store: Any
+    _latent_store: Any
 
     @staticmethod
     def load(dtype: torch.dtype) -> LayerKernels:
         """Loads the kernels. Raises OSError, see `library.load`."""
         kernels = library.load(dtype)
-        functions = kernels.rms_norm, kernels.gated, kernels.rotate_store
-        for function, arguments in zip(functions, (_NORM, _GATED, _ROTATE), strict=True):
+        functions = kernels.rms_norm, kernels.gated, kernels.rotate_store, kernels.latent_store
+        for function, arguments in zip(functions, (_NORM, _GATED, _ROTATE, _LATENT), strict=True):
             function.argtypes, function.restype = arguments, None
         return LayerKernels(dtype, *functions)
 
@@ -255,11 +260,35 @@ class LayerKernels:
         [..., kv_heads, size] at `places`.
 
         q, k, v float32, each head's together; cos, sin [tokens, rotated] float32, contiguous; pools of the model's
-        type.
+        type. Raises ValueError.
         """
+        if cos.shape[-1] > q.shape[-1]:
+            raise ValueError(f"{cos.shape[-1]} numbers of {q.shape[-1]} are rotated")
         self._rotate_store(
             q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), len(q), q.shape[1],
             k.shape[1], q.shape[2], cos.data_ptr(), sin.data_ptr(), cos.shape[-1], places.data_ptr(),
+            pools[0].data_ptr(), pools[1].data_ptr(),
+        )  # fmt: skip
+
+
+    def latent_store(
+        self, q: Tensor, kv: Tensor, shared: Tensor, cos: Tensor, sin: Tensor, places: Tensor,
+        pools: tuple[Tensor, Tensor], *, by_pairs: bool,
+    ) -> None:  # fmt: skip
+        """Rotates the ends of q [tokens, heads, own + rotated] and `shared` [tokens, rotated] in place, halves or, by
+        pairs, neighbours; writes keys, kv [tokens, heads, own + value] up to own and then `shared`, and values with zeros
+        behind them to `pools` [..., heads, own + rotated] at `places`.
+
+        q, kv, shared float32, each head's together; cos, sin [tokens, rotated] float32, contiguous; value is no more
+        than own + rotated, and rotated no more than MOST_ROTATED. Raises ValueError.
+        """
+        tokens, heads, size = q.shape
+        own = size - shared.shape[-1]
+        if cos.shape[-1] != shared.shape[-1]:
+            raise ValueError(f"{shared.shape[-1]} numbers are rotated, by {cos.shape[-1]}")
+        self._latent_store(
+            q.data_ptr(), q.stride(0), kv.data_ptr(), kv.stride(0), shared.data_ptr(), shared.stride(0), tokens, heads,
+            own, size - own, kv.shape[-1] - own, cos.data_ptr(), sin.data_ptr(), by_pairs, places.data_ptr(),
             pools[0].data_ptr(), pools[1].data_ptr(),
         )  # fmt: skip
 

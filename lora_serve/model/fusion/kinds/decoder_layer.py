@@ -127,7 +127,7 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedDecoderLayer]
     norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
     if not isinstance(attention.attention, native_attention.Backend) or not _are_native(attention.output, mlp.down):
         return []
-    if len(norms) == 1 or not all(isinstance(norm.__dict__.get("forward"), FusedNorm) for norm in norms):
+    if not attention.is_plain or len(norms) == 1 or not all(isinstance(norm.__dict__.get("forward"), FusedNorm) for norm in norms):
         return []
     path = parts.paths[module]
     inside = [f"{path}.{name}" for name, _ in module.named_modules() if name]
