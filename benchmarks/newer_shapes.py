@@ -1,11 +1,12 @@
 """Decode steps of the newer kinds of bases beside their floors: experts, latent attention, keys shared by layers.
 
-    python -m benchmarks.newer_shapes [--shapes gpt-oss ...] [--dtypes float32 bfloat16] [--clock processor] [--before F]
+    python -m benchmarks.newer_shapes [--shapes gpt-oss ...] [--dtypes bfloat16 ...] [--clock processor] [--before F]
 
 Random weights in the proportions of large models (`lora_serve.random_weights`), 16 rows of 200 keys; without adapters,
 and with four adapters (ranks 8, 16, 32, 8) on all linear layers of attention. The floor is that of benchmarks/step.py,
 and the weights of the experts that the rows chose in that very step, counted, over the read bandwidth, at the two bytes
-a number in which the checkpoint holds them. Cases and products alternate; medians of the rounds' ratios.
+a number in which the checkpoint holds them. Cases, products and the reading of a large tensor, which tells the
+bandwidth, alternate; medians of the rounds' ratios.
 `--before`: a file of the same shapes, whose ratios are noted beside.
 """
 
@@ -27,7 +28,7 @@ from benchmarks.alternating import CLOCK_HELP, CLOCKS, Clock, median_ratio, time
 from benchmarks.checkpoints import make_checkpoints
 from benchmarks.report import RESULTS, machine
 from benchmarks.step import DTYPES, operators
-from benchmarks.step_floor import gemms_of, read_bandwidth
+from benchmarks.step_floor import gemms_of
 from benchmarks.step_model import RANKS, LoadedAdapter, StepModel, blocks_of, decode_batch
 from lora_serve.core.batch import Batch
 from lora_serve.model.base_model import BaseModel
@@ -35,6 +36,7 @@ from lora_serve.model.experts import expert_modules
 
 SHAPES = ("gpt-oss", "gemma4", "qwen3-moe", "deepseek-v3", "glm4-moe-lite")
 ROWS, CONTEXT, NUM_ADAPTERS, STORED_BYTES = 16, 200, 4, 2
+READ_BYTES = 2**28  # at once
 ATTENTION = "self_attn"
 BASE, ADAPTED = "base", "4 adapters"
 
@@ -89,14 +91,18 @@ def measure(folder: Path, dtype: str, rounds: int, clock: Clock, *, with_operato
     batches = {name: decode_batch(used, CONTEXT) for name, used in users.items()}
     run = model.parts.runner.run
     calls = {name: lambda batch=batch: run(batch) for name, batch in batches.items()}  # type: ignore[misc]
-    times = time_alternating({**calls, "products": gemms_of(model, batches[BASE])}, rounds, clock)
-    bandwidth = read_bandwidth(clock)
+    read = torch.ones(READ_BYTES // 4)
+    others = {"products": gemms_of(model, batches[BASE]), "read": read.sum}
+    times = time_alternating({**calls, **others}, rounds, clock)
     cases = {}
     for name, batch in batches.items():
         chosen, expert_bytes = experts_of(model, batch)
         own = [one for one in users[name] if one is not None]
         floor_bytes = model.decode_floor_bytes(ROWS, CONTEXT, own) + expert_bytes
-        floor = [seconds + floor_bytes / bandwidth for seconds in times["products"]]
+        floor = [
+            products + floor_bytes * seconds / READ_BYTES
+            for products, seconds in zip(times["products"], times["read"], strict=True)
+        ]
         cases[name] = {
             "ms": _ms(times[name]),
             "floor_ms": _ms(floor),
@@ -106,6 +112,7 @@ def measure(folder: Path, dtype: str, rounds: int, clock: Clock, *, with_operato
             "expert_bytes": expert_bytes,
             "other_bytes": floor_bytes - expert_bytes,
         }
+    bandwidth = READ_BYTES / statistics.median(times["read"])
     found = {"read_bytes_per_second": round(bandwidth), "weights": _num_weights(folder), "cases": cases}
     return found | ({"operators": operators(calls[BASE])} if with_operators else {})
 

@@ -1,9 +1,9 @@
 """The start's check of mixtures of experts in rounded numbers, at the experts that the plain model chose.
 
 Two experts of nearly equal scores may change places by a rounding, and all that follows differs then by more than a
-rounding: random models were refused so, and their plain selves in other batches would have been. What a rounding explains
-is told apart from what it does not: given the plain model's experts and weights, the rows' numbers must be near its own,
-and the routers' own choices, made from the same numbers but for roundings, must be its choices but for a few.
+rounding: random models were refused for it. What a rounding explains is told apart from what it does not: given the
+plain model's experts and weights, the rows' numbers must be near its own, and the routers' own choices, made from the
+same numbers but for roundings, must be its choices but for a few.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from lora_serve.model.attention import Attention
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.native.operators import LayerKernels
+from lora_serve.model.native.layer_kernels import LayerKernels
 from lora_serve.model.step_context import AttentionSettings, DecodeRows, PrefillRow, StepContext, StepInputs
 
 

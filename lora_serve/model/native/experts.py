@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lora_serve.model.native import library
-from lora_serve.model.native.operators import Gate, PackedLinear
+from lora_serve.model.native.layer_kernels import Gate
+from lora_serve.model.native.operators import PackedLinear
 
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -26,6 +27,19 @@ class PackedMatrix:
         self.packed = packed
         self.shape, self.dtype = torch.Size((packed.out_features, packed.in_features)), packed.dtype
         self.device = packed.panels.device
+        self._others: dict[torch.dtype, PackedMatrix] = {}
+
+    def type(self, dtype: torch.dtype) -> PackedMatrix:
+        """The weight for inputs of another type."""
+        if dtype == self.dtype:
+            return self
+        if dtype not in self._others:
+            self._others[dtype] = PackedMatrix(PackedLinear.of(self.packed.dense().to(dtype)))
+        return self._others[dtype]
+
+    def float(self) -> PackedMatrix:
+        """The weight for inputs of float32."""
+        return self.type(torch.float32)
 
     def __getattr__(self, name: str) -> Any:
         """What a model asks of its weight: casts, products, views."""
@@ -37,10 +51,10 @@ class PackedMatrix:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...], keywords: Any = None
     ) -> Any:
-        given = (*arguments, None, None)
-        if function is F.linear and isinstance(given[1], PackedMatrix) and not keywords and given[2] is None:
-            weight = given[1].packed
-            return weight(given[0].to(weight.dtype), None).to(given[0].dtype)
+        x, own, bias, *_ = (*arguments, None, None)
+        if function is F.linear and isinstance(own, PackedMatrix) and not keywords:
+            weight = own.packed
+            return weight(x.to(weight.dtype), None if bias is None else bias.float()).to(x.dtype)
         named = {name: _as_tensor(value) for name, value in (keywords or {}).items()}
         return function(*map(_as_tensor, arguments), **named)
 
@@ -87,16 +101,10 @@ class PackedStack:
 
 class _Experts(ctypes.Structure):
     _fields_ = (
-        ("up_panels", _ADDRESS),
-        ("down_panels", _ADDRESS),
-        *(
-            (name, _SIZE)
-            for name in (
-                "up_kind", "down_kind", "up_words", "down_words", "hidden", "inner", "count", "activation"
-            )  # fmt: skip
-        ),
-        ("up_bias", _ADDRESS),
-        ("down_bias", _ADDRESS),
+        *((name, _ADDRESS) for name in ("up_panels", "down_panels")),
+        *((name, _SIZE) for name in ("up_kind", "down_kind", "up_words", "down_words")),
+        *((name, _SIZE) for name in ("hidden", "inner", "count", "activation")),
+        *((name, _ADDRESS) for name in ("up_bias", "down_bias")),
         *((name, _FLOAT) for name in ("alpha", "limit", "offset")),
     )
 
@@ -107,7 +115,7 @@ class NativeExperts:
     def __init__(
         self, gate_up: PackedStack, down: PackedStack, gate: Gate, biases: tuple[Tensor, Tensor] | None
     ) -> None:
-        """gate_up [experts, 2 * inner, hidden], gate before up; down [experts, hidden, inner]; biases of both, float32."""
+        """gate_up [experts, 2 * inner, hidden], gate before up; down [experts, hidden, inner]; both biases float32."""
         kernels = library.load(gate_up.dtype)
         kernels.experts.argtypes = [*[_ADDRESS] * 2, _SIZE, *[_ADDRESS] * 2, _SIZE, *[_ADDRESS] * 2]
         kernels.experts.restype = None
@@ -137,4 +145,3 @@ class NativeExperts:
             y.data_ptr(),
         )  # fmt: skip
         return y
-

@@ -13,6 +13,7 @@ import torch
 from lora_serve.core.request import InferenceRequest
 from tests.local_engine import Answer, LocalEngine
 from tests.oracle import round_adapter, save_adapter, save_tiny_model
+from tests.model.fusion.test_fuse import OWN_SHAPES
 from tests.tiers import mostly_nightly
 
 LENGTHS = (45, 3, 70, 1, 33, 12, 64, 2, 40, 5, 26, 130, 7, 18, 31, 9)
@@ -20,14 +21,14 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 
 # A float32 weight that is embedding and output head in one is left to torch's own product, whose bits depend on rows.
 SHAPE["tie_word_embeddings"] = False
 NAMES: tuple[str | dict[str, float] | None, ...] = (None, "a", "b", {"b": 2.0, "c": 0.5})
-FAMILIES = ("llama", "qwen3", "gemma2", "gemma3_text", "stablelm")
+FAMILIES = ("llama", "qwen3", "gemma2", "gemma3_text", "stablelm", "qwen3_moe", "gpt_oss", "deepseek_v3", "gemma4_text")
 
 
 # By day the plainest, and one of windows, soft caps and norms around each block.
 @pytest.fixture(scope="module", params=mostly_nightly(FAMILIES, "llama", "gemma2"))
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
     root = tmp_path_factory.mktemp(request.param)
-    model = save_tiny_model(request.param, root / "model", **SHAPE)
+    model = save_tiny_model(request.param, root / "model", **{**OWN_SHAPES.get(request.param, {}), **SHAPE})
     return model, save_adapters(model, root)
 
 

@@ -14,7 +14,7 @@ from lora_serve.model.attention import native as native_attention
 from lora_serve.model.fusion.parts import FusionParts, join_packed, names_only
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
-from lora_serve.model.native.operators import LayerKernels
+from lora_serve.model.native.layer_kernels import LayerKernels
 from lora_serve.model.step_context import AttentionSettings, ChangeTable, StepContext, StepInputs
 
 STAGE = 1
@@ -89,8 +89,8 @@ class FusedRotaryAttention:
 
 
 def could_be(module: nn.Module) -> bool:
-    """True for modules with projections of q and o, and of k and v or none, that name nothing that such attention has no
-    use for.
+    """True for modules with projections of q and o, and of k and v or none, that name nothing that attention of such a
+    kind has no use for.
     """
     own = {name for name, child in module.named_children() if any(True for _ in child.parameters())}
     linears = [name for name in (*_PARTS, "o_proj") if isinstance(getattr(module, name, None), LoraLinear)]
@@ -99,8 +99,8 @@ def could_be(module: nn.Module) -> bool:
 
 
 def candidates(module: nn.Module, parts: FusionParts) -> list[FusedRotaryAttention]:
-    """Those for whole and for halved tables, if attention runs in C, q, k and v lie in one piece of memory and norms, if
-    there are any, are those of single heads.
+    """Those for whole and for halved tables, if attention runs in C, q, k and v lie in one piece of memory and norms,
+    if there are any, are those of single heads.
     """
     layer: Any = module.layer_idx
     settings, cache, path = parts.settings.get(layer), parts.cache, parts.paths[module]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lora_serve.model.experts import is_experts
 from lora_serve.model.fusion.parts import FusionParts, names_only
 from lora_serve.model.native.experts import NativeExperts, PackedStack
-from lora_serve.model.native.operators import ACTIVATIONS, CLAMPED, Gate, LayerKernels
+from lora_serve.model.native.layer_kernels import ACTIVATIONS, CLAMPED, Gate, LayerKernels
 
 STAGE = 1
 _STACKS = ("gate_up_proj", "down_proj")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lora_serve.model.fusion.parts import FusionParts, join_packed, names_only
 from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
-from lora_serve.model.native.operators import ACTIVATIONS, Gate, LayerKernels
+from lora_serve.model.native.layer_kernels import ACTIVATIONS, Gate, LayerKernels
 
 STAGE = 1
 _PARTS = ("gate_proj", "up_proj", "down_proj")

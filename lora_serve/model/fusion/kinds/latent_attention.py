@@ -14,7 +14,7 @@ from lora_serve.model.fusion.kinds.attention import tables
 from lora_serve.model.fusion.parts import FusionParts, join_packed, names_only
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
-from lora_serve.model.native.operators import MOST_ROTATED, LayerKernels
+from lora_serve.model.native.layer_kernels import MOST_ROTATED, LayerKernels
 from lora_serve.model.step_context import AttentionSettings, ChangeTable, StepContext, StepInputs
 
 STAGE = 1
@@ -62,7 +62,7 @@ class FusedLatentAttention:
         step = self.context.step
         if step.changes_any(self.changes):
             return self.own_forward(hidden_states, position_embeddings, *arguments, **keywords)
-        heads, size = self.cache.shape.layers[self.layer]
+        heads = self.cache.shape.layers[self.layer].num_heads
         y = self.joined(hidden_states[0])
         q, latent = (y[:, columns] for columns in self.joined.columns)
         if self.query is not None and self.query_norm is not None:

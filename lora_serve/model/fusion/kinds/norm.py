@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.fusion.parts import FusionParts, names_only
-from lora_serve.model.native.operators import LayerKernels, Norm
+from lora_serve.model.native.layer_kernels import LayerKernels
+from lora_serve.model.native.operators import Norm
 
 STAGE = 1
 _OFFSETS = (0.0, 1.0)
