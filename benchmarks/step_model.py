@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,14 @@ class StepModel:
         """Of one token over all layers, K and V."""
         return self.parts.memory.kv_bytes / self.parts.num_blocks / BLOCK_SIZE
 
-    def load(self, ranks: Sequence[int]) -> list[LoadedAdapter]:
-        """One adapter per rank on every linear layer but the output head, in bfloat16 as trainers save them."""
+    def load(self, ranks: Sequence[int], takes: Callable[[str], bool] = bool) -> list[LoadedAdapter]:
+        """One adapter per rank on every linear layer but the output head whose path `takes` names, in bfloat16 as
+        trainers save them.
+        """
         found = []
         for rank in ranks:
             index = self._num_loaded
-            saved = SavedAdapter(f"random-{index}", random_linears(self.spec, rank, seed=index))
+            saved = SavedAdapter(f"random-{index}", random_linears(self.spec, rank, index, takes))
             host = self.parts.fold(saved)
             slot = SlotRef(index, 1, saved.digest)
             self.parts.runner.load_slot(slot, host)
@@ -80,14 +82,16 @@ class StepModel:
         return int(sum(different.values()) + num_rows * num_keys * self.kv_token_bytes)
 
 
-def random_linears(spec: ModelSpec, rank: int, seed: int) -> dict[str, SavedLinear]:
-    """Plain LoRA of `rank` on every linear layer but the output head."""
+def random_linears(
+    spec: ModelSpec, rank: int, seed: int, takes: Callable[[str], bool] = bool
+) -> dict[str, SavedLinear]:
+    """Plain LoRA of `rank` on every linear layer but the output head that `takes` names."""
     generator = torch.Generator().manual_seed(seed)
 
     def factor(width: int) -> torch.Tensor:
         return torch.randn(rank, width, generator=generator).to(torch.bfloat16)
 
-    shapes = {path: shape for path, shape in spec.linears.items() if path != spec.output_head}
+    shapes = {path: shape for path, shape in spec.linears.items() if path != spec.output_head and takes(path)}
     return {path: SavedLinear(factor(s.in_features), factor(s.out_features), 1e-3) for path, s in shapes.items()}
 
 

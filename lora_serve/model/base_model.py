@@ -48,7 +48,7 @@ from lora_serve.model.lora.adapted_model import AdaptedModel, LinearGroup
 from lora_serve.model.lora.expert_stacks import adapt_stacks
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
-from lora_serve.model.native.operators import LayerKernels
+from lora_serve.model.native.layer_kernels import LayerKernels
 from lora_serve.model.packed_past import PackedPast, tell_past
 from lora_serve.model.paged_attention import can_run
 from lora_serve.model.step_context import AttentionSettings, StepContext, StepInputs

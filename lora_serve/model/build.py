@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+
+import torch
 
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.weights import Undo
@@ -17,6 +20,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import GraphStats
 from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.exactness import check_exactness, check_small_copy, plain_logprobs, probe_tokens
+from lora_serve.model.expert_choices import ExpertChoices
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import LoadedModel
 from lora_serve.model.loading.number_type import FLOAT8
@@ -33,6 +37,7 @@ from lora_serve.model.runner.model_runner import ModelRunner
 from lora_serve.model.system.process import keep_freed_memory, return_freed_memory
 from lora_serve.model.system.threads import TeamWaits, one_core, team_waits
 
+_log = logging.getLogger(__name__)
 _SMOKE_TEST_ROWS = 3  # see ModelRunner.smoke_test
 _FIRST_RANK = 64  # on a GPU; an adapter of a greater one has all graphs captured anew
 # Bytes of weights below which thousands of products of a few rows are faster on one core beside the imports that run
@@ -87,7 +92,9 @@ def _build_generating_model(
     waits: TeamWaits | None,
 ) -> ModelParts:
     probe = probe_tokens(loaded.spec.vocab_size)
-    expected = plain_logprobs(loaded, probe)
+    choices = ExpertChoices(loaded.module)
+    with choices.noted(probe):
+        expected = plain_logprobs(loaded, probe)
     coarsest = FLOAT8 if FLOAT8 in {p.dtype for p in loaded.module.parameters()} else loaded.observation.kv_shape.dtype
     spec, size = loaded.spec, engine_config.block_size
     cache = KVCache(
@@ -101,7 +108,18 @@ def _build_generating_model(
     max_rows = engine_config.batch.max_num_seqs
     captured = captured_load(max_rows, spec.max_model_len, size) if captures else None
     memory = MemorySetup(base, runner, cache, slots, engine_config, captured).run(num_slots, adapter_bytes)
-    check_exactness(runner.run, expected, probe, cache.block_size, coarsest, spec.architecture, spec.long_rope)
+    check = functools.partial(
+        check_exactness, expected=expected, probe=probe, block_size=cache.block_size, dtype=coarsest,
+        architecture=spec.architecture, long_rope=spec.long_rope,
+    )  # fmt: skip
+    try:
+        check(runner.run)
+    except ModelError as error:
+        if coarsest == torch.float32 or not choices.are_known:
+            raise
+        _log.info("%s; compared at the experts that the model itself chose", error)
+        check(choices.given(runner.run))
+        choices.check_alike(spec.architecture)
     check_small_copy(model_config)
     graphs = StepGraphs(base, cache, slots, max_rows) if captures else None
     if graphs is not None and model_config.warmup != "off":

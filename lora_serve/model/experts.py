@@ -37,9 +37,12 @@ def group_experts(module: PreTrainedModel) -> int:
 
 def expert_modules(module: nn.Module) -> Iterator[Any]:
     """The modules that ask transformers' registry."""
-    for part in module.modules():
-        if all(hasattr(part, name) for name in ("config", "has_gate", "has_bias", "is_transposed", "down_proj")):
-            yield part
+    return filter(is_experts, module.modules())
+
+
+def is_experts(module: nn.Module) -> bool:
+    """True if the module asks transformers' registry."""
+    return all(hasattr(module, name) for name in ("config", "has_gate", "has_bias", "is_transposed", "down_proj"))
 
 
 def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

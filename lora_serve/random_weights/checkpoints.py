@@ -69,7 +69,7 @@ def _write_model(folder: Path, shape: ModelShape, seed: int) -> None:
 
 
 def _parameters(network: nn.Module, shape: ModelShape) -> list[tuple[str, torch.Size]]:
-    named = ((name, parameter.shape) for name, parameter in network.named_parameters())
+    named = ((name, tensor.shape) for name, tensor in network.state_dict().items())
     return [(name, size) for name, size in named if not (shape.is_tied and name == "lm_head.weight")]
 
 
@@ -105,12 +105,12 @@ def _shards(parameters: list[tuple[str, torch.Size]]) -> Iterator[list[tuple[int
 def _weight(path: str, size: torch.Size, seed: int, index: int) -> Tensor:
     """Normal values, with the deviation that keeps a layer's output as large as its input."""
     if len(size) == 1:
-        return (torch.zeros if path.endswith(".bias") else torch.ones)(size, dtype=torch.bfloat16)
+        return (torch.zeros if path.endswith("bias") else torch.ones)(size, dtype=torch.bfloat16)
     is_embedding = path.endswith(("embed_tokens.weight", "lm_head.weight"))
-    deviation = EMBEDDING_STD if is_embedding else size[1] ** -0.5
+    deviation = EMBEDDING_STD if is_embedding else size[-1] ** -0.5
     generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
     weight = torch.empty(size, dtype=torch.bfloat16)
-    rows = max(1, SLAB // size[1])
+    rows = max(1, SLAB // size[1:].numel())
     for start in range(0, size[0], rows):
         slab = weight[start : start + rows]
         slab.copy_(torch.randn(slab.shape, generator=generator).mul_(deviation))

@@ -15,7 +15,7 @@ import torch
 
 from lora_serve.model import fusion
 from lora_serve.model.fusion.kinds import decoder_layer
-from lora_serve.model.native.operators import LayerKernels
+from lora_serve.model.native.layer_kernels import LayerKernels
 from tests.local_engine import Answer, LocalEngine
 from tests.model.fusion.test_fuse import FUSED, SHAPE, fused_kinds
 from tests.oracle import (

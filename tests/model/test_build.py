@@ -150,9 +150,9 @@ def test_small_model_is_built_on_one_core_and_the_thread_has_all_of_them_afterwa
     seen: list[int] = []
     check = building.check_exactness
 
-    def noted(*arguments: Any) -> None:
+    def noted(*arguments: Any, **named: Any) -> None:
         seen.append(torch.get_num_threads())
-        check(*arguments)
+        check(*arguments, **named)
 
     def on_two_cores() -> None:
         torch.get_num_threads()

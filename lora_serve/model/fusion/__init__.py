@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,8 @@ def _fuse_stage(
             found = _proven(parts, module, stage[name], calls.get(module, []), step, written)
             if found is not None:
                 module.forward = found
+                if hasattr(found, "settle"):
+                    found.settle(module)
                 done[name] += 1
     return done
 
@@ -100,9 +102,18 @@ def _repeated(parts: FusionParts, module: nn.Module, kind: Any, call: ModuleCall
     """The result of the module's own code on the arguments of one call."""
     is_wide = _is_wide(kind)
     _forget(parts, step)
-    with in_float32(module) if is_wide else nullcontext():
+    with _wide(module, kind, parts.kernels.dtype) if is_wide else nullcontext():
         output = repeated(call, module.forward, is_wide=is_wide)
     return None if output is None else _Truth(output, parts.cache.read(step.cache_positions))
+
+
+@contextmanager
+def _wide(module: nn.Module, kind: Any, dtype: torch.dtype) -> Iterator[None]:
+    """A module in float32 inside the block, which rounds to `dtype` what lies between its products, where the kind says
+    so: linear layers do by themselves.
+    """
+    with in_float32(module), kind.rounding(module, dtype) if hasattr(kind, "rounding") else nullcontext():
+        yield
 
 
 def _agrees(

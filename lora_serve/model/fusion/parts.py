@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from lora_serve.model.attention import Attention
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.native.operators import LayerKernels
+from lora_serve.model.native.layer_kernels import LayerKernels
 from lora_serve.model.step_context import AttentionSettings, DecodeRows, PrefillRow, StepContext, StepInputs
 
 
 def join_packed(parts: Sequence[LoraLinear]) -> LinearGroup | None:
-    """The joined layers; None if their weights are not in panels, or cannot lie in one piece of them."""
-    return LinearGroup.of(parts) if all(part.base.packed is not None for part in parts) else None
+    """The joined layers, or one alone; None if their weights are not in panels, or cannot lie in one piece of them."""
+    if any(part.base.packed is None for part in parts):
+        return None
+    return LinearGroup.of(parts) if len(parts) > 1 else parts[0].group
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,8 @@ def _copied(value: Any, is_wide: bool = False) -> Any:
         return value.float().clone() if is_wide and value.is_floating_point() else value.clone()
     if isinstance(value, tuple):
         return tuple(_copied(item, is_wide) for item in value)
-    if isinstance(value, dict):
-        return {name: _copied(item, is_wide) for name, item in value.items()}
+    if isinstance(value, dict | UserDict):
+        return type(value)({name: _copied(item, is_wide) for name, item in value.items()})
     return value
 
 

@@ -19,6 +19,7 @@ from lora_serve.model.loading.observation import Site, is_linear, serve_by_row
 from lora_serve.model.lora.changes import Change
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.native.experts import PackedStack
 from lora_serve.model.step_context import (
     AdapterStep,
     LoraSegment,
@@ -239,7 +240,9 @@ class AdaptedModel(Generic[Step]):
     def parameters_of(self, path: str) -> dict[str, Tensor]:
         """A module's own parameters in its checkpoint's form; a quantised weight is left out."""
         if path not in self._linears:
-            return dict(self.module.get_submodule(path).named_parameters(recurse=False))
+            module = self.module.get_submodule(path)
+            packed = {name: value.dense() for name, value in vars(module).items() if isinstance(value, PackedStack)}
+            return {**dict(module.named_parameters(recurse=False)), **packed}
         linear = self._linears[path]
         weight, bias = linear.dense(), linear.bias
         found = {} if weight is None else {"weight": weight.t() if linear.is_transposed else weight}

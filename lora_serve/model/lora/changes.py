@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from lora_serve.model.experts import ADAPTERS
 from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.native.experts import PackedMatrix, PackedStack
 
 
 class Change(Protocol):
@@ -134,7 +135,7 @@ class LowRankWeight:
     overrides functions (https://docs.pytorch.org/docs/stable/notes/extending.html, "duck typing").
     """
 
-    def __init__(self, base: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
+    def __init__(self, base: Tensor | PackedStack | PackedMatrix, left: Tensor, right: Tensor, scale: float) -> None:
         """base [..., n, m], left [..., rank, n], right [..., rank, m]."""
         self.base, self.left, self.right, self.scale = base, left, right, scale
         self.shape, self.dtype, self.device = base.shape, base.dtype, base.device
@@ -189,7 +190,7 @@ def _as_tensor(value: Any) -> Any:
 
 def _as_in(module: nn.Module, name: str, parameter: Tensor | LowRankWeight) -> Tensor | LowRankWeight:
     """The parameter in the type of the module's own."""
-    return parameter.to(module.get_parameter(name).dtype) if isinstance(parameter, Tensor) else parameter
+    return parameter.to(getattr(module, name).dtype) if isinstance(parameter, Tensor) else parameter
 
 
 def _twin_of(module: nn.Module, parameters: Mapping[str, Tensor | LowRankWeight]) -> nn.Module:
@@ -199,12 +200,13 @@ def _twin_of(module: nn.Module, parameters: Mapping[str, Tensor | LowRankWeight]
     twin.__dict__.update(parts, _forward_hooks={}, _forward_pre_hooks={})
     twin.__dict__.pop("forward", None)  # a fused one reads the parameters of `module`
     for name, parameter in parameters.items():
+        twin._parameters.pop(name, None)  # noqa: SLF001
+        twin.__dict__.pop(name, None)  # one in panels
         if isinstance(parameter, Tensor):
             twin._parameters[name] = nn.Parameter(parameter, requires_grad=False)  # noqa: SLF001
         else:
-            del twin._parameters[name]  # noqa: SLF001
             twin.__dict__[name] = parameter
-    if any(isinstance(parameter, LowRankWeight) for parameter in parameters.values()) and hasattr(twin, "config"):
+    if any(isinstance(value, LowRankWeight | PackedStack) for value in vars(twin).values()) and hasattr(twin, "config"):
         config: Any = copy.copy(module.config)
         config._experts_implementation = "eager"  # noqa: SLF001 - the one that multiplies expert by expert
         twin.config = config

@@ -49,7 +49,7 @@ def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
         else:
             module = base.module.get_submodule(path)
             is_transposed = path in base.spec.transposed
-            weights = {name: _weight(module.get_parameter(name), delta, is_transposed) for name, delta in table.items()}
+            weights = {name: _weight(getattr(module, name), delta, is_transposed) for name, delta in table.items()}
             changes[path].append(Twin(module, weights))
     for path, tokens in saved.tokens.items():
         ids, order = torch.tensor(tokens.token_ids).sort()
@@ -164,7 +164,7 @@ def _is_same(tensor: Tensor, original: Tensor | None) -> bool:
     return original is not None and torch.equal(tensor.to(original.device, original.dtype), original)
 
 
-def _weight(base: Tensor, delta: SavedDelta, is_transposed: bool) -> LowRankWeight:
+def _weight(base: Any, delta: SavedDelta, is_transposed: bool) -> LowRankWeight:
     """A weight with its delta: a stack of experts' weights keeps its first dimension, a matrix loses it."""
     if base.dim() == 2:
         return LowRankWeight(base, delta.b[0], delta.a[0], delta.scale)

@@ -226,7 +226,7 @@ void decoder_layer(const Layer *l, const Step *s, real *h, void *room, real *key
 
     normalise(&l->before_mlp, h, tokens, hidden, x);
     product(&l->joined_mlp, s, l->adapters + 4, 2, x, shrunk, y);
-    gated(y, y + l->down.in, l->joined_mlp.out, tokens, l->down.in, l->activation, inner);
+    gated(y, y + l->down.in, l->joined_mlp.out, tokens, l->down.in, l->activation, (Clamps){0}, inner);
     product(&l->down, s, l->adapters + 6, 1, inner, shrunk, y);
     add_to(h, y, tokens * hidden);
 }

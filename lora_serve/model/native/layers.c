@@ -64,30 +64,44 @@ ALWAYS vec sigmoid(vec x) {
     return choose(is_negative, e, splat(1.0f)) / (splat(1.0f) + e);
 }
 
-enum { SILU, GELU_TANH };
+enum { SILU, GELU_TANH, CLAMPED };
 
-ALWAYS vec activated(const int kind, vec x) {
-    if (kind == SILU) return x * sigmoid(x);
-    return x * sigmoid(splat(2.0f * 0.79788456f) * (x + splat(0.044715f) * x * x * x)); /* (1 + tanh u) / 2 = sigmoid(2 u) */
+typedef struct { /* of CLAMPED, as gpt-oss has it: g = min(gate, limit); (clamp(up, limit) + offset) * g * sigmoid(alpha * g) */
+    float alpha, limit, offset;
+} Clamps;
+
+ALWAYS vec at_most(vec x, vec limit) { return choose(x > limit, limit, x); } /* NaN stays NaN */
+
+ALWAYS vec gated_vector(const int kind, vec gate, vec up, const Clamps *c) {
+    if (kind == SILU) return gate * sigmoid(gate) * up;
+    if (kind == GELU_TANH) /* (1 + tanh u) / 2 = sigmoid(2 u) */
+        return gate * sigmoid(splat(2.0f * 0.79788456f) * (gate + splat(0.044715f) * gate * gate * gate)) * up;
+    const vec limit = splat(c->limit), low = at_most(gate, limit);
+    return (-at_most(-at_most(up, limit), limit) + splat(c->offset)) * (low * sigmoid(splat(c->alpha) * low));
 }
 
-ALWAYS void gate_row(const int kind, const float *gate, const float *up, int64_t size, real *y) {
+ALWAYS void gate_row(const int kind, const float *gate, const float *up, int64_t size, const Clamps *c, real *y) {
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) store_real(y + i, activated(kind, load(gate + i)) * load(up + i));
+    for (; i + LANES <= size; i += LANES) store_real(y + i, gated_vector(kind, load(gate + i), load(up + i), c));
     if (i == size) return;
     float tail[2][LANES] = {{0.0f}};
     real done[LANES];
     memcpy(tail[0], gate + i, (size - i) * sizeof(float));
     memcpy(tail[1], up + i, (size - i) * sizeof(float));
-    store_real(done, activated(kind, load(tail[0])) * load(tail[1]));
+    store_real(done, gated_vector(kind, load(tail[0]), load(tail[1]), c));
     memcpy(y + i, done, (size - i) * sizeof(real));
 }
 
-void gated(const float *gate, const float *up, int64_t stride, int64_t rows, int64_t size, int64_t kind, real *y) {
+static void gate_one(int64_t kind, const float *gate, const float *up, int64_t size, const Clamps *c, real *y) {
+    if (kind == SILU) gate_row(SILU, gate, up, size, c, y);
+    else if (kind == GELU_TANH) gate_row(GELU_TANH, gate, up, size, c, y);
+    else gate_row(CLAMPED, gate, up, size, c, y);
+}
+
+void gated(const float *gate, const float *up, int64_t stride, int64_t rows, int64_t size, int64_t kind, Clamps c,
+           real *y) {
 #pragma omp parallel for if (rows * size > WORTH_A_TEAM / 4)
-    for (int64_t r = 0; r < rows; r++)
-        if (kind == SILU) gate_row(SILU, gate + r * stride, up + r * stride, size, y + r * size);
-        else gate_row(GELU_TANH, gate + r * stride, up + r * stride, size, y + r * size);
+    for (int64_t r = 0; r < rows; r++) gate_one(kind, gate + r * stride, up + r * stride, size, &c, y + r * size);
 }
 
 /* x[i], x[i + half] = x[i] cos[i] - x[i + half] sin[i], x[i + half] cos[i + half] + x[i] sin[i + half], i < half */
@@ -112,6 +126,48 @@ void rotate_store(float *q, int64_t q_stride, float *k, int64_t k_stride, const 
         for (int64_t h = 0; h < kv_heads; h++) rotate(k + t * k_stride + h * size, c, s, rotated / 2);
         round_row(k + t * k_stride, kv_heads * size, key_pool + place);
         round_row(v + t * v_stride, kv_heads * size, value_pool + place);
+    }
+}
+
+/* Pairs of neighbours, to halves: y[i], y[i + half] = x[2 i] cos[i] - x[2 i + 1] sin[i], x[2 i + 1] cos[i] + x[2 i] sin[i] */
+static void rotate_pairs(const float *x, const float *cos, const float *sin, int64_t half, float *y) {
+    for (int64_t i = 0; i < half; i++) {
+        const float first = x[2 * i], second = x[2 * i + 1];
+        y[i] = first * cos[i] - second * sin[i];
+        y[i + half] = second * cos[i] + first * sin[i];
+    }
+}
+
+#define MOST_ROTATED 512
+
+/* The last `rotated` numbers of a head, by neighbours or by halves. */
+static void rotate_end(float *x, const float *cos, const float *sin, int64_t rotated, int64_t by_pairs) {
+    float own[MOST_ROTATED];
+    if (!by_pairs) rotate(x, cos, sin, rotated / 2);
+    else memcpy(own, x, rotated * sizeof(float)), rotate_pairs(own, cos, sin, rotated / 2, x);
+}
+
+/* Latent attention (arXiv 2405.04434): q [tokens][heads][own + rotated], each head's end rotated in place; kv
+ * [tokens][heads][own + value], what every head has of its own; shared [tokens][rotated], the keys' end, which all heads
+ * share. Keys, and values with zeros behind them, go to the pools [...][heads][own + rotated]. */
+void latent_store(float *q, int64_t q_stride, const float *kv, int64_t kv_stride, float *shared, int64_t shared_stride,
+                  int64_t tokens, int64_t heads, int64_t own, int64_t rotated, int64_t value, const float *cos,
+                  const float *sin, int64_t by_pairs, const int64_t *places, real *key_pool, real *value_pool) {
+    const int64_t size = own + rotated;
+#pragma omp parallel for if (tokens * heads * size > WORTH_A_TEAM)
+    for (int64_t t = 0; t < tokens; t++) {
+        const float *c = cos + t * rotated, *s = sin + t * rotated;
+        float *end = shared + t * shared_stride;
+        real *key = key_pool + places[t] * heads * size, *to = value_pool + places[t] * heads * size;
+        rotate_end(end, c, s, rotated, by_pairs);
+        for (int64_t h = 0; h < heads; h++, key += size, to += size) {
+            const float *from = kv + t * kv_stride + h * (own + value);
+            rotate_end(q + t * q_stride + h * size + own, c, s, rotated, by_pairs);
+            round_row(from, own, key);
+            round_row(end, rotated, key + own);
+            round_row(from + own, value, to);
+            memset(to + value, 0, (size - value) * sizeof(real));
+        }
     }
 }
 

@@ -55,21 +55,48 @@ static Stretch stretch_of(const Attention *a, const int32_t *table, int64_t kv_h
     return s;
 }
 
+typedef struct { /* K or V of the keys that come next, of all heads at hand, line by line in the order in which they lie */
+    const real *pool;
+    Stretch keys;
+    int64_t lines, token, line; /* of a token; which come next */
+    int64_t at_once;
+} Ahead;
+
+/* `walks` times `pieces` calls of ask_for ask for all of it. */
+static Ahead ahead_of(const Attention *a, const real *pool, Stretch keys, int64_t heads, int64_t walks, int64_t pieces) {
+    const int64_t lines = (heads * a->size * (int64_t)sizeof(real) + 63) / 64, calls = walks * pieces;
+    return (Ahead){pool, keys, lines, 0, 0, (KEYS * lines + calls - 1) / calls};
+}
+
+/* The next lines, a few at a time between what is computed: the processor has only so many on their way at once. */
+ALWAYS void ask_for(Ahead *next) {
+    for (int64_t i = 0; i < next->at_once && next->token < next->keys.count; i++) {
+        __builtin_prefetch(next->pool + next->keys.offsets[next->token] + next->line * (64 / (int64_t)sizeof(real)), 0, 2);
+        if (++next->line == next->lines) next->line = 0, next->token++;
+    }
+}
+
 /* Numbers of a query or key, with the zeros after them that products ask for, and words of a panel of keys. */
 static int64_t depth_of(const Attention *a) { return up_to(a->size, DEPTH_UNIT); }
 static int64_t key_words(const Attention *a) { return up_to(depth_of(a), WORDS) / WORDS * LANES * PANEL; }
 
 /* K of a stretch in panels, zeros beyond count. `zeros`: `size` of them. */
-static void turn_keys(const Attention *a, const Stretch *s, uint32_t *to, const real *zeros) {
+static void turn_keys(const Attention *a, const Stretch *s, uint32_t *to, const real *zeros, Ahead *next, Ahead *also) {
     const real *rows[KEYS];
     for (int64_t j = 0; j < KEYS; j++) rows[j] = j < s->count ? a->keys + s->offsets[j] : zeros;
-    for (int64_t p = 0; p < KEYS / LANES; p++)
-        turn_rows(rows + p * LANES, 0, a->size, depth_of(a), to + p / 2 * key_words(a) + p % 2 * LANES);
+    for (int64_t p = 0; p < KEYS / LANES; p++) {
+        uint32_t *panel = to + p / 2 * key_words(a) + p % 2 * LANES;
+        for (int64_t d = 0; d < depth_of(a); d += WORDS, panel += LANES * PANEL) {
+            turn_rows(rows + p * LANES, d, a->size, WORDS, panel);
+            ask_for(next);
+            if (also) ask_for(also);
+        }
+    }
 }
 
 /* V of a stretch in panels of pairs of keys, zeros beyond count; PANEL columns as load_pairs has them: those at even
  * places first. */
-static void pair_values(const Attention *a, const Stretch *s, uint32_t *to, const real *zeros) {
+static void pair_values(const Attention *a, const Stretch *s, uint32_t *to, const real *zeros, Ahead *next) {
     real end[2][PANEL];
     for (int64_t j = 0; j < KEYS; j += 2, to += PANEL) {
         const real *rows[2];
@@ -80,6 +107,7 @@ static void pair_values(const Attention *a, const Stretch *s, uint32_t *to, cons
                 cut_out(rows[i], d, a->size, PANEL, end[i]), pair[i] = end[i];
             uint32_t *panel = to + d * (KEYS / 2);
             pair_columns(pair[0], pair[1], (bits *)panel, (bits *)(panel + LANES));
+            ask_for(next);
         }
     }
 }
@@ -200,12 +228,6 @@ static int64_t lay_out(const Attention *a, int64_t tokens, char *from, Scratch *
     return used;
 }
 
-/* K or V of a stretch that comes soon. */
-static void ask_for(const Attention *a, const real *pool, const Stretch *s) {
-    for (int64_t j = 0; j < s->count; j++)
-        for (int64_t d = 0; d < a->size; d += 64 / sizeof(real)) __builtin_prefetch(pool + s->offsets[j] + d);
-}
-
 /* Scores to weights; sums so far shrink to them. */
 static void weigh_all(const Attention *a, const Piece *piece, const Stretch *own, const Scratch *s) {
     const int64_t group = a->heads / a->kv_heads, queries = piece->tokens * group, width = panels_wide(a->size);
@@ -228,20 +250,18 @@ static void weigh_all(const Attention *a, const Piece *piece, const Stretch *own
 }
 
 /* One stretch of keys, for the queries of its KV head. */
-static void walk(const Attention *a, const Piece *piece, const Stretch *own, const Stretch *next, const Scratch *s) {
+static void walk(const Attention *a, const Piece *piece, const Stretch *own, Ahead *keys, Ahead *values, const Scratch *s) {
     static const float nothing[MOST_PANELS * PANEL];
     const int64_t queries = piece->tokens * a->heads / a->kv_heads, depth = depth_of(a), width = panels_wide(a->size);
     float *sums = s->sums + own->kv_head * queries * width;
-    ask_for(a, a->keys, next);
-    turn_keys(a, own, s->keys, s->zeros);
+    turn_keys(a, own, s->keys, s->zeros, keys, IS_BFLOAT16 ? NULL : values);
     multiply_by(s->q + own->kv_head * queries * depth, depth, queries, s->keys, PANEL, key_words(a), KEYS / PANEL, depth,
                 nothing, s->scores, KEYS);
     weigh_all(a, piece, own, s);
-    ask_for(a, a->values, next);
     int64_t stride = KEYS;
     const input *weights = prepared(s->weights, &stride, queries, KEYS, s->room);
     if (IS_BFLOAT16) {
-        pair_values(a, own, s->values, s->zeros);
+        pair_values(a, own, s->values, s->zeros, values);
         multiply_by(weights, stride, queries, s->values, PANEL, KEYS / 2 * PANEL, width / PANEL, KEYS, NULL, sums, width);
     } else {
         add_floats(a, own, queries, weights, sums, width, s->values);
@@ -280,11 +300,20 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
             begin_query(a, a->query + (piece->first + i / group) * a->query_stride + (h * group + i % group) * size, s,
                         h * queries + i);
     const int64_t end = piece->context + piece->tokens;
-    Stretch own = stretch_of(a, table, first_head, first_seen(a, piece->context) / KEYS * KEYS, end), next;
-    for (; own.count > 0; own = next) {
-        const int is_last = own.kv_head + 1 == end_head;
-        next = stretch_of(a, table, is_last ? first_head : own.kv_head + 1, own.start + is_last * KEYS, end);
-        walk(a, piece, &own, &next, s);
+    const int64_t begin = first_seen(a, piece->context);
+    const int64_t heads = end_head - first_head, tiles = KEYS / LANES * up_to(depth_of(a), WORDS) / WORDS;
+    const int64_t pairs = KEYS / 2 * panels_wide(size) / PANEL;
+    Stretch next = stretch_of(a, table, first_head, begin / KEYS * KEYS, end);
+    Ahead keys = ahead_of(a, a->keys, next, heads, 1, 1), values = ahead_of(a, a->values, next, heads, 1, 1);
+    ask_for(&keys), ask_for(&values);
+    for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS) {
+        next = stretch_of(a, table, first_head, start + KEYS, end);
+        keys = ahead_of(a, a->keys, next, heads, heads, tiles);
+        values = ahead_of(a, a->values, next, heads, heads, IS_BFLOAT16 ? pairs : tiles);
+        for (int64_t h = first_head; h < end_head; h++) {
+            const Stretch own = stretch_of(a, table, h, start, end);
+            walk(a, piece, &own, &keys, &values, s);
+        }
     }
     for (int64_t h = first_head; h < end_head; h++)
         for (int64_t i = 0; i < queries; i++) {

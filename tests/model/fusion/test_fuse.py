@@ -23,7 +23,7 @@ from lora_serve.model.fusion.kinds.decoder_layer import FusedDecoderLayer
 from lora_serve.model.fusion.kinds.gated_mlp import FusedGatedMLP
 from lora_serve.model.fusion.kinds.norm import FusedNorm
 from lora_serve.model.fusion.parts import FusionParts
-from lora_serve.model.native.operators import ACTIVATIONS
+from lora_serve.model.native.layer_kernels import ACTIVATIONS
 from tests.local_engine import Answer, LocalEngine, refusal
 from tests.oracle import ARCHITECTURES, REPRESENTATIVE, load_fresh, load_plain, logprobs_alone, save_tiny_model
 from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, save_kind, why_not
@@ -33,7 +33,7 @@ from tests.tiers import mostly_nightly
 # Heads of k and v fill whole panels of any processor, as those of real models do.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96}
 DTYPES = ("float32", "bfloat16")
-KINDS_OF_LAYER = ("Attention", "MLP", "Norm", "DecoderLayer")
+KINDS_OF_LAYER = ("Attention", "MLP", "Norm", "DecoderLayer", "Experts", "Router")
 FUSED: Mapping[str, Mapping[str, int]] = {  # in two decoder layers and the last norm
     "llama": {"Attention": 2, "MLP": 2, "Norm": 5, "DecoderLayer": 2},
     "mistral": {"Attention": 2, "MLP": 2, "Norm": 5, "DecoderLayer": 2},
@@ -49,15 +49,24 @@ FUSED: Mapping[str, Mapping[str, int]] = {  # in two decoder layers and the last
     "olmo2": {"MLP": 2, "Norm": 9},  # norms over all heads of q and k at once
     "starcoder2": {"Attention": 2},
     "stablelm": {"Attention": 2, "MLP": 2},  # rotates a part of each head
-    "mixtral": {"Attention": 2, "Norm": 5},
-    "qwen3_moe": {"Attention": 2, "Norm": 9},
+    "mixtral": {"Attention": 2, "Norm": 5, "Experts": 2, "Router": 2},
+    "qwen3_moe": {"Attention": 2, "Norm": 9, "Experts": 2, "Router": 2},
     "cohere": {"MLP": 2},  # rotates neighbours, not halves
     "smollm3": {"Attention": 2, "MLP": 2, "Norm": 5, "DecoderLayer": 2},
-    "gpt_oss": {"Norm": 5},  # sinks
-    "deepseek_v3": {"MLP": 2, "Norm": 9},  # a dense layer's and the shared expert; K and V by way of a latent vector
-    "gemma4_text": {"MLP": 2},
+    "gpt_oss": {"Attention": 2, "Norm": 5, "Experts": 2, "Router": 2},  # sinks
+    # A dense layer's feed-forward part and the shared expert's; K and V by way of a latent vector.
+    "deepseek_v3": {"Attention": 2, "MLP": 2, "Norm": 9, "Experts": 1, "Router": 1},
+    "gemma4_text": {"Attention": 6, "MLP": 6, "Norm": 46},  # some layers read the keys of others
     "llama4_text": {"Norm": 5},  # rotates neighbours, by complex numbers; multiplies up by gate
 }
+OWN_SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {},
+    "deepseek_v3": {**SHAPE, "q_lora_rank": 32},  # as whole panels as real ones
+    "gemma4_text": {
+        **SHAPE, "num_hidden_layers": 6, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+}  # fmt: skip
 LENGTHS = (3, 29, 1, 45)
 LIMITS = {"max_num_batched_tokens": 32, "max_num_seqs": 8, "block_size": 4, "kv_cache_memory": "1MiB"}
 
@@ -99,8 +108,7 @@ def assert_is_plain_transformers(model: Path, answers: list[Answer]) -> None:
 
 @pytest.mark.parametrize("architecture", mostly_nightly(ARCHITECTURES, *REPRESENTATIVE))
 def test_fused_layers_are_those_of_the_table_and_change_nothing(architecture: str, tmp_path: Path) -> None:
-    shape = SHAPE if architecture not in {"gpt2"} else {}
-    model = save_tiny_model(architecture, tmp_path / "model", **shape)
+    model = save_tiny_model(architecture, tmp_path / "model", **OWN_SHAPES.get(architecture, SHAPE))
     fused, unfused = (LocalEngine(model, fuse_layers=fuse, **LIMITS) for fuse in (True, False))
     assert fused_kinds(fused) == FUSED[architecture]
     assert fused_kinds(unfused) == {}

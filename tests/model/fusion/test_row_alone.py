@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lora_serve.core.request import InferenceRequest
 from tests.local_engine import Answer, LocalEngine
+from tests.model.fusion.test_fuse import OWN_SHAPES
 from tests.oracle import round_adapter, save_adapter, save_tiny_model
 from tests.tiers import mostly_nightly
 
@@ -19,23 +21,28 @@ LENGTHS = (45, 3, 70, 1, 33, 12, 64, 2, 40, 5, 26, 130, 7, 18, 31, 9)
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
 # A float32 weight that is embedding and output head in one is left to torch's own product, whose bits depend on rows.
 SHAPE["tie_word_embeddings"] = False
+# Widths at which torch's own activations see a row's numbers as whole vectors; see docs/decisions/row-alone.md.
+WIDTHS = {"deepseek_v3": {"n_routed_experts": 32}, "gemma4_text": {"hidden_size_per_layer_input": 32}}
 NAMES: tuple[str | dict[str, float] | None, ...] = (None, "a", "b", {"b": 2.0, "c": 0.5})
-FAMILIES = ("llama", "qwen3", "gemma2", "gemma3_text", "stablelm")
+FAMILIES = ("llama", "qwen3", "gemma2", "gemma3_text", "stablelm", "qwen3_moe", "gpt_oss", "deepseek_v3", "gemma4_text")
 
 
 # By day the plainest, and one of windows, soft caps and norms around each block.
 @pytest.fixture(scope="module", params=mostly_nightly(FAMILIES, "llama", "gemma2"))
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
     root = tmp_path_factory.mktemp(request.param)
-    model = save_tiny_model(request.param, root / "model", **SHAPE)
-    return model, save_adapters(model, root)
+    own = {**OWN_SHAPES.get(request.param, {}), **SHAPE, **WIDTHS.get(request.param, {})}
+    model = save_tiny_model(request.param, root / "model", **own)
+    # PEFT finds DeepSeek's experts by the names of its dense layers; deltas of experts cannot be composed.
+    targets = {"target_modules": r".*self_attn.*proj.*"} if request.param == "deepseek_v3" else {}
+    return model, save_adapters(model, root, **targets)
 
 
-def save_adapters(model: Path, root: Path) -> dict[str, Path]:
+def save_adapters(model: Path, root: Path, **settings: Any) -> dict[str, Path]:
     """One in float32, and two in bfloat16; layers that share their inputs have scales of their own."""
     alphas = {"k_proj": 3, "up_proj": 20}
     folders = {
-        name: save_adapter(model, root / name, seed=i, r=3 + 15 * i, alpha_pattern=alphas)
+        name: save_adapter(model, root / name, seed=i, r=3 + 15 * i, alpha_pattern=alphas, **settings)
         for i, name in enumerate("abc")
     }
     for name in "bc":

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssExperts
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from lora_serve.model.native.operators import LayerKernels
+from lora_serve.model.native.layer_kernels import CLAMPED, Gate, LayerKernels
 
 pytestmark = pytest.mark.usefixtures("build")
 SIZES = (1, 7, 8, 16, 20, 33, 64, 577)
@@ -58,26 +60,35 @@ def test_norm_of_no_tokens_is_empty_and_weights_of_another_size_or_type_are_refu
 @pytest.mark.parametrize("size", SIZES)
 def test_gate_is_torchs(kernels: LayerKernels, activation: str, size: int) -> None:
     both = torch.randn(9, 2 * size) * 4
-    found = kernels.gated(both, activation)
+    found = kernels.gated(both, Gate(activation))
     gate, up = both.double().split(size, -1)
     assert found.dtype == kernels.dtype
     assert is_rounded(found, ACTIVATIONS[activation](gate) * up)
     for first, end in ((0, 1), (3, 4), (2, 9)):
-        assert torch.equal(kernels.gated(both[first:end], activation), found[first:end])
+        assert torch.equal(kernels.gated(both[first:end], Gate(activation)), found[first:end])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gate_of_very_large_numbers_is_torchs(kernels: LayerKernels, activation: str) -> None:
     grid = torch.cat([torch.linspace(-200, 200, 4001), torch.tensor([-1e30, -3e4, -0.0, 1e-30, 3e4, 1e30])])
-    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], activation)[0]
+    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], Gate(activation))[0]
     assert is_rounded(found, ACTIVATIONS[activation](grid).double(), 2e-6)
 
 
 def test_gate_of_very_negative_numbers_is_as_exact_as_of_others(kernels: LayerKernels) -> None:
     grid = torch.linspace(-85, 0, 4001)
-    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], "silu")[0]
+    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], Gate("silu"))[0]
     half_a_place = torch.finfo(found.dtype).eps / 2
     assert torch.allclose(found.double(), F.silu(grid.double()), rtol=1e-6 + half_a_place, atol=0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_clamped_gate_is_gpt_oss_s(kernels: LayerKernels, size: int) -> None:
+    both = torch.randn(9, 2 * size) * 9
+    experts = GptOssExperts(GptOssConfig(num_local_experts=1, hidden_size=1, intermediate_size=size))
+    interleaved = torch.stack(both.double().split(size, -1), -1).flatten(1)
+    found = kernels.gated(both, Gate(CLAMPED, experts.alpha, experts.limit, 1.0))
+    assert is_rounded(found, experts._apply_gate(interleaved))
 
 
 def rounded_by_the_kernels(kernels: LayerKernels, x: torch.Tensor) -> torch.Tensor:
@@ -148,12 +159,48 @@ def test_bits_of_a_rotation_are_its_tokens_own(kernels: LayerKernels) -> None:
         assert all(torch.equal(a, t[first:end]) for a, t in zip(alone, together, strict=True))
 
 
+@pytest.mark.parametrize("by_pairs", [True, False])
+@pytest.mark.parametrize(("heads", "own", "part", "value"), [(4, 16, 8, 12), (1, 33, 6, 39), (3, 7, 4, 5)])
+def test_latent_keys_and_values_are_deepseek_s(
+    kernels: LayerKernels, by_pairs: bool, heads: int, own: int, part: int, value: int
+) -> None:
+    tokens, dtype, size = 9, kernels.dtype, own + part
+    q, kv = torch.randn(tokens, heads, size), torch.randn(tokens, heads, own + value)
+    latent = torch.randn(tokens, 5 + part)
+    angles = torch.randn(tokens, part // 2).repeat(1, 2)
+    cos, sin, shared = angles.cos(), angles.sin(), latent[:, 5:]
+    rotate = apply_rotary_pos_emb_interleave if by_pairs else apply_rotary_pos_emb
+    turned, ends = rotate(q[None, ..., own:].transpose(1, 2), shared[None, None], cos[None], sin[None])
+    keys = torch.cat([kv[..., :own], ends[0, 0][:, None].expand(-1, heads, -1)], -1)
+    places = torch.tensor([5, 19, 4, 0, 1, 12, 13, 7, 6])
+    pools = torch.full((20, heads, size), 7.0, dtype=dtype), torch.full((20, heads, size), 7.0, dtype=dtype)
+    before = q.clone()
+    kernels.latent_store(q, kv, shared, cos, sin, places, pools, by_pairs=by_pairs)
+    assert torch.equal(q[..., :own], before[..., :own])
+    assert torch.allclose(q[..., own:], turned[0].transpose(0, 1), atol=1e-5)
+    assert is_rounded(pools[0][places], keys.double())
+    assert torch.equal(pools[1][places], F.pad(kv[..., own:], (0, size - value)).to(dtype))
+    untouched = sorted(set(range(20)) - set(places.tolist()))
+    assert all((pool[untouched] == 7).all() for pool in pools)
+
+
+def test_tables_that_are_too_wide_are_refused(kernels: LayerKernels) -> None:
+    """What lies behind a head is another's."""
+    q, table, places = torch.randn(2, 1, 8), torch.ones(2, 16), torch.arange(2)
+    pools = torch.zeros(2, 1, 8).to(kernels.dtype), torch.zeros(2, 1, 8).to(kernels.dtype)
+    with pytest.raises(ValueError, match="16 numbers of 8"):
+        kernels.rotate_store(q, q, q, table, table, places, pools)
+    with pytest.raises(ValueError, match="by 16"):
+        kernels.latent_store(q, q, q[:, 0, 4:], table, table, places, pools, by_pairs=True)
+
+
 def test_row_that_is_not_a_number_reaches_no_other(kernels: LayerKernels) -> None:
     x = torch.randn(9, 20)
     functions = {
         "norm": lambda t: kernels.rms_norm(t.to(kernels.dtype), torch.ones(20), 0.0, 1e-5),
-        "silu": lambda t: kernels.gated(t, "silu"),
-        "gelu": lambda t: kernels.gated(t, "gelu_tanh"),
+        "silu": lambda t: kernels.gated(t, Gate("silu")),
+        "gelu": lambda t: kernels.gated(t, Gate("gelu_tanh")),
+        "clamped": lambda t: kernels.gated(t, Gate(CLAMPED, 1.7, 7.0, 1.0)),
     }
     clean = {name: function(x) for name, function in functions.items()}
     x[2] = float("nan")

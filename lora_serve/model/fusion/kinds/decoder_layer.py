@@ -18,7 +18,7 @@ from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
 from lora_serve.model.lora.kernels import native as native_lora
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import operators as native
-from lora_serve.model.native.operators import ACTIVATIONS
+from lora_serve.model.native.layer_kernels import ACTIVATIONS
 from lora_serve.model.step_context import ChangeTable, StepInputs
 
 STAGE = 2
@@ -125,7 +125,8 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedDecoderLayer]
     fused = tuple(module.get_submodule(name).__dict__["forward"] for name in _PARTS)
     attention, mlp = fused[1], fused[3]
     norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
-    if not isinstance(attention.attention, native_attention.Backend) or not _are_native(attention.output, mlp.down):
+    is_known = attention.is_plain and isinstance(attention.attention, native_attention.Backend)
+    if not is_known or not _are_native(attention.output, mlp.down):
         return []
     if len(norms) == 1 or not all(isinstance(norm.__dict__.get("forward"), FusedNorm) for norm in norms):
         return []

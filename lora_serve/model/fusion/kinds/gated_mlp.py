@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lora_serve.model.fusion.parts import FusionParts, join_packed, names_only
 from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
-from lora_serve.model.native.operators import ACTIVATIONS, LayerKernels
+from lora_serve.model.native.layer_kernels import ACTIVATIONS, Gate, LayerKernels
 
 STAGE = 1
 _PARTS = ("gate_proj", "up_proj", "down_proj")
@@ -27,7 +27,7 @@ class FusedGatedMLP:
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., size] -> the same shape."""
         both = self.joined(x.reshape(-1, x.shape[-1]))
-        y: Tensor = self.down(self._kernels.gated(both, self.activation)[None])
+        y: Tensor = self.down(self._kernels.gated(both, Gate(self.activation))[None])
         return y.view(x.shape)
 
 
@@ -56,6 +56,6 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedGatedMLP]:
 def _computes(module: nn.Module, activation: str, kernels: LayerKernels) -> bool:
     """True if that is the module's activation, for small numbers and large: a probe's numbers may not tell."""
     grid = torch.linspace(-20.0, 20.0, 1024)
-    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], activation)[0]
+    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], Gate(activation))[0]
     expected = getattr(module, _ACTIVATION)(grid)
     return torch.allclose(found.float(), expected, rtol=1e-5 + torch.finfo(found.dtype).eps, atol=1e-6)
