@@ -221,6 +221,46 @@ def read_table(document: str) -> dict[str, str]:
     }
 
 
+def bfloat16_errors(model_type: str, folder: Path) -> dict[str, tuple[float, float]]:
+    """How far the log-probabilities of prompts are in the mean from those of the rounded weights computed in float32:
+    the engine's in bfloat16, and transformers' or PEFT's; of the base and of a LoRA on every linear layer.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = build_tiny(model_type).to(torch.bfloat16)
+        plain.save_pretrained(folder / "model")
+        rounded = save_all_linear(copy.deepcopy(plain).float(), folder / "adapter", seed=1)
+        exact = {"base": copy.deepcopy(plain).float(), "adapter": rounded}
+        peft = copy.deepcopy(rounded)
+        for name, parameter in peft.named_parameters():
+            parameter.data = parameter.data if "lora_" in name else parameter.data.to(torch.bfloat16)
+        for name, buffer in copy.deepcopy(plain).named_buffers():
+            peft.get_base_model().get_buffer(name).data = buffer.data
+        engine = LocalEngine(folder / "model", {"adapter": folder / "adapter"}, dtype="bfloat16", **LIMITS)
+        found = {}
+        for name, theirs in (("base", plain), ("adapter", peft)):
+            adapter = None if name == "base" else name
+            requests = [engine.request(p, adapter, max_tokens=1, prompt_logprobs=0) for p in _long_prompts()]
+            ours, others = list[torch.Tensor](), list[torch.Tensor]()
+            for prompt, answer in zip(_long_prompts(), engine.run(requests), strict=True):
+                truth = _of_prompt(exact[name], prompt)
+                told = torch.tensor([one.logprob for one in answer.prompt_logprobs or () if one is not None])
+                ours.append((told - truth).abs())
+                others.append((_of_prompt(theirs, prompt) - truth).abs())
+            found[name] = float(torch.cat(ours).mean()), float(torch.cat(others).mean())
+        return found
+
+
+def _long_prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(20, 128, (length,), generator=generator).tolist() for length in range(30, 110, 10)]
+
+
+def _of_prompt(model: Any, prompt: list[int]) -> torch.Tensor:
+    """log p of each prompt token but the first."""
+    return logprobs_alone(model, prompt)[:-1].gather(1, torch.tensor(prompt)[1:, None])[:, 0]
+
+
 def kinds_refused(model_type: str, folder: Path) -> dict[str, str]:
     """The shortened reason by kind of adapter that is refused on the type; raises AssertionError for a wrong answer."""
     with warnings.catch_warnings():

@@ -12,6 +12,7 @@ from tests.models_table import (
     DOCUMENT,
     END,
     TYPES,
+    bfloat16_errors,
     kinds_refused,
     models_table,
     read_kinds,
@@ -39,6 +40,13 @@ def test_page_says_what_a_run_finds(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", mostly_nightly(EXACT_TYPES, *OF_ALL_KINDS_BY_DAY))
 def test_page_says_which_kinds_of_adapters_are_refused(model_type: str, tmp_path: Path) -> None:
     assert kinds_refused(model_type, tmp_path) == read_kinds(DOCUMENT.read_text()).get(model_type, {})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("model_type", EXACT_TYPES)
+def test_in_bfloat16_answers_are_as_near_to_the_truth_as_pefts(model_type: str, tmp_path: Path) -> None:
+    for ours, theirs in bfloat16_errors(model_type, tmp_path).values():
+        assert ours <= 1.5 * theirs
 
 
 def test_page_names_every_type_and_none_is_wrong() -> None:
