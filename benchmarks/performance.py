@@ -31,6 +31,7 @@ STEP, GROWTH = "step-[!g]*.json", "step-growth-*.json"
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {  # a part for each file
     "roofline": (STEP, tables.roofline),
     "parts": (STEP, tables.parts),
+    "newer": ("newer-shapes.json", tables.newer),
     "growth": (GROWTH, tables.growth_picture),
     "rows": (GROWTH, functools.partial(tables.growth, "rows", "by rows")),
     "context": (GROWTH, functools.partial(tables.growth, "context", "by keys of each row")),
@@ -41,7 +42,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {  # a part for
     "start": ("start-*.json", tables.start),
     "many": ("many-adapters.json", tables.many),
 }
-WITH_COMMANDS = ("roofline", "growth", "start", "many")  # the first tables of their files
+WITH_COMMANDS = ("roofline", "newer", "growth", "start", "many")  # the first tables of their files
 SIDE_BY_SIDE, SPECULATION = "side-by-side*.json", "speculation*.json"
 JOINT: dict[str, tuple[str, Callable[[list[dict[str, Any]]], str]]] = {  # one table of all files of a pattern
     "beside": (SIDE_BY_SIDE, functools.partial(tables.beside, popularities=("base", "identical", "uniform"))),

@@ -179,6 +179,20 @@ def parts(report: Report) -> str:
     return table(["step", *PARTS], rows)
 
 
+def newer(report: Report) -> str:
+    """Newer kinds of bases: each shape and type, without and with adapters."""
+    rows = []
+    for name, found in report["shapes"].items():
+        for case, figures in found["cases"].items():
+            old = (f"{figures[key]:.2f}" if key in figures else "" for key in ("before_over_floor",))
+            rows.append([
+                name, case, f"{found['weights'] / 1e6:.0f}", _mb(figures["expert_bytes"]), _mb(figures["other_bytes"]),
+                f"{figures['floor_ms']:.1f}", f"{figures['ms']:.1f}", f"{figures['step_over_floor']:.2f}", *old,
+            ])  # fmt: skip
+    head = ["shape", "16 rows", "weights, millions", "experts chosen, MB", "adapters + KV, MB", "floor, ms", "step, ms"]
+    return table([*head, "step / floor", "before"], rows)
+
+
 def growth_file(report: Report) -> str:
     """The picture's name: of its kind of processor and its type."""
     return f"performance-growth-{report['machine'].get('kernels', 'avx2')}-{report['dtype']}.png"

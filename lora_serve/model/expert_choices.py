@@ -30,7 +30,7 @@ class ExpertChoices:
         self._parts = list(expert_modules(module))
         self._noted: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {part: [] for part in self._parts}
         self._length = 0
-        self._num_pairs = self._num_alike = self._num_calls = 0
+        self._num_pairs = self._num_alike = 0
 
     @contextmanager
     def noted(self, probe: Sequence[Sequence[int]]) -> Iterator[None]:
@@ -63,7 +63,6 @@ class ExpertChoices:
                 is_alike = (own[:, :, None] == experts[:, None]).any(-1)
                 self._num_pairs += is_alike.numel()
                 self._num_alike += int(is_alike.sum())
-                self._num_calls += 1
                 return x, experts, weights
 
             with self._hooks(give):

@@ -93,7 +93,7 @@ def test_model_of_images_is_refused(tmp_path: Path) -> None:
 
 
 def test_whatever_a_models_code_raises_is_said_in_words(mistral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise AttributeError("'Norm' object has no attribute 'weight'")
 
     monkeypatch.setattr(building, "check_exactness", fail)

@@ -68,9 +68,10 @@ static Ahead ahead_of(const Attention *a, const real *pool, Stretch keys, int64_
     return (Ahead){pool, keys, lines, 0, 0, (KEYS * lines + calls - 1) / calls};
 }
 
-/* The next lines, a few at a time between what is computed: the processor has only so many on their way at once. */
+/* The next lines. Where little is computed, a few at a time between: the processor has only so many on their way at once.
+ * NULL: they were asked for. */
 ALWAYS void ask_for(Ahead *next) {
-    for (int64_t i = 0; i < next->at_once && next->token < next->keys.count; i++) {
+    for (int64_t i = 0; next && i < next->at_once && next->token < next->keys.count; i++) {
         __builtin_prefetch(next->pool + next->keys.offsets[next->token] + next->line * (64 / (int64_t)sizeof(real)), 0, 2);
         if (++next->line == next->lines) next->line = 0, next->token++;
     }
@@ -89,7 +90,7 @@ static void turn_keys(const Attention *a, const Stretch *s, uint32_t *to, const 
         for (int64_t d = 0; d < depth_of(a); d += WORDS, panel += LANES * PANEL) {
             turn_rows(rows + p * LANES, d, a->size, WORDS, panel);
             ask_for(next);
-            if (also) ask_for(also);
+            ask_for(also);
         }
     }
 }
@@ -254,6 +255,7 @@ static void walk(const Attention *a, const Piece *piece, const Stretch *own, Ahe
     static const float nothing[MOST_PANELS * PANEL];
     const int64_t queries = piece->tokens * a->heads / a->kv_heads, depth = depth_of(a), width = panels_wide(a->size);
     float *sums = s->sums + own->kv_head * queries * width;
+    if (piece->tokens > 1) ask_for(keys), ask_for(values), keys = values = NULL;
     turn_keys(a, own, s->keys, s->zeros, keys, IS_BFLOAT16 ? NULL : values);
     multiply_by(s->q + own->kv_head * queries * depth, depth, queries, s->keys, PANEL, key_words(a), KEYS / PANEL, depth,
                 nothing, s->scores, KEYS);
@@ -301,15 +303,16 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
                         h * queries + i);
     const int64_t end = piece->context + piece->tokens;
     const int64_t begin = first_seen(a, piece->context);
-    const int64_t heads = end_head - first_head, tiles = KEYS / LANES * up_to(depth_of(a), WORDS) / WORDS;
-    const int64_t pairs = KEYS / 2 * panels_wide(size) / PANEL;
+    const int64_t heads = end_head - first_head, is_one = piece->tokens == 1;
+    const int64_t tiles = is_one ? KEYS / LANES * up_to(depth_of(a), WORDS) / WORDS : 1;
+    const int64_t pairs = is_one && IS_BFLOAT16 ? KEYS / 2 * panels_wide(size) / PANEL : tiles;
     Stretch next = stretch_of(a, table, first_head, begin / KEYS * KEYS, end);
     Ahead keys = ahead_of(a, a->keys, next, heads, 1, 1), values = ahead_of(a, a->values, next, heads, 1, 1);
-    ask_for(&keys), ask_for(&values);
+    if (is_one) ask_for(&keys), ask_for(&values);
     for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS) {
         next = stretch_of(a, table, first_head, start + KEYS, end);
         keys = ahead_of(a, a->keys, next, heads, heads, tiles);
-        values = ahead_of(a, a->values, next, heads, heads, IS_BFLOAT16 ? pairs : tiles);
+        values = ahead_of(a, a->values, next, heads, heads, pairs);
         for (int64_t h = first_head; h < end_head; h++) {
             const Stretch own = stretch_of(a, table, h, start, end);
             walk(a, piece, &own, &keys, &values, s);
