@@ -93,7 +93,6 @@ class ModelSpec:
     # Modules that treat every token by itself, linear layers and embeddings among them: module -> parameter -> shape,
     # in the model's order. For these an adapter may bring parameters of its own, for its own rows.
     modules: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
-    transposed: frozenset[str] = frozenset()  # those whose stacks of experts' weights lie [expert, in, out]
     input_embedding: str = ""
     output_head: str = ""  # empty: the model has no layer for it
     pooling: PoolingSpec | None = None  # None: it generates
@@ -103,6 +102,7 @@ class ModelSpec:
     saved_paths: Mapping[str, str] = field(default_factory=dict)  # of modules that checkpoints call otherwise
     unmet: Mapping[str, int] = field(default_factory=dict)  # parts that no text runs through -> their parameters
     long_rope: LongRope = ONE_ROPE
+    transposed: frozenset[str] = frozenset()  # modules marked as having stacks of experts' weights [expert, in, out]
 
     @property
     def task(self) -> Task:

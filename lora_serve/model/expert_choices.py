@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import ModelError
@@ -24,11 +25,14 @@ Run = Callable[[Batch], Sequence[RowOutput]]
 
 
 class ExpertChoices:
-    """The experts and weights of each token of a probe's rows, by module of experts."""
+    """The experts and weights of each token of a probe's rows, by module of experts; of a router that tells its experts
+    by scores alone (Llama 4), the scores.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = list(expert_modules(module))
-        self._noted: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {part: [] for part in self._parts}
+        self._experts = list(expert_modules(module))
+        self._routers = [part for part in module.modules() if _tells_scores(part)]
+        self._noted: dict[nn.Module, list[tuple[Tensor, ...]]] = {p: [] for p in (*self._experts, *self._routers)}
         self._length = 0
         self._num_pairs = self._num_alike = 0
 
@@ -40,13 +44,16 @@ class ExpertChoices:
         def note(module: nn.Module, given: tuple[Any, ...]) -> None:
             self._noted[module].append((given[1], given[2]))
 
-        with self._hooks(note):
+        def note_scores(module: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
+            self._noted[module].append(output[:1])
+
+        with self._hooks(note, note_scores):
             yield
 
     @property
     def are_known(self) -> bool:
         """True if every module of experts was called once, with experts and weights of each token."""
-        return bool(self._parts) and all(len(calls) == 1 for calls in self._noted.values())
+        return bool(self._noted) and all(len(calls) == 1 for calls in self._noted.values())
 
     def given(self, run: Run) -> Run:
         """`run` of steps of the probe (a row's id is its place there) with the choices that were noted."""
@@ -57,18 +64,28 @@ class ExpertChoices:
                 [row.sequence_id * self._length + row.start + i for row in rows for i in range(len(row.token_ids))]
             )
 
+            def noted(module: nn.Module) -> list[Tensor]:
+                return [one[places.to(one.device)] for one in self._noted[module][0]]
+
             def give(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
                 x, own, *_ = given
-                experts, weights = (one[places.to(one.device)] for one in self._noted[module][0])
-                is_alike = (own[:, :, None] == experts[:, None]).any(-1)
-                self._num_pairs += is_alike.numel()
-                self._num_alike += int(is_alike.sum())
+                experts, weights = noted(module)
+                self._count((own[:, :, None] == experts[:, None]).any(-1))
                 return x, experts, weights
 
-            with self._hooks(give):
+            def give_scores(module: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+                (scores,) = noted(module)
+                self._count(output[0][scores > 0] > 0)
+                return scores, output[1]
+
+            with self._hooks(give, give_scores):
                 return run(batch)
 
         return run_given
+
+    def _count(self, is_alike: Tensor) -> None:
+        self._num_pairs += is_alike.numel()
+        self._num_alike += int(is_alike.sum())
 
     def check_alike(self, architecture: str) -> None:
         """Raises ModelError if the routers chose other experts than the plain model more often than roundings do."""
@@ -79,8 +96,15 @@ class ExpertChoices:
                 f"{others:.0%} of their tokens (allowed: {_MOST_OTHERS:.0%})"
             )
 
-    def _hooks(self, hook: Callable[..., Any]) -> ExitStack:
+    def _hooks(self, to_experts: Callable[..., Any], from_router: Callable[..., Any]) -> ExitStack:
         with ExitStack() as hooks:
-            for part in self._parts:
-                hooks.enter_context(part.register_forward_pre_hook(hook))
+            for part in self._experts:
+                hooks.enter_context(part.register_forward_pre_hook(to_experts))
+            for part in self._routers:
+                hooks.enter_context(part.register_forward_hook(from_router))
             return hooks.pop_all()
+
+
+def _tells_scores(part: nn.Module) -> bool:
+    """True for routers whose first output has a number for each expert, zero for those that were not chosen."""
+    return isinstance(part, Llama4Router)

@@ -176,7 +176,8 @@ def test_missing_experts_are_named_the_first_of_many_in_one_reason() -> None:
 
 
 def test_stacks_that_lie_in_by_out_were_never_saved_one_by_one() -> None:
-    spec = dataclasses.replace(SPEC, transposed=frozenset({EXPERTS}))
+    modules = {**SPEC.modules, EXPERTS: {"gate_up_proj": (3, 8, 12), "down_proj": (3, 6, 8)}}
+    spec = dataclasses.replace(SPEC, modules=modules, transposed=frozenset({EXPERTS}))
     assert num_old_layers(SPEC) == 10
     assert num_old_layers(spec) == 0
     with pytest.raises(InvalidAdapterError, match="belongs to no module"):
