@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import ModelError
 from lora_serve.model.experts import expert_modules
+from lora_serve.model.loading.observation import is_linear
 
 _MOST_OTHERS = 0.1  # of the pairs of a token and an expert; 0.02 were seen of random routers with 128 experts
 Run = Callable[[Batch], Sequence[RowOutput]]
@@ -106,5 +106,7 @@ class ExpertChoices:
 
 
 def _tells_scores(part: nn.Module) -> bool:
-    """True for routers whose first output has a number for each expert, zero for those that were not chosen."""
-    return isinstance(part, Llama4Router)
+    """True for a linear layer that chooses by its own forward: it returns a number for each expert, zero for those that
+    were not chosen, and the logits.
+    """
+    return isinstance(part, nn.Linear) and not is_linear(part) and hasattr(part, "top_k")

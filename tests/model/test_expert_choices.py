@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.llama4 import modeling_llama4
 
 from lora_serve.core.errors import ModelError
 from lora_serve.model import build as building
 from lora_serve.model import exactness
 from lora_serve.model.base_model import BaseModel
 from tests.local_engine import LocalEngine
+from tests.models_table import build_tiny
 from tests.oracle import save_tiny_model
 
 LIMITS = {"block_size": 4, "kv_cache_memory": "1MiB"}
@@ -77,3 +79,21 @@ def test_routers_that_choose_otherwise_in_packed_rows_are_refused(model: Path, m
     monkeypatch.setattr(modeling_deepseek_v3.DeepseekV3TopkRouter, "forward", route_packed)
     assert "routers choose other experts" in (refusal(model) or "")
     assert "differ by" in (refusal(model, "float32") or "")
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_scores_of_a_router_that_names_no_experts_are_given_too(
+    wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama 4: some tokens of this model go to other experts by a rounding; `wrong`: each packed one does."""
+    build_tiny("llama4").save_pretrained(tmp_path / "model")
+    route, probe = modeling_llama4.Llama4Router.forward, exactness.probe_tokens(128)
+
+    def route_packed(self: Any, hidden_states: torch.Tensor) -> Any:
+        scores, logits = route(self, hidden_states)
+        is_packed = len(hidden_states) != len(probe) * max(map(len, probe))
+        return scores.roll(1, -1) if wrong and is_packed else scores, logits
+
+    monkeypatch.setattr(modeling_llama4.Llama4Router, "forward", route_packed)
+    found = refusal(tmp_path / "model") or ""
+    assert ("routers choose other experts" in found) == wrong, found
