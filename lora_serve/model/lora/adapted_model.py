@@ -203,7 +203,8 @@ class ChangedModule:
     def _cut(self, value: Tensor, dim: int, start: int, length: int) -> Tensor:
         """A view of some tokens; of a value that has several copies of all tokens, [..., copies, length, ...]."""
         if self._site.num_copies > 1:
-            return value.unflatten(dim, (self._site.num_copies, -1)).narrow(dim + 1, start, length)
+            copies = value.view(*value.shape[:dim], self._site.num_copies, -1, *value.shape[dim + 1 :])
+            return copies.narrow(dim + 1, start, length)
         return _in_one_row(value, dim).narrow(dim, start, length)
 
     def _joined(self, value: Tensor, dim: int) -> Tensor:

@@ -92,6 +92,7 @@ class _Parser(ReasoningParser):
 
     def _next_of(self, kind: Sink) -> Sink:
         """The sink of one more message of a kind."""
+        waiting = "\n" if kind in self._begun else ""
 
         def put(text: str) -> None:
             nonlocal waiting
@@ -99,5 +100,4 @@ class _Parser(ReasoningParser):
             waiting = ""
             self._begun.add(kind)
 
-        waiting = "\n" if kind in self._begun else ""
         return put
