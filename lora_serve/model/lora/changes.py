@@ -133,7 +133,8 @@ class LowRankWeight:
 
     def __init__(self, base: Tensor | PackedStack | PackedMatrix, a: Tensor, b: Tensor, scale: float) -> None:
         """base [..., out, in], a [..., rank, in], b [..., rank, out]."""
-        self.base, self.a, self.b, self.scale = base, a, b, scale
+        self.base: Any = base
+        self.a, self.b, self.scale = a, b, scale
         self.shape, self.dtype, self.device = base.shape, base.dtype, base.device
 
     @property

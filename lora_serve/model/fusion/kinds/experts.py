@@ -64,11 +64,10 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedExperts]:
     if gate is None or any(parameter.dtype != parts.kernels.dtype for parameter in own.parameters()):
         return []
     stacks = {name: PackedStack(_rows(own, getattr(own, name), name)) for name in _STACKS}
-    up_bias, down_bias = (getattr(own, name, None) for name in _BIASES)
     biases = None
     if own.has_bias:
-        order = _order(own, up_bias.shape[-1])
-        biases = up_bias.detach()[:, order].float().contiguous(), down_bias.detach().float().contiguous()
+        up, down = (getattr(own, name).detach().float() for name in _BIASES)
+        biases = up[:, _order(own, up.shape[1])].contiguous(), down.contiguous()
     return [FusedExperts(NativeExperts(stacks["gate_up_proj"], stacks["down_proj"], gate, biases), stacks)]
 
 
