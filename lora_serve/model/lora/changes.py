@@ -137,7 +137,8 @@ class LowRankWeight:
 
     def __init__(self, base: Tensor | PackedStack | PackedMatrix, left: Tensor, right: Tensor, scale: float) -> None:
         """base [..., n, m], left [..., rank, n], right [..., rank, m]."""
-        self.base, self.left, self.right, self.scale = base, left, right, scale
+        self.base: Any = base
+        self.left, self.right, self.scale = left, right, scale
         self.shape, self.dtype, self.device = base.shape, base.dtype, base.device
 
     @property

@@ -28,7 +28,7 @@ _SUMS, _REALS = range(2)  # likewise
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What stands between the products of a gated layer: act(gate) * up; if clamped, with g = min(gate, limit),
+    """The function between the products of a gated layer: act(gate) * up; if clamped, with g = min(gate, limit),
     (clamp(up, limit) + offset) * g * sigmoid(alpha * g).
     """
 
@@ -39,7 +39,7 @@ class Gate:
 
     @property
     def number(self) -> int:
-        """Its place in the enum."""
+        """The activation's place in the enum."""
         return (*ACTIVATIONS, CLAMPED).index(self.activation)
 
 

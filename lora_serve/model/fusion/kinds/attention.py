@@ -109,8 +109,8 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedRotaryAttenti
     names = [name for name in _PARTS if isinstance(getattr(module, name, None), LoraLinear)]
     kind: Any = getattr(module, "layer_type", None)
     reads = kind if getattr(module, "is_kv_shared_layer", False) else None
-    norms = [getattr(module, name, None) for name in _NORMS]
-    wanted = _PARTS[:1] if reads is not None else _PARTS if norms[2] is None else names
+    query_norm, key_norm, value_norm = norms = [getattr(module, name, None) for name in _NORMS]
+    wanted = _PARTS[:1] if reads is not None else _PARTS if value_norm is None else names
     joined = join_packed([module.get_submodule(name) for name in names]) if (*names,) == (*wanted,) else None  # type: ignore[misc]
     weights = [getattr(norm, "weight", None) for norm in norms if norm is not None]
     size = cache.shape.layers[layer].head_dim
@@ -120,8 +120,9 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedRotaryAttenti
     assert isinstance(output, LoraLinear)
     changes = [parts.slots.changes_of(f"{path}.{name}") for name in _NORMS]
     found = FusedRotaryAttention(
-        module.forward, layer, joined, output, *norms, changes, settings, cache, parts.attention, parts.context,
-        parts.kernels, kind if getattr(module, "store_full_length_kv", False) else None, reads,
+        module.forward, layer, joined, output, query_norm, key_norm, value_norm, changes, settings, cache,
+        parts.attention, parts.context, parts.kernels,
+        kind if getattr(module, "store_full_length_kv", False) else None, reads,
     )  # fmt: skip
     return [found, replace(found, is_halved=True)]
 

@@ -64,12 +64,11 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedExperts]:
     if gate is None or any(parameter.dtype != parts.kernels.dtype for parameter in own.parameters()):
         return []
     stacks = {name: PackedStack(getattr(own, name).detach(), _layout(own, name)) for name in _STACKS}
-    up_bias, down_bias = (getattr(own, name, None) for name in _BIASES)
     biases = None
     if own.has_bias:
+        up, down = (getattr(own, name).detach().float() for name in _BIASES)
         order = stacks["gate_up_proj"].layout.order
-        up_bias = up_bias if order is None else up_bias[:, order]
-        biases = up_bias.detach().float().contiguous(), down_bias.detach().float().contiguous()
+        biases = (up if order is None else up[:, order]).contiguous(), down.contiguous()
     return [FusedExperts(NativeExperts(stacks["gate_up_proj"], stacks["down_proj"], gate, biases), stacks)]
 
 
