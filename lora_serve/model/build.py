@@ -101,7 +101,7 @@ def _build_generating_model(
     max_rows = engine_config.batch.max_num_seqs
     captured = captured_load(max_rows, spec.max_model_len, size) if captures else None
     memory = MemorySetup(base, runner, cache, slots, engine_config, captured).run(num_slots, adapter_bytes)
-    check_exactness(runner.run, expected, probe, cache.block_size, coarsest, spec.architecture, spec.long_rope)
+    check_exactness(runner.run, expected, probe, cache.block_size, coarsest, spec.architecture, spec)
     check_small_copy(model_config)
     graphs = StepGraphs(base, cache, slots, max_rows) if captures else None
     if graphs is not None and model_config.warmup != "off":
