@@ -102,11 +102,16 @@ class ModelSpec:
     saved_paths: Mapping[str, str] = field(default_factory=dict)  # of modules that checkpoints call otherwise
     unmet: Mapping[str, int] = field(default_factory=dict)  # parts that no text runs through -> their parameters
     long_rope: LongRope = ONE_ROPE
+    window: int | None = None  # the most tokens that one sees in any layer, itself included; None: some see all before
     transposed: frozenset[str] = frozenset()  # modules marked as having stacks of experts' weights [expert, in, out]
 
     @property
     def task(self) -> Task:
         return Task.GENERATE if self.pooling is None else self.pooling.task
+
+    def num_unseen(self, num_computed: int, block_size: int) -> int:
+        """The blocks at a sequence's beginning that no token behind its first `num_computed` sees."""
+        return 0 if self.window is None else max(0, (num_computed + 1 - self.window) // block_size)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 from lora_serve.core.request import AdapterUse
@@ -80,8 +80,12 @@ class BlockManager:
             self._free.pop(block, None)
 
     def free(self, blocks: list[int]) -> None:
-        """Removes a sequence from its blocks: its last block is given away first, its first one is kept longest."""
+        """Removes a sequence from its blocks: its last block is given away first, its first one is kept longest. 0
+        stands for one that it gave back before.
+        """
         for block in reversed(blocks):
+            if block == 0:
+                continue
             self._num_users[block] -= 1
             assert self._num_users[block] >= 0, "a block was freed twice"
             if self._num_users[block] == 0:
@@ -163,8 +167,19 @@ class PrefixCache:
     from `cached_tokens`, that another has sent the same beginning lately without a salt.
     """
 
-    def __init__(self, blocks: BlockManager, *, is_enabled: bool, shares_base: bool = False) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        is_enabled: bool,
+        shares_base: bool = False,
+        num_unseen: Callable[[int, int], int] | None = None,
+        step_tokens: int = 0,
+    ) -> None:
+        """`num_unseen`: see `ModelSpec`; None: every token sees all before it. `step_tokens`: of a step, at most."""
         self._blocks = blocks
+        self._step_tokens = step_tokens
+        self._num_unseen = num_unseen
         self._is_enabled = is_enabled
         self._shares_base = shares_base
         self._secret = secrets.token_bytes(_DIGEST_BYTES)
@@ -172,16 +187,19 @@ class PrefixCache:
         self.num_hits = 0  # and those of them that were found
 
     def can_allocate(self, sequence: Sequence) -> bool:
-        """True if the free blocks suffice for all known tokens and one more; blocks that can be shared are not needed
-        anew.
+        """True if the free blocks suffice for all known tokens and one more, or for as many of them as are held at a
+        time; blocks that can be shared are not needed anew.
         """
         if sequence.is_pooling:
             return True
-        num_needed = self._blocks.num_needed(len(sequence.token_ids) + 1)
-        if num_needed <= self._blocks.num_free:
+        num_tokens = len(sequence.token_ids) + 1
+        num_held = num_needed = self._blocks.num_needed(num_tokens)
+        if self._num_unseen is not None:
+            num_held -= self._num_unseen(max(0, num_tokens - self._step_tokens), self._blocks.block_size)
+        if num_held <= self._blocks.num_free:
             return True
         found = self._find(sequence)
-        return num_needed - len(found) + self._blocks.num_free_of(found) <= self._blocks.num_free
+        return min(num_held, num_needed - len(found)) + self._blocks.num_free_of(found) <= self._blocks.num_free
 
     def num_known(self, sequence: Sequence) -> int:
         """The tokens that the sequence would not have to compute if it began now."""
@@ -202,15 +220,28 @@ class PrefixCache:
                 self.num_hits += sequence.num_cached
 
     def publish(self, sequence: Sequence) -> None:
-        """Makes the blocks that a sequence has filled, or that came back from host memory, readable by others."""
+        """Makes the blocks that a sequence has filled, or that came back from host memory, readable by others. From
+        time to time it gives back those that no later token of it sees; others find them while they are free.
+        """
         size = self._blocks.block_size
         first, end = sequence.num_published // size, sequence.num_computed // size
         sequence.num_published = sequence.num_computed
-        if not self._is_enabled or first == end or sequence.is_pooling:
+        if first == end or sequence.is_pooling:
             return
-        keys = self.keys_of(sequence)
-        for index in range(first, end):
-            self._blocks.publish(sequence.blocks[index], keys[index], keys[index - 1] if index else None)
+        if self._is_enabled:
+            keys = self.keys_of(sequence)
+            for index in range(first, end):
+                self._blocks.publish(sequence.blocks[index], keys[index], keys[index - 1] if index else None)
+        if self._num_unseen is not None:
+            self._drop(sequence, self._num_unseen(sequence.num_computed, size))
+
+    def _drop(self, sequence: Sequence, count: int) -> None:
+        """Gives back a sequence's first `count` blocks, as far as it holds them."""
+        before = sequence.num_dropped
+        if count > before:
+            self._blocks.free(sequence.blocks[before:count])
+            sequence.blocks[before:count] = [0] * (count - before)
+            sequence.num_dropped = count
 
     def invalidate(self, sequence: Sequence) -> None:
         """Makes the blocks of a row that ended with an error unfindable, as any of them may be at fault."""

@@ -200,8 +200,10 @@ def build_engine(
         HostCache(adapter_config.adapter_host_memory, adapter_config.max_cpu_loras, *eviction), submit, clock, recorder,
     )  # fmt: skip
     prefix_cache = PrefixCache(
-        blocks, is_enabled=engine_config.enable_prefix_caching, shares_base=engine_config.share_base_prefixes
-    )
+        blocks, is_enabled=engine_config.enable_prefix_caching, shares_base=engine_config.share_base_prefixes,
+        num_unseen=None if spec.window is None else spec.num_unseen,
+        step_tokens=engine_config.batch.max_num_batched_tokens,
+    )  # fmt: skip
     cost = StepCost(spec.device, spec.captured_tokens)
     view = PolicyView(
         engine_config.max_wait, engine_config.tenant_weight, cost, lambda adapter: adapter.digest in residency.slots,

@@ -27,12 +27,13 @@ from lora_serve.engine.drafter import Drafter
 @dataclass(frozen=True, slots=True)
 class SwappedBlocks:
     """The blocks of a preempted sequence in host memory: blocks `first`, first + 1, ... of its first `num_tokens`
-    tokens.
+    tokens. It had dropped `num_dropped` blocks.
     """
 
     first: int
     host_blocks: tuple[int, ...]
     num_tokens: int
+    num_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Sequence:
     num_cached: int = 0  # of those, found in the prefix cache at the first admission
     num_published: int = 0  # of those, in blocks that were offered to the prefix cache
     blocks: list[int] = field(default_factory=list)
+    num_dropped: int = 0  # of those, the first, which no later token sees: given back, and 0 here
     swapped: SwappedBlocks | None = None
     block_keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were asked for
     slots: tuple[SlotRef, ...] = ()  # while it runs, one per adapter, in their order

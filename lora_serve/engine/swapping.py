@@ -9,7 +9,7 @@ memory come first.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lora_serve.core.batch import BlockCopy, BlockMoves
 from lora_serve.core.stats import SwapStats
@@ -94,7 +94,7 @@ class Swapping:
         """Keeps the blocks of a preempted sequence that are cheaper to copy than to compute.
 
         Blocks at its beginning that have other readers are not copied: the sequence finds them again while they are
-        known.
+        known. Of one that has dropped blocks all that it holds are: what it would find begins with those.
         """
         if sequence in self._returning:
             assert sequence.swapped is not None
@@ -102,22 +102,30 @@ class Swapping:
             self._space.cancel_swap_in(sequence.swapped.host_blocks)
             self._num_swapped += 1
             return
-        num_shared = self._blocks.num_shared_of(sequence.blocks)
-        own = sequence.blocks[num_shared : self._blocks.num_needed(sequence.num_computed)]
-        if not own or not self._is_worth_it(len(own), sequence.num_computed - num_shared * self._blocks.block_size):
+        num_found = 0 if sequence.num_dropped else self._blocks.num_shared_of(sequence.blocks)
+        first = num_found or sequence.num_dropped
+        own = sequence.blocks[first : self._blocks.num_needed(sequence.num_computed)]
+        if not own or not self._is_worth_it(len(own), sequence.num_computed - num_found * self._blocks.block_size):
             self._num_recomputed += 1
             return
-        sequence.swapped = SwappedBlocks(num_shared, self._space.swap_out(own), sequence.num_computed)
+        held = self._space.swap_out(own)
+        sequence.swapped = SwappedBlocks(first, held, sequence.num_computed, sequence.num_dropped)
         self._num_swapped += 1
 
     def swap_in(self, sequence: Sequence) -> None:
         """Brings back the blocks of a resumed sequence, behind those that the prefix cache found.
 
-        If less was found than when it was preempted, its host blocks do not fit behind that and are given up.
+        If less was found than when it was preempted, its host blocks do not fit behind that and are given up, unless
+        what lies before them is not needed.
         """
         swapped, size = sequence.swapped, self._blocks.block_size
         if swapped is None:
             return
+        if len(sequence.blocks) < swapped.first == swapped.num_dropped:
+            self._blocks.free(sequence.blocks)
+            sequence.blocks[:] = [0] * swapped.num_dropped
+            sequence.num_dropped = swapped.num_dropped
+            sequence.num_computed = sequence.num_published = swapped.num_dropped * size
         num_found = len(sequence.blocks) - swapped.first
         if num_found < 0 or sequence.num_computed >= swapped.num_tokens:
             self.discard(sequence)
@@ -125,7 +133,7 @@ class Swapping:
         found, rest = swapped.host_blocks[:num_found], swapped.host_blocks[num_found:]
         self._space.release(found)
         assert sequence.num_computed == len(sequence.blocks) * size, "only full blocks are found"
-        sequence.swapped = SwappedBlocks(swapped.first + num_found, rest, swapped.num_tokens)
+        sequence.swapped = replace(swapped, first=swapped.first + num_found, host_blocks=rest)
         blocks = self._blocks.allocate(len(rest), is_filled=True)
         self._space.swap_in(rest, blocks)
         sequence.blocks.extend(blocks)

@@ -196,6 +196,7 @@ def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) ->
         ties_embeddings=head is not None and head.weight is module.get_input_embeddings().weight,
         saved_paths=_saved_paths(module, observation),
         unmet=observation.unmet,
+        window=observation.window,
     )
 
 

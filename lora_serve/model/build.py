@@ -110,7 +110,7 @@ def _build_generating_model(
     memory = MemorySetup(base, runner, cache, slots, engine_config, captured).run(num_slots, adapter_bytes)
     check = functools.partial(
         check_exactness, expected=expected, probe=probe, block_size=cache.block_size, dtype=coarsest,
-        architecture=spec.architecture, long_rope=spec.long_rope,
+        architecture=spec.architecture, spec=spec,
     )  # fmt: skip
     try:
         check(runner.run)

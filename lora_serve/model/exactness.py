@@ -15,7 +15,7 @@ import torch
 from lora_serve.core.batch import Batch, Row, RowOutput
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
-from lora_serve.core.model_spec import LongRope
+from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.base_model import BaseModel, auto_class_of, described, positions_of
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import (
@@ -96,17 +96,20 @@ def plain_logprobs(loaded: LoadedModel, probe: ProbeTokens) -> list[list[float]]
 
 def check_exactness(
     run: Callable[[Batch], Sequence[RowOutput]], expected: Sequence[Sequence[float]], probe: ProbeTokens,
-    block_size: int, dtype: torch.dtype, architecture: str, long_rope: LongRope, chunks: Chunks = SHORT,
+    block_size: int, dtype: torch.dtype, architecture: str, spec: ModelSpec, chunks: Chunks = SHORT,
 ) -> None:  # fmt: skip
-    """Runs the probe in uneven chunks, all sequences in one batch, and compares. Raises ModelError."""
+    """Runs the probe in uneven chunks, all sequences in one batch, and compares. Raises ModelError.
+
+    A row lacks the blocks that no later token sees, as `spec` says, as it does in the engine.
+    """
     width = -(-max(map(len, probe)) // block_size)
     tables = [tuple(range(1 + i * width, 1 + (i + 1) * width)) for i in range(len(probe))]
     found: list[list[float]] = [[] for _ in probe]
     starts = [0] * len(probe)
     for lengths in zip(*chunks, strict=True):
         rows = tuple(
-            Row(i, tokens[start : start + n], start, table, (), None, (*tokens, 0)[start + 1 : start + n + 1],
-                is_long=long_rope.is_long(len(tokens), len(tokens)))
+            Row(i, tokens[start : start + n], start, _without(table, spec.num_unseen(start, block_size)), (), None,
+                (*tokens, 0)[start + 1 : start + n + 1], is_long=spec.long_rope.is_long(len(tokens), len(tokens)))
             for i, (tokens, start, n, table) in enumerate(zip(probe, starts, lengths, tables, strict=True))
         )  # fmt: skip
         for i, output in enumerate(
@@ -125,6 +128,11 @@ def check_exactness(
             f"{architecture} cannot be served exactly: packed rows over a paged cache give log-probabilities that "
             f"differ by {worst:.3g} from the model's own (allowed: {_TOLERANCE[dtype]:g}{noise})"
         )
+
+
+def _without(table: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """A block table without its first blocks, in whose places is block 0."""
+    return (0,) * count + table[count:]
 
 
 def _are_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -210,8 +218,7 @@ def _check_once(config_of: Callable[[Any], Any], small: str) -> None:
         runner = ModelRunner(BaseModel(copied, cache, slots, _COPIED), cache, slots, copied.device)
         name = f"{copied.spec.architecture} (a small copy of it, over {max(map(len, probe))} tokens)"
         try:
-            rope = copied.spec.long_rope
-            check_exactness(runner.run, expected, probe, _BLOCK_SIZE, torch.float32, name, rope, chunks)
+            check_exactness(runner.run, expected, probe, _BLOCK_SIZE, torch.float32, name, copied.spec, chunks)
         except ModelError:
             if seed == _SEEDS[-1]:
                 raise

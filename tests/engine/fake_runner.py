@@ -41,6 +41,10 @@ def acting_at(row: Row, position: int) -> list[tuple[str, float]]:
     return sorted((a.slot.digest, a.scale) for a in row.adapters if position >= a.start)
 
 
+def _state_after(state: str, token: int, row: Row, position: int) -> str:
+    return hashlib.sha256(repr((state, token, acting_at(row, position))).encode()).hexdigest()
+
+
 @dataclass
 class FakeRunner:
     """Keeps tokens by block, as a KV cache does, and adapters by slot; checks what a real runner would."""
@@ -57,6 +61,10 @@ class FakeRunner:
     num_accepted: int = 0  # guesses that were right
     next_token: Callable[[object, list[int]], int] = field(default=next_token)
     long_rope: LongRope = ONE_ROPE
+    window: int | None = (
+        None  # tokens that one sees, itself included, and at least 2: the last K and V tell of all before
+    )
+    histories: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the tokens up to each K and V, by digest
 
     def load_slot(self, slot: SlotRef, adapter: str) -> None:
         self.slots[slot.index] = (slot, adapter)
@@ -148,13 +156,16 @@ class FakeRunner:
 
     def _write_and_read(self, row: Row) -> list[int]:
         """Every token of the row so far; what it reads must be what it would have written itself."""
-        history: list[int] = []
+        first = 0 if self.window is None else max(0, row.start + 1 - self.window)
+        history = [*self.histories[self.cache[self._place(row, row.start - 1)][1]][:first]] if first else []
         state = repr((self.tenants.get(row.sequence_id, "default"), row.is_long))
-        for position in range(row.start + len(row.token_ids)):
+        for position, token in enumerate(history):
+            state = _state_after(state, token, row, position)
+        for position in range(first, row.start + len(row.token_ids)):
             place = self._place(row, position)
             is_new = position >= row.start
             token = row.token_ids[position - row.start] if is_new else self.cache[place][0]
-            state = hashlib.sha256(repr((state, token, acting_at(row, position))).encode()).hexdigest()
+            state = _state_after(state, token, row, position)
             if is_new:
                 assert place not in self.cache or place in self.rejected, (
                     "a block that was not given to this row as a fresh one is written"
@@ -164,6 +175,8 @@ class FakeRunner:
             assert place not in self.rejected, "the row reads what a guess that was wrong left behind"
             assert self.cache[place] == (token, state), "the row reads what another sequence, tenant or adapter wrote"
             history.append(token)
+            if self.window is not None:
+                self.histories[state] = tuple(history)
         self.num_tokens_run += len(row.token_ids)
         return history
 

@@ -262,6 +262,7 @@ def test_any_traffic_over_a_swap_space_of_any_size_is_answered_right(data: st.Da
         max_num_batched_tokens=data.draw(st.integers(16, 40), "tokens"),
         max_loras=2,
         enable_prefix_caching=data.draw(st.booleans(), "prefix caching"),
+        window=data.draw(st.sampled_from([None, 2, 7, 12]), "window"),
     )
     aborted = set()
     for index in range(data.draw(st.integers(2, 12), "requests")):

@@ -96,6 +96,7 @@ class World:
         next_token: Callable[[object, list[int]], int] = next_token,
         long_rope: LongRope = ONE_ROPE,
         launcher: FakeLauncher | None = None,
+        window: int | None = None,
         **settings: Any,
     ) -> None:
         defaults = {
@@ -106,14 +107,13 @@ class World:
             "speculate": "off",
         }
         self.settings = Settings(model="fake", **{**defaults, **settings})
-        self.runner = FakeRunner(self.settings.block_size, next_token=next_token, long_rope=long_rope)
+        given: dict[str, Any] = {"next_token": next_token, "long_rope": long_rope, "window": window}
+        self.runner = FakeRunner(self.settings.block_size, **given)
         if launcher is not None:
-            self.runner = launcher.device = OrderedDevice(
-                self.settings.block_size, next_token=next_token, long_rope=long_rope
-            )
+            self.runner = launcher.device = OrderedDevice(self.settings.block_size, **given)
         spec = ModelSpec(
             "fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu", pooling=pooling,
-            long_rope=long_rope,
+            long_rope=long_rope, window=window,
         )  # fmt: skip
         self.loading: list[AdapterRef] = []
         self.engine = build_engine(

@@ -318,7 +318,7 @@ class Scheduler:
     def _free_blocks(self, sequence: Sequence) -> None:
         self._blocks.free(sequence.blocks)
         sequence.blocks.clear()
-        sequence.num_computed = sequence.num_published = 0
+        sequence.num_computed = sequence.num_published = sequence.num_dropped = 0
 
     def _give_back(self, sequence: Sequence) -> None:
         self._free_blocks(sequence)

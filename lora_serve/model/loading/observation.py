@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
@@ -60,7 +61,8 @@ class Observation:
     embeddings: Mapping[str, EmbeddingShape]
     transposed: frozenset[str]  # sites whose experts' weights lie [expert, in, out], as transformers marks them
     unmet: Mapping[str, int]  # the model's parts, or those of its body, of which no module ran -> their parameters
-    chunks: Mapping[nn.Module, int]  # of the modules that attend within chunks of so many tokens
+    chunks: Mapping[nn.Module, int] = field(default_factory=dict)  # of the modules that attend within such
+    window: int | None = None  # see `ModelSpec`
 
     def parameters(self, module: PreTrainedModel) -> dict[str, dict[str, Shape]]:
         """module -> parameter -> shape, of every site."""
@@ -136,8 +138,8 @@ class ModuleWatch:
                 hooks.enter_context(owner.register_forward_hook(self._watch(path), with_kwargs=True))
             yield
 
-    def observation(self, kv_shape: KVShape, chunks: Mapping[nn.Module, int] | None = None) -> Observation:
-        """The facts seen, and `chunks`."""
+    def observation(self, kv_shape: KVShape) -> Observation:
+        """The facts seen."""
         sites = {path: found[0] for path, found in self._seen.items() if len(found) == 1 and found[0] is not None}
         # A change runs its module again for some rows, which sites inside would take for the whole step's: of two, one
         # within the other, the inner one counts if it is a layer, else the outer one.
@@ -157,7 +159,7 @@ class ModuleWatch:
         parts = self._parts.items()
         unmet = {part: n for part, n in parts if not any(f"{path}.".startswith(f"{part}.") for path in self._seen)}
         transposed = frozenset(path for path, owner in owners.items() if getattr(owner, "is_transposed", False))
-        return Observation(kv_shape, sites, linears, embeddings, transposed, unmet, chunks or {})
+        return Observation(kv_shape, sites, linears, embeddings, transposed, unmet)
 
     def _watch(self, path: str) -> Callable[..., None]:
         def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
@@ -177,6 +179,7 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
     """
     keys: dict[int, Tensor] = {}
     chunks: dict[nn.Module, int] = {}
+    seen: list[int] = []  # tokens, at most, of each layer
     masks = WatchedMasks()
 
     def attend(
@@ -192,6 +195,7 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
         if chunk is not None:
             chunks[layer] = chunk
         settings = AttentionSettings(1.0, keywords.get("sliding_window") or None, chunk=chunk)
+        seen.append(min(settings.window or sys.maxsize, chunk or sys.maxsize))
         if attention_mask is not None and not is_applied(attention_mask, settings):
             raise ModelError("its attention has a mask that is neither causal nor a window's or a chunk's")
         keys[layer_index(layer)] = key if key.shape[-1] >= value.shape[-1] else value
@@ -210,7 +214,8 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
                 raise ModelError("it does not take `logits_to_keep`, the positions whose logits are wanted")
     finally:
         module.set_attn_implementation(before)
-    return watch.observation(_kv_shape(module, keys), chunks)
+    found = watch.observation(_kv_shape(module, keys))
+    return replace(found, chunks=chunks, window=max(seen) if max(seen) < sys.maxsize else None)
 
 
 def _scale_of(embedding: nn.Embedding) -> float | None:
