@@ -172,12 +172,13 @@ def check_small_copy(config: ModelConfig) -> None:
 
 
 def try_base(config: ModelConfig) -> LoadedModel:
-    """A small copy of random weights of the model in `config`, tried as a start tries the model; no weights are read.
+    """A small copy of random weights of the model in `config`, tried as a start tries the model. No weights are read, but what lies
+    beside packed ones, if they are there.
 
     Raises ModelError if the copy cannot be served.
     """
     hf_config = read_model_config(config)
-    plan_loading(config, hf_config, device_of(config.device))
+    plan_loading(config, hf_config, device_of(config.device)).check()
     config.length(positions_of(hf_config))
     check_small_copy(config)
     length = _length(config, hf_config)

@@ -12,6 +12,7 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from lora_serve.model.loading.frozen_weight import FrozenWeight, StoredLinear, joined_rows, square_norms
 from lora_serve.model.loading.number_type import FLOAT8
@@ -76,13 +77,6 @@ class Float8Linear(StoredLinear):
         scale = self.weight_scale.float().reshape(-1, 1).expand(self.out_features, 1).contiguous()
         return Float8Weight(self.weight.detach(), scale, self.dtype)
 
-    def dequantized(self) -> nn.Linear:
-        """The layer as a plain one of the model's own type."""
-        found = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        weight = torch.cat([rows.to(self.dtype) for rows in self.frozen_weight.dequantized()])
-        found.weight, found.bias = nn.Parameter(weight, requires_grad=False), self.bias
-        return found
-
 
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [rows, size] -> its numbers in FP8, and their scales [rows, 1] float32: each row by itself."""
@@ -113,3 +107,11 @@ def multiplies_float8(device: torch.device) -> bool:
 def can_multiply(linear: nn.Linear, device: torch.device) -> bool:
     """True if the device has a product of FP8 for such a layer: GPUs ask for multiples of 16 features."""
     return multiplies_float8(device) and linear.in_features % 16 == linear.out_features % 16 == 0
+
+
+def quantize_linears(module: PreTrainedModel, device: torch.device) -> None:
+    """Quantises each linear layer but the output head, on the device where it stays."""
+    head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
+    for path, layer in list(module.named_modules()):
+        if type(layer) is nn.Linear and layer is not head and can_multiply(layer, device):
+            module.set_submodule(path, Float8Linear(layer, *quantized(layer.weight.detach().to(device))))

@@ -19,10 +19,10 @@ from transformers import AutoConfig, PreTrainedModel
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError, on_one_line
 from lora_serve.core.model_spec import KernelDescription, ModelSpec
-from lora_serve.model.loading.float8_checkpoints import plan_float8
 from lora_serve.model.loading.number_type import (
     NumberType,
     QuantizationPlan,
+    Source,
     check_quantized,
     number_type,
     plan_quantization,
@@ -31,6 +31,7 @@ from lora_serve.model.loading.number_type import (
     stored_type,
 )
 from lora_serve.model.loading.observation import Observation, first_line
+from lora_serve.model.loading.packed_checkpoints import plan_packed
 from lora_serve.model.loading.transformers_import import without_compiler
 from lora_serve.model.native import library
 
@@ -143,7 +144,7 @@ def read_model_config(config: ModelConfig) -> Any:
 
 def plan_loading(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan:
     """The way to load a model by its config.json. Raises ConfigError and ModelError."""
-    return plan_float8(config, hf_config, device) or plan_quantization(config, hf_config, device)
+    return plan_packed(config, hf_config, device) or plan_quantization(config, hf_config, device)
 
 
 def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
@@ -156,7 +157,10 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
         numbers = number_type(plan.dtype, hf_config, device, asked, stored_type(config.model))
         kernels = library.description(numbers.dtype) if device.type == "cpu" else None
         _log_numbers(numbers, kernels)
-        module, info = _from_pretrained(config, auto_class, numbers.dtype, plan.arguments)
+        source = Source(auto_class, config.model, plan.arguments)
+        if plan.open is not None:
+            source = plan.open(auto_class, numbers.dtype)
+        module, info = _from_pretrained(source, numbers.dtype)
     except LoraServeError:
         raise
     except Exception as error:
@@ -202,19 +206,19 @@ def _mapped_files() -> list[range]:
     return [range(int(start, 16), int(end, 16)) for start, end in places]
 
 
-def _from_pretrained(config: ModelConfig, auto_class: Any, dtype: torch.dtype, arguments: Mapping[str, Any]) -> Any:
+def _from_pretrained(source: Source, dtype: torch.dtype) -> Any:
     """The model, and transformers' report of its loading."""
     load = functools.partial(
-        auto_class.from_pretrained,
-        config.model,
+        source.model_class.from_pretrained,
+        source.name,
         dtype=dtype,
         use_safetensors=True,
         trust_remote_code=False,
         attn_implementation="eager",
         output_loading_info=True,
-        **arguments,
+        **source.arguments,
     )
-    if arguments:  # torchao may compile its products
+    if "quantization_config" in source.arguments:  # torchao may compile its products
         return load()
     try:
         with without_compiler(), SkipInit():

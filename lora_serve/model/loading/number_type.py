@@ -109,12 +109,23 @@ def _slowness(dtype: torch.dtype, device: torch.device) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """A class of transformers, and what its `from_pretrained` is called with."""
+
+    model_class: Any
+    name: str | None  # None: `arguments` hold all
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizationPlan:
     """The way to load: `--dtype` as it results, further arguments of `from_pretrained`, and the work behind it."""
 
     dtype: str  # "auto" or a type's name
     arguments: Mapping[str, Any] = field(default_factory=dict)
     settle: Callable[[Any, torch.device], None] = lambda module, device: None  # of what is loaded, and where it goes
+    open: Callable[[Any, torch.dtype], Source] | None = None  # of an auto class and the model's type, if files are packed
+    check: Callable[[], None] = lambda: None  # looks at files that are there, short of loading them; raises ModelError
 
 
 def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan:

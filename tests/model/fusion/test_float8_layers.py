@@ -14,7 +14,7 @@ import torch._inductor
 
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.fusion.compiled import decoder_layers
-from lora_serve.model.loading import float8_checkpoints
+from lora_serve.model.loading import float8
 from lora_serve.model.loading.float8 import Float8Weight
 from lora_serve.model.native import operators
 from tests.float8_packer import save_float8
@@ -27,7 +27,7 @@ from tests.tiers import mostly_nightly
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights stay in FP8 on this CPU, and are multiplied by the reference."""
-    monkeypatch.setattr(float8_checkpoints, "can_multiply", lambda layer, device: True)
+    monkeypatch.setattr(float8, "can_multiply", lambda layer, device: True)
 
 
 @pytest.fixture(scope="module", params=mostly_nightly(("llama", "qwen3", "gemma2"), "llama"))

@@ -125,16 +125,6 @@ def test_layer_is_of_the_models_type_and_tells_no_plain_weight() -> None:
     assert frozen.packed is None
 
 
-def test_dequantised_layer_multiplies_inputs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(float8, "_ROWS_AT_ONCE", 7)
-    x, layer = tokens(), layer_of(weight(), bias=True)
-    plain = layer.dequantized()
-    assert type(plain) is nn.Linear
-    assert torch.equal(plain.weight, layer.weight.float() * layer.weight_scale)
-    found, exact = FrozenLinear(layer).exact_product(x) + layer.bias, plain(x)
-    assert ((found - exact).abs().amax(-1) <= 1e-5 * exact.abs().amax(-1)).all()
-
-
 @pytest.mark.parametrize("size", [32, 40])
 def test_call_has_the_form_that_torch_asks_of_one_on_a_gpu(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch checks types, shapes and layouts of tensors without numbers by the same rules."""

@@ -16,77 +16,34 @@ from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model.build import ModelParts, build_model
-from lora_serve.model.loading import float8, float8_checkpoints
-from lora_serve.model.loading.float8_checkpoints import plan_float8
+from lora_serve.model.loading import float8
 from lora_serve.model.loading.frozen_model import load_frozen
+from lora_serve.model.loading.packed_checkpoints import plan_packed
 from tests.float8_packer import WEIGHTS, config_of, edit_config, is_quantized, rewritten, save_dequantized, save_float8
-from tests.local_engine import Answer, LocalEngine
-from tests.oracle import load_alone, load_plain, logprobs_alone, save_adapter, save_tiny_model
-from tests.peft_kinds import save_kind
+from tests.local_engine import LocalEngine
+from tests.oracle import save_tiny_model
+from tests.packed_place import NEAR, PackedPlace, as_it_is, save_adapters
 
-NEAR = 1e-3  # of a log-probability, where both sides compute the same function in float32
 # What rounding inputs to FP8 makes of log-probabilities of these sharp, tiny models, at most and in the mean; 0.50 and
 # 0.08 were seen.
 FAR, FAR_IN_THE_MEAN = 0.8, 0.12
-KINDS = ("plain", "all_linear", "dora", "save_lm_head", "save_norms", "embedding")
 Q = "model.layers.1.self_attn.q_proj.weight"
 
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights stay in FP8 on this CPU, and are multiplied by the reference."""
-    monkeypatch.setattr(float8_checkpoints, "can_multiply", lambda layer, device: True)
-
-
-class Place:
-    """A model in FP8, the plain one with its numbers, and adapters."""
-
-    def __init__(self, architecture: str, strategy: str, root: Path) -> None:
-        self.plain = save_tiny_model(architecture, root / "source")
-        self.model = save_float8(self.plain, root / "model", strategy)
-        self.dequantized = save_dequantized(self.model, root / "dequantized")
-        self.adapters = {kind: save_kind(kind, architecture, self.plain, root / kind) for kind in KINDS}
-        self.adapters["save_linear"] = save_adapter(
-            self.plain, root / "save_linear", target_modules=["q_proj"], modules_to_save=["down_proj"]
-        )
-
-    def answers(self, **settings: Any) -> dict[str | None, tuple[list[int], Answer]]:
-        """A prompt and its answer for each adapter and the base, all of them in mixed batches."""
-        engine = LocalEngine(
-            self.model, self.adapters, dtype="float32", max_model_len=56, block_size=4, kv_cache_memory="400KiB",
-            max_num_batched_tokens=32, max_loras=8, max_num_seqs=8, **settings,
-        )  # fmt: skip
-        names: list[str | None] = [None, *self.adapters]
-        generator = torch.Generator().manual_seed(3)
-        prompts = [torch.randint(3, 97, (9 + 5 * i,), generator=generator).tolist() for i in range(len(names))]
-        pairs = list(zip(prompts, names, strict=True))
-        found = engine.run([engine.request(p, name, max_tokens=3, prompt_logprobs=0) for p, name in pairs])
-        assert engine.max_adapters_in_batch > 2
-        return {name: (prompt, answer) for (prompt, name), answer in zip(pairs, found, strict=True)}
-
-    def differences(
-        self, answers: Mapping[str | None, tuple[list[int], Answer]], change: Callable[[nn.Module], None]
-    ) -> Tensor:
-        """How far prompts' log-probabilities are from PEFT's over the dequantised base. `change`: of that base."""
-        found = []
-        for name, (prompt, answer) in answers.items():
-            assert answer.error is None
-            assert answer.prompt_logprobs is not None
-            oracle = load_plain(self.dequantized) if name is None else load_alone(self.dequantized, self.adapters[name])
-            change(oracle)
-            truth = logprobs_alone(oracle, prompt)[:-1].gather(1, torch.tensor(prompt)[1:, None])[:, 0]
-            mine = torch.tensor([item.logprob for item in answer.prompt_logprobs if item is not None])
-            found.append((mine - truth).abs())
-        return torch.cat(found)
+    monkeypatch.setattr(float8, "can_multiply", lambda layer, device: True)
 
 
 @pytest.fixture(scope="module", params=[("llama", "channel"), ("qwen3", "tensor")], ids=lambda pair: pair[0])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(*request.param, tmp_path_factory.mktemp(request.param[0]))
-
-
-def as_it_is(model: nn.Module) -> None:
-    pass
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PackedPlace:
+    architecture, strategy = request.param
+    root = tmp_path_factory.mktemp(architecture)
+    plain = save_tiny_model(architecture, root / "source")
+    model = save_float8(plain, root / "model", strategy)
+    dequantized = save_dequantized(model, root / "dequantized")
+    return PackedPlace(model, dequantized, save_adapters(architecture, plain, root))
 
 
 def round_inputs(model: nn.Module) -> None:
@@ -102,12 +59,12 @@ def as_float8(x: Tensor) -> Tensor:
     return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 
-def test_cpu_serves_it_dequantised_and_every_adapter_is_exact(place: Place) -> None:
+def test_cpu_serves_it_dequantised_and_every_adapter_is_exact(place: PackedPlace) -> None:
     assert place.differences(place.answers(), as_it_is).max() < NEAR
 
 
 @pytest.mark.usefixtures("kept")
-def test_layers_in_fp8_round_their_inputs_and_adapters_see_them_as_they_are(place: Place) -> None:
+def test_layers_in_fp8_round_their_inputs_and_adapters_see_them_as_they_are(place: PackedPlace) -> None:
     answers = place.answers()
     same = place.differences(answers, round_inputs)
     assert (same < NEAR).float().mean() > 0.95  # a number at the middle between two of FP8 may fall to either side
@@ -119,7 +76,7 @@ def test_layers_in_fp8_round_their_inputs_and_adapters_see_them_as_they_are(plac
 
 
 @pytest.mark.usefixtures("kept")
-def test_layers_in_fp8_are_exact_but_for_their_inputs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_in_fp8_are_exact_but_for_their_inputs(place: PackedPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float8, "quantized", lambda x: (x.float(), torch.ones(len(x), 1)))
     assert place.differences(place.answers(), as_it_is).max() < NEAR
 
@@ -149,7 +106,8 @@ def test_numbers_of_the_file_stay_as_they_are_stored(strategy: str, llama: Path,
     for name in filter(is_quantized, stored):
         layer = module.get_submodule(name.removesuffix(".weight"))
         assert torch.equal(layer.weight.view(torch.uint8), stored[name].view(torch.uint8))
-        assert layer.weight_scale.flatten().tolist() == stored[f"{name}_scale"].float().flatten().tolist()
+        assert layer.weight_scale.shape == (layer.out_features, 1)
+        assert bool((layer.weight_scale == stored[f"{name}_scale"].float()).all())
     assert type(module.lm_head) is nn.Linear
     assert not hasattr(module.config, "quantization_config")
 
@@ -168,25 +126,25 @@ def test_flag_that_contradicts_the_checkpoint_is_refused_and_one_that_agrees_is_
     for flag in ("int8", "int4", "fp8"):
         config = Settings(model="some/model", quantization=flag).part(ModelConfig)
         if flag == "fp8":
-            assert plan_float8(config, hf_config, torch.device("cpu")) is not None
+            assert plan_packed(config, hf_config, torch.device("cpu")) is not None
         else:
             with pytest.raises(ConfigError, match=rf"--quantization {flag}: .* is quantised already \(fp8\)"):
-                plan_float8(config, hf_config, torch.device("cpu"))
+                plan_packed(config, hf_config, torch.device("cpu"))
 
 
 CHANGED: Mapping[str, tuple[Any, str]] = {
-    "format": ("pack-quantized", "'pack-quantized'"),
+    "format": ("marlin-24", "'marlin-24'"),
     "kv_cache_scheme": ({"num_bits": 8}, "{'num_bits': 8}"),
     "transform_config": ({"config_groups": {"a": 1}}, "config_groups"),
-    "sparsity_config.format": ("sparse-24-bitmask", "'sparse-24-bitmask'"),
-    "config_groups.group_0.format": ("int-quantized", "'int-quantized'"),
+    "sparsity_config": ({"format": "sparse-24-bitmask"}, "'sparse-24-bitmask'"),
+    "config_groups.group_0.format": ("nvfp4-pack-quantized", "'nvfp4-pack-quantized'"),
     "config_groups.group_0.weights.type": ("int", "'int'"),
     "config_groups.group_0.weights.num_bits": (4, "4"),
-    "config_groups.group_0.weights.strategy": ("block", "'block'"),
+    "config_groups.group_0.weights.strategy": ("group", "'group'"),
     "config_groups.group_0.weights.symmetric": (False, "False"),
     "config_groups.group_0.weights.dynamic": (True, "True"),
     "config_groups.group_0.input_activations.dynamic": (False, "False"),
-    "config_groups.group_0.input_activations.strategy": ("tensor", "'tensor'"),
+    "config_groups.group_0.input_activations.strategy": ("attn_head", "'attn_head'"),
     "config_groups.group_0.input_activations.type": (None, "None"),
     "config_groups.group_0.output_activations": ({"num_bits": 8}, "{'num_bits': 8}"),
 }
@@ -194,7 +152,7 @@ CHANGED: Mapping[str, tuple[Any, str]] = {
 
 def plan(stored: Mapping[str, Any]) -> object:
     config = Settings(model="some/model").part(ModelConfig)
-    return plan_float8(config, SimpleNamespace(quantization_config=stored), torch.device("cpu"))
+    return plan_packed(config, SimpleNamespace(quantization_config=stored), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("field", CHANGED)
@@ -211,7 +169,7 @@ def test_other_formats_are_refused_by_field_and_value(field: str) -> None:
     words = str(caught.value)
     assert words.startswith(f"--model some/model: quantization_config.{field} is ")
     assert shown in words
-    assert "FP8-dynamic alone is served" in words
+    assert "of compressed-tensors" in words
 
 
 def test_form_of_the_library_and_a_shorter_one_are_taken() -> None:
@@ -233,7 +191,7 @@ def test_config_without_groups_is_refused(groups: Any) -> None:
 
 
 def test_other_methods_are_left_to_others() -> None:
-    assert plan({"quant_method": "gptq"}) is None
+    assert plan({"quant_method": "bitsandbytes"}) is None
 
 
 def _without(name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -262,30 +220,31 @@ def _all_plain(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {} if name.endswith("_scale") else {name: tensor.float()}
 
 
-SCALE, NO_NUMBER = rf"{Q}_scale, .*", "negative, infinite or none"
-SERVED = r"served are matrices F8_E4M3 \[out, in\] with real numbers \[out, 1\] or \[1\]"
+LAYER = "model.layers.1.self_attn.q_proj: "
+NO_NUMBER = LAYER + "its scales have numbers that are negative, infinite or none"
+SERVED = r"; of \[32, 32\] it is F32 or BF16 or F16 \[32, 1\] or"
 LIES: Mapping[str, tuple[Callable[[str, Tensor], dict[str, Tensor]], str]] = {
-    "no scale": (_without, rf"{Q} is in FP8, and the files lack {Q}_scale"),
+    "no scale": (_without, LAYER + "the files lack weight_scale"),
     "too few scales": (
         _scaled(lambda scale: scale[1:]),
-        SCALE + r"\[31, 1\].*F8_E4M3 \[32, 32\]; " + SERVED,
+        LAYER + r"weight_scale is F32 \[31, 1\]" + SERVED,
     ),
-    "scales by input": (_scaled(lambda scale: scale.t()), SCALE + r"\[1, 32\].*" + SERVED),
-    "scales of integers": (_scaled(lambda scale: scale.to(torch.int32)), SCALE + "I32.*" + SERVED),
-    "a scale that is no number": (_scaled(_with(float("nan"))), SCALE + NO_NUMBER),
-    "an infinite scale": (_scaled(_with(float("inf"))), SCALE + NO_NUMBER),
-    "a negative scale": (_scaled(_with(-0.1)), SCALE + NO_NUMBER),
+    "scales by input": (_scaled(lambda scale: scale.t()), LAYER + r"weight_scale is F32 \[1, 32\]" + SERVED),
+    "scales of integers": (_scaled(lambda scale: scale.to(torch.int32)), LAYER + "weight_scale is I32 .*" + SERVED),
+    "a scale that is no number": (_scaled(_with(float("nan"))), NO_NUMBER),
+    "an infinite scale": (_scaled(_with(float("inf"))), NO_NUMBER),
+    "a negative scale": (_scaled(_with(-0.1)), NO_NUMBER),
     "a weight in bfloat16": (
         _scaled(Tensor.bfloat16, Q),
-        SCALE + "a weight that is BF16 .*" + SERVED,
+        LAYER + "weight_scale is F32 .*, of no layer that is packed as fp8",
     ),
-    "a weight in e5m2": (_scaled(_in_e5m2, Q), SCALE + "a weight that is F8_E5M2 .*" + SERVED),
+    "a weight in e5m2": (_scaled(_in_e5m2, Q), LAYER + "weight is F8_E5M2 .*, of no layer that is packed as fp8"),
     "a weight of another shape": (_scaled(lambda weight: weight[:, 1:], Q), rf"does not fit the weights: {Q}"),
     "an embedding": (
         _scaled(_in_e4m3, "model.embed_tokens.weight"),
-        "embed_tokens.weight is in FP8, and the files lack",
+        "embed_tokens: the files lack weight_scale",
     ),
-    "nothing in FP8": (_all_plain, "config.json says that weights are in FP8, and its files hold none"),
+    "nothing in FP8": (_all_plain, "config.json says that weights are fp8, and its files hold none"),
 }
 
 
@@ -305,14 +264,6 @@ def test_scales_of_which_the_config_knows_nothing_are_not_left_out(llama: Path, 
         loaded(model)
 
 
-def test_experts_that_are_one_stack_are_refused(tmp_path: Path) -> None:
-    plain = save_tiny_model("qwen3_moe", tmp_path / "plain")
-    with pytest.raises(
-        ModelError, match=r"experts.* is in FP8, but is no linear layer of Qwen3MoeForCausalLM by itself"
-    ):
-        loaded(save_float8(plain, tmp_path / "model"))
-
-
 def test_quantising_at_load_needs_a_gpu_for_it(llama: Path) -> None:
     with pytest.raises(ConfigError, match="--quantization fp8: needs a GPU that multiplies FP8"):
         build(llama, quantization="fp8")
@@ -322,7 +273,7 @@ def test_quantising_at_load_needs_a_gpu_for_it(llama: Path) -> None:
 def test_plain_checkpoint_is_quantised_at_load_as_a_stored_one_was(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(float8_checkpoints, "multiplies_float8", lambda device: True)
+    monkeypatch.setattr(float8, "multiplies_float8", lambda device: True)
     settings = {"dtype": "float32", "max_model_len": 56, "kv_cache_memory": "100KiB"}
     answers = []
     for model, flag in ((llama, "fp8"), (save_float8(llama, tmp_path / "model"), "none")):

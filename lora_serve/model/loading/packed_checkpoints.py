@@ -1,0 +1,220 @@
+"""Checkpoints whose weights are packed: read layer by layer, and kept so or dequantised while transformers loads them.
+
+transformers is handed the names of a plain checkpoint, so that what it does to names and to experts one by one holds for
+packed ones, too. A format is an entry of `_FORMATS`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+from lora_serve.core.config import ModelConfig
+from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.model.loading import awq, compressed_tensors, float8, float8_formats, gptq
+from lora_serve.model.loading.frozen_weight import StoredLinear
+from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked
+from lora_serve.model.loading.packed_format import Scheme, StoredLayer
+from lora_serve.model.loading.packed_weight import PackedWeight
+
+_FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
+    "awq": awq.schemes,
+    "compressed-tensors": compressed_tensors.schemes,
+    "fp8": float8_formats.schemes,
+    "gptq": gptq.schemes,
+}
+_PLAIN = frozenset({"F64", "F32", "BF16", "F16", "I64", "BOOL", "U8"})  # types that tensors of no packed layer may have
+# Last names that no plain layer has: of tensors that would be left out in silence.
+_BESIDE = re.compile(r"weight_(scale|scale_inv|zero_point|g_idx|shape|packed)|input_scale|qweight|qzeros|g_idx")
+_log = logging.getLogger(__name__)
+
+
+def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan | None:
+    """The way to load a model whose weights are packed, or become FP8; None: they are not. Raises ConfigError and
+    ModelError.
+    """
+    stored = getattr(hf_config, "quantization_config", None)
+    if stored is None and config.quantization == "fp8":
+        if not float8.multiplies_float8(device):
+            raise ConfigError("--quantization fp8: needs a GPU that multiplies FP8 (Ada, Hopper or later)")
+        return QuantizationPlan(config.dtype, settle=float8.quantize_linears)
+    find = _FORMATS.get(str(stored.get("quant_method"))) if isinstance(stored, Mapping) else None
+    if find is None:
+        return None
+    with _told(f"--model {config.model}", ModelError):
+        schemes = find(stored)
+    check_asked(config, schemes[0].words)
+    plain = copy.deepcopy(hf_config)
+    del plain.quantization_config
+    checkpoint = _Checkpoint(config.model, plain, schemes, device)
+    return QuantizationPlan(config.dtype, settle=checkpoint.settle, open=checkpoint.open, check=checkpoint.check)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A layer whose tensors fit each other."""
+
+    layer: StoredLayer
+    scheme: Scheme
+    size: tuple[int, int]  # outputs and inputs
+
+    def weight(self) -> PackedWeight:
+        with _told(f"{self.layer.path}.weight", ModelError):
+            return self.scheme.weight(self.layer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dequantized:
+    """Stands in the place of a file's slice: the weight is made when transformers asks for it."""
+
+    packed: _Packed
+    dtype: torch.dtype
+
+    def __getitem__(self, where: Any) -> Tensor:
+        return self.packed.weight().dequantized(self.dtype)[where]
+
+
+@dataclass(slots=True)
+class _Checkpoint:
+    model: str
+    plain: Any  # config.json of the model without quantisation
+    schemes: Sequence[Scheme]
+    device: torch.device
+    num_layers: int = 0
+    kept: dict[str, Callable[[nn.Linear], nn.Linear]] = field(default_factory=dict)  # by path: what makes the layer
+
+    def check(self) -> None:
+        """Looks at all that the files of a folder hold, but for the codes. Raises ModelError."""
+        if any(Path(self.model).glob("*.safetensors")):
+            with _told(f"--model {self.model}", ModelError):
+                self._read()
+
+    def open(self, auto_class: Any, dtype: torch.dtype) -> Source:
+        """The plain checkpoint that the files stand for. Raises ModelError."""
+        with torch.device("meta"):
+            model = auto_class.from_config(self.plain)
+        with _told(f"--model {self.model}", ModelError):
+            layers, tensors = self._read()
+            self._place(layers, tensors, model, dtype)
+        self.num_layers = len(layers)
+        return Source(type(model), None, {"config": model.config, "state_dict": tensors})
+
+    def settle(self, module: Any, device: torch.device) -> None:
+        """Gives a loaded model the layers that stay packed, and what `from_pretrained` reads beside weights."""
+        for path, make in self.kept.items():
+            module.set_submodule(path, make(module.get_submodule(path)))
+        words = ", ".join(dict.fromkeys(scheme.words for scheme in self.schemes))
+        if num_dequantized := self.num_layers - len(self.kept):
+            words += f", {num_dequantized} are dequantised at load: they take the memory of a plain checkpoint"
+        _log.info("%d packed layers: %s", self.num_layers, words)
+        self.kept.clear()
+        if module.can_generate():
+            with suppress(OSError):  # there is none: what config.json says holds
+                module.generation_config = GenerationConfig.from_pretrained(self.model)
+
+    def _read(self) -> tuple[list[_Packed], dict[str, Any]]:
+        """The layers that are packed, and all other tensors by name. Raises ValueError."""
+        parts: dict[str, dict[str, Any]] = {}
+        for file in _files(self.model):
+            stored = safe_open(file, "pt")
+            for name in stored.keys():  # noqa: SIM118 - it is no mapping
+                path, _, last = name.rpartition(".")
+                parts.setdefault(path, {})[last] = stored.get_slice(name)
+        layers, tensors = [], dict[str, Any]()
+        for path, slices in parts.items():
+            with _told(path):
+                found = _packed(path, slices, self.schemes)
+            if found is not None:
+                layers.append(found)
+            plain = slices if found is None else slices.keys() & {"bias"}
+            tensors.update({f"{path}.{last}".removeprefix("."): slices[last] for last in plain})
+        if not layers:
+            raise ValueError(f"config.json says that weights are {self.schemes[0].words}, and its files hold none")
+        return layers, tensors
+
+    def _place(self, layers: Sequence[_Packed], tensors: dict[str, Any], model: PreTrainedModel, dtype: torch.dtype) -> None:
+        """Adds the weights of layers to the tensors of a plain checkpoint of `model`. Raises ValueError."""
+        transforms = get_model_conversion_mapping(model)
+        renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+        converters = [one for one in transforms if isinstance(one, WeightConverter)]
+        names = model.state_dict()
+        for packed in layers:
+            layer, name = packed.layer, f"{packed.layer.path}.weight"
+            found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
+            tensors[name] = _Dequantized(packed, dtype)
+            path = found.removesuffix(".weight")
+            if converted is not None or found not in names:
+                continue
+            linear, wanted = model.get_submodule(path), tuple(names[found].shape)
+            if wanted != packed.size or isinstance(linear, Conv1D):
+                raise ValueError(
+                    f"config.json does not fit the weights: {name} is {list(packed.size)} in the weights and "
+                    f"{list(wanted)} by config.json"
+                )
+            if "bias" in layer.forms and f"{path}.bias" not in names and bool(layer.read("bias").any()):
+                raise ValueError(f"{layer.path}.bias is not zero, and the model has no such bias")
+            make = packed.scheme.kept(linear, self.device) if type(linear) is nn.Linear else None
+            if make is not None:
+                self.kept[path] = functools.partial(_replaced, packed, make)
+                tensors[name] = torch.zeros((), dtype=dtype).expand(packed.size)
+
+
+def _replaced(packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear) -> StoredLinear:
+    return make(like, packed.weight())
+
+
+def _packed(path: str, slices: Mapping[str, Any], schemes: Sequence[Scheme]) -> _Packed | None:
+    """A layer by the way in which it is packed; None: it is plain. Raises ValueError."""
+    forms = {last: (part.get_dtype(), part.get_shape()) for last, part in slices.items()}
+    layer = StoredLayer(path, forms, lambda last: slices[last][...])
+    errors = []
+    for scheme in (one for one in schemes if one.is_of(layer)):
+        try:
+            size = scheme.checked_size(layer)
+        except ValueError as error:
+            errors.append(error)
+            continue
+        scheme.scales(layer).check(scheme.bits)
+        return _Packed(layer, scheme, size)
+    if errors:
+        raise errors[0]
+    for last, (dtype, shape) in forms.items():
+        if dtype not in _PLAIN or _BESIDE.fullmatch(last):
+            words = " or ".join(dict.fromkeys(scheme.words for scheme in schemes))
+            raise ValueError(f"{last} is {dtype} {shape}, of no layer that is packed as {words}")
+    return None
+
+
+def _files(model: str) -> Sequence[str | Path]:
+    """The files of weights of a folder or hub id, as transformers chooses them. Raises OSError."""
+    if (whole := cached_file(model, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)) is not None:
+        return [whole]
+    index = cached_file(model, SAFE_WEIGHTS_INDEX_NAME)
+    files: list[str] = get_checkpoint_shard_files(model, index)[0]
+    return files
+
+
+@contextmanager
+def _told(place: str, kind: type[Exception] = ValueError) -> Iterator[None]:
+    """Inside the block, what is wrong with the files is said to be of this place, as an error of this kind."""
+    try:
+        yield
+    except ValueError as error:
+        raise kind(f"{place}: {error}") from error

@@ -1,0 +1,71 @@
+"""A frozen weight as checkpoints pack it, whatever their format: small integers or FP8 numbers, and scales.
+
+    W[o, i] = (codes[o, i] - zeros[o, g]) * scales[o, g],    g = groups[i]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ROWS_AT_ONCE = 1024  # of a weight that is dequantised, so that no whole copy of it in float32 is made
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """The numbers beside the codes; what of them is known before any code is read."""
+
+    scales: Tensor  # [out, num_groups], floats
+    group_size: int  # inputs that share a scale, where `groups` does not say which
+    zeros: Tensor | None = None  # [out, num_groups] integers; None: all are zero
+    groups: Tensor | None = None  # [in] the group of each input; None: in the order of the inputs
+
+    def check(self, bits: int) -> None:
+        """Raises ValueError, in words, for numbers that no packer writes."""
+        if not bool((self.scales.isfinite() & (self.scales >= 0)).all()):
+            raise ValueError("its scales have numbers that are negative, infinite or none")
+        half = 1 << (bits - 1)
+        if self.zeros is not None and not bool((self.zeros.int().add(half) // (2 * half) == 0).all()):
+            raise ValueError(f"its zero points have numbers beyond {bits} bits")
+        if self.groups is not None:
+            low, high = int(self.groups.min()), int(self.groups.max())
+            if low < 0 or high >= self.scales.shape[1]:
+                raise ValueError(f"its g_idx names groups {low} to {high} of {self.scales.shape[1]}")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """W [out, in] of a linear layer, with one byte a number. Kinds of frozen weights that stay packed are made of it."""
+
+    codes: Tensor  # [out, in] int8, from -2^(bits - 1), or float8_e4m3fn
+    beside: Scales
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """W, computed in float32 and rounded once."""
+        found = torch.empty(self.codes.shape, dtype=dtype)
+        groups = self.beside.groups
+        if groups is None:
+            groups = torch.arange(self.codes.shape[1]) // self.beside.group_size
+        for start in range(0, len(found), _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            numbers = self.codes[rows].float()
+            if self.beside.zeros is not None:
+                numbers -= _spread(self.beside.zeros[rows], groups)
+            found[rows] = numbers.mul_(_spread(self.beside.scales[rows], groups))
+        return found
+
+
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """words [rows, n] int32 -> the integers of 2, 4 or 8 bits that lie in each from its lowest bit up, [rows, n * 32 / bits]
+    int8, where 0 stands for -2^(bits - 1).
+    """
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+    numbers = (words.flatten().view(torch.uint8)[:, None] >> shifts) & ((1 << bits) - 1)
+    return numbers.view(len(words), -1).sub_(1 << (bits - 1)).view(torch.int8)  # bytes wrap, as two's complement does
+
+
+def _spread(numbers: Tensor, groups: Tensor) -> Tensor:
+    """[rows, num_groups] -> [rows, in] float32; a single group stays one column."""
+    return numbers.float() if numbers.shape[1] == 1 else numbers.float()[:, groups]

@@ -1,0 +1,227 @@
+"""Tiny checkpoints with packed weights, written by the documentation of each format alone, number by number, and what
+they hold.
+
+`tests/model/loading/test_packed_checkpoints.py` compares some with what the formats' own libraries wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.float8_packer import config_of as float8_config_of
+from tests.float8_packer import edit_config, is_quantized, rewritten
+
+Tensors = dict[str, Tensor]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A weight as integers from 0 to 2^bits - 1: W[o, i] = (codes[o, i] - zeros[o, g]) * scales[o, g], g = groups[i]."""
+
+    codes: Tensor  # [out, in]
+    scales: Tensor  # [out, num_groups]
+    zeros: Tensor  # [out, num_groups]
+    groups: Tensor  # [in]
+
+    def dequantized(self) -> Tensor:
+        numbers = self.codes.double() - self.zeros.double()[:, self.groups]
+        return (numbers * self.scales.double()[:, self.groups]).float()
+
+
+def rounded(weight: Tensor, bits: int, group_size: int | None, *, symmetric: bool, ordered: bool) -> Rounded:
+    """`ordered`: inputs lie in groups in another order than their own."""
+    num_inputs, top = weight.shape[1], (1 << bits) - 1
+    size = group_size or num_inputs
+    groups = torch.arange(num_inputs) // size
+    if ordered:
+        groups = groups[torch.randperm(num_inputs, generator=torch.Generator().manual_seed(5))]
+    scales, zeros = [], []
+    for group in range(num_inputs // size):
+        part = weight[:, groups == group]
+        if symmetric:
+            scales.append(part.abs().amax(1) / (top // 2))
+            zeros.append(torch.full((len(weight),), (top + 1) // 2))
+        else:
+            low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
+            scales.append((high - low) / top)
+            zeros.append((-low / scales[-1]).round().clamp(1, top).long())
+    scale, zero = torch.stack(scales, 1).half().float(), torch.stack(zeros, 1)
+    codes = (weight / scale[:, groups] + zero[:, groups]).round().clamp(0, top).long()
+    return Rounded(codes, scale, zero, groups)
+
+
+def words(numbers: Tensor, bits: int, dim: int, order: Sequence[int] | None = None) -> Tensor:
+    """Integers along a dimension in words of 32 bits, from the lowest bits up; `order`: which of each word comes first."""
+    lines = numbers.movedim(dim, -1)
+    count = 32 // bits
+    lines = torch.nn.functional.pad(lines, (0, -lines.shape[-1] % count))
+    found = torch.zeros(*lines.shape[:-1], lines.shape[-1] // count, dtype=torch.int64)
+    for place, which in enumerate(order or range(count)):
+        found += lines[..., which::count] << (bits * place)
+    found = torch.where(found >= 1 << 31, found - (1 << 32), found)
+    return found.to(torch.int32).movedim(-1, dim)
+
+
+def compressed(found: Rounded, bits: int, *, symmetric: bool, ordered: bool, packed: bool) -> Tensors:
+    """As compressed-tensors writes it: pack-quantized, or int-quantized."""
+    half = 1 << (bits - 1)
+    tensors = {"weight_scale": found.scales}
+    if packed:
+        tensors |= {"weight_packed": words(found.codes, bits, 1), "weight_shape": torch.tensor(found.codes.shape)}
+    else:
+        tensors["weight"] = (found.codes - half).to(torch.int8)
+    if not symmetric:
+        tensors["weight_zero_point"] = words(found.zeros, bits, 0) if packed else (found.zeros - half).to(torch.int8)
+    if ordered:
+        tensors["weight_g_idx"] = found.groups.to(torch.int32)
+    return tensors
+
+
+def gptq(found: Rounded, bits: int, *, less: int) -> Tensors:
+    """As GPTQ's packers write it; zero points are stored less this."""
+    return {
+        "qweight": words(found.codes, bits, 1).t(),
+        "qzeros": words(found.zeros - less, bits, 0).t(),
+        "scales": found.scales.t().half(),
+        "g_idx": found.groups.to(torch.int32),
+    }
+
+
+def awq(found: Rounded) -> Tensors:
+    """As AutoAWQ's gemm writes it."""
+    return {
+        "qweight": words(found.codes.t(), 4, 1, AWQ_ORDER),
+        "qzeros": words(found.zeros.t(), 4, 1, AWQ_ORDER),
+        "scales": found.scales.t().half(),
+    }
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to pack: `quantization_config`, and what it makes of a weight [out, in]: tensors, and W dequantised."""
+
+    config: dict[str, Any]
+    pack: Callable[[Tensor], tuple[Tensors, Tensor]]
+
+
+def _compressed(
+    bits: int, group: int | None = None, *, symmetric: bool = True, order: str | None = None, packed: bool = True
+) -> Kind:
+    name = "pack-quantized" if packed else "int-quantized"
+    weights = {
+        "num_bits": bits, "type": "int", "symmetric": symmetric, "group_size": group, "dynamic": False,
+        "strategy": "channel" if group is None else "group", "actorder": order, "block_structure": None,
+        "observer": "minmax", "observer_kwargs": {},
+    }  # fmt: skip
+    targets = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    config = {
+        "quant_method": "compressed-tensors", "format": name, "quantization_status": "compressed", "ignore": ["lm_head"],
+        "config_groups": {"group_0": targets}, "kv_cache_scheme": None, "sparsity_config": {}, "version": "0.15.0",
+    }  # fmt: skip
+
+    def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
+        found = rounded(weight, bits, group, symmetric=symmetric, ordered=order == "group")
+        parts = compressed(found, bits, symmetric=symmetric, ordered=order == "group", packed=packed)
+        return parts, found.dequantized()
+
+    return Kind(config, pack)
+
+
+def _gptq(bits: int, group: int, *, symmetric: bool = True, ordered: bool = False, version: str = "gptq") -> Kind:
+    config = {
+        "quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": ordered,
+        "checkpoint_format": version, "damp_percent": 0.1, "true_sequential": True, "lm_head": False,
+        "meta": {"quantizer": ["gptqmodel:2.0.0"]}, "pack_dtype": "int32",
+    }  # fmt: skip
+
+    def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
+        found = rounded(weight, bits, None if group == -1 else group, symmetric=symmetric, ordered=ordered)
+        return gptq(found, bits, less=int(version == "gptq")), found.dequantized()
+
+    return Kind(config, pack)
+
+
+def _awq(group: int) -> Kind:
+    def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
+        found = rounded(weight, 4, None if group == -1 else group, symmetric=False, ordered=False)
+        return awq(found), found.dequantized()
+
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    return Kind({**config, "modules_to_not_convert": None}, pack)
+
+
+def _float8(config: dict[str, Any], scale: str, block: tuple[int, int] | None, **beside: float) -> Kind:
+    """FP8 with a scale for each block, or one in all; `beside`: further scales of a layer."""
+
+    def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
+        rows, columns = block or weight.shape
+        numbers, scales = torch.empty_like(weight, dtype=torch.float8_e4m3fn), []
+        plain = torch.empty_like(weight)
+        for top in range(0, len(weight), rows):
+            scales.append([])
+            for left in range(0, weight.shape[1], columns):
+                where = slice(top, top + rows), slice(left, left + columns)
+                scales[-1].append(weight[where].abs().amax() / 448)
+                numbers[where] = (weight[where] / scales[-1][-1]).to(torch.float8_e4m3fn)
+                plain[where] = (numbers[where].double() * scales[-1][-1].double()).float()
+        stored = torch.tensor(scales) if block else scales[0][0]
+        return {"weight": numbers, scale: stored, **{n: torch.tensor(v) for n, v in beside.items()}}, plain
+
+    return Kind(config, pack)
+
+
+def _float8_blocks_compressed() -> dict[str, Any]:
+    config = float8_config_of()
+    group = config["config_groups"]["group_0"]
+    group["weights"] |= {"strategy": "block", "block_structure": [16, 16]}
+    group["input_activations"] |= {"strategy": "group", "group_size": 16}
+    return config
+
+
+_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+KINDS: Mapping[str, Kind] = {
+    "w4a16": _compressed(4, 16),
+    "w4a16_channel": _compressed(4),
+    "w4a16_asymmetric": _compressed(4, 16, symmetric=False),
+    "w4a16_actorder": _compressed(4, 8, symmetric=False, order="group"),
+    "w4a16_actorder_weight": _compressed(4, 16, order="weight"),
+    "w8a16": _compressed(8),
+    "w8a16_asymmetric": _compressed(8, 32, symmetric=False, order="group"),
+    "w2a16": _compressed(2, 8, symmetric=False),
+    "int8": _compressed(8, packed=False),
+    "int8_asymmetric": _compressed(8, 16, symmetric=False, packed=False, order="group"),
+    "int4_in_bytes": _compressed(4, 16, packed=False),
+    "gptq": _gptq(4, 16),
+    "gptq_desc_act": _gptq(4, 16, symmetric=False, ordered=True),
+    "gptq_v2": _gptq(4, 8, symmetric=False, version="gptq_v2"),
+    "gptq_8": _gptq(8, -1, symmetric=False),
+    "gptq_8_desc_act": _gptq(8, 16, ordered=True, version="gptq_v2"),
+    "gptq_2": _gptq(2, 8, symmetric=False),
+    "awq": _awq(16),
+    "awq_channel": _awq(-1),
+    "fp8_blocks": _float8({**_FP8, "weight_block_size": [24, 20]}, "weight_scale_inv", (24, 20)),
+    "fp8_static": _float8({**_FP8, "activation_scheme": "static"}, "weight_scale", None, input_scale=0.02),
+    "fp8_blocks_compressed": _float8(_float8_blocks_compressed(), "weight_scale", (16, 16)),
+}
+
+
+def save_packed(kind: Kind, plain: Path, root: Path) -> tuple[Path, Path]:
+    """A checkpoint packed from the plain one, and the plain one with the very numbers of that."""
+
+    def pack(name: str, weight: Tensor) -> Tensors:
+        if not is_quantized(name):
+            return {name: weight}
+        return {f"{name.removesuffix('weight')}{last}": part for last, part in kind.pack(weight)[0].items()}
+
+    def unpack(name: str, weight: Tensor) -> Tensors:
+        return {name: kind.pack(weight)[1] if is_quantized(name) else weight}
+
+    packed = edit_config(rewritten(plain, root / "packed", pack), quantization_config=kind.config)
+    return packed, rewritten(plain, root / "dequantized", unpack)
