@@ -36,14 +36,8 @@ from lora_serve.model.loading.frozen_model import (
     read_model_config,
     spec_of,
 )
-from lora_serve.model.loading.observation import (
-    Observation,
-    find_positions,
-    layer_index,
-    observe,
-    position_calls,
-    registered_attention,
-)
+from lora_serve.model.loading.observation import Observation, layer_index, observe, registered_attention
+from lora_serve.model.loading.positions import find_positions, position_calls
 from lora_serve.model.lora.adapted_model import AdaptedModel, LinearGroup
 from lora_serve.model.lora.expert_stacks import adapt_stacks
 from lora_serve.model.lora.lora_slots import LoraSlots

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ONE_ROPE, LongRope
-from lora_serve.model.loading.observation import find_positions, position_calls, serve_by_row
+from lora_serve.model.loading.positions import find_positions, position_calls, serve_by_row
 from lora_serve.model.step_context import StepContext, StepInputs
 from tests.local_engine import Answer, LocalEngine
 from tests.model.tiny import step_of

@@ -26,7 +26,14 @@ from lora_serve.model.loading.packed_weight import Scales, unpacked
 
 _IN_WORD = (0, 4, 1, 5, 2, 6, 3, 7)  # where each of eight outputs lies
 _FORMATS = (None, "gemm", "GEMM")
-_HOW_IT_IS_RUN = ("backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse", "modules_to_not_convert")
+_HOW_IT_IS_RUN = (
+    "backend",
+    "do_fuse",
+    "exllama_config",
+    "fuse_max_seq_len",
+    "modules_to_fuse",
+    "modules_to_not_convert",
+)
 _FIELDS: Fields = {
     "quant_method": ("awq",),
     "bits": (None, 4),

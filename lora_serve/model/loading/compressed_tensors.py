@@ -61,7 +61,13 @@ _FLOAT8: Fields = {
     "block_structure": (None, [WHOLE, WHOLE]),
 }
 # Inputs that a format rounds are not rounded where its weights are dequantised; a row depends on no other either way.
-_INPUTS: Fields = {**_FREE, "num_bits": (8,), "symmetric": (True, None), "actorder": NOTHING, "block_structure": NOTHING}
+_INPUTS: Fields = {
+    **_FREE,
+    "num_bits": (8,),
+    "symmetric": (True, None),
+    "actorder": NOTHING,
+    "block_structure": NOTHING,
+}
 _BY_TOKEN: Fields = {**_INPUTS, "strategy": ("token",), "dynamic": (True,), "group_size": NOTHING}
 _BY_GROUP: Fields = {**_INPUTS, "strategy": ("group",), "dynamic": (True,), "group_size": (WHOLE,)}
 _STATIC: Fields = {**_INPUTS, "strategy": ("tensor",), "dynamic": (False, None), "group_size": NOTHING}

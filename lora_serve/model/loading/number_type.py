@@ -124,7 +124,9 @@ class QuantizationPlan:
     dtype: str  # "auto" or a type's name
     arguments: Mapping[str, Any] = field(default_factory=dict)
     settle: Callable[[Any, torch.device], None] = lambda module, device: None  # of what is loaded, and where it goes
-    open: Callable[[Any, torch.dtype], Source] | None = None  # of an auto class and the model's type, if files are packed
+    open: Callable[[Any, torch.dtype], Source] | None = (
+        None  # of an auto class and the model's type, if files are packed
+    )
     check: Callable[[], None] = lambda: None  # looks at files that are there, short of loading them; raises ModelError
 
 

@@ -149,7 +149,9 @@ class _Checkpoint:
             raise ValueError(f"config.json says that weights are {self.schemes[0].words}, and its files hold none")
         return layers, tensors
 
-    def _place(self, layers: Sequence[_Packed], tensors: dict[str, Any], model: PreTrainedModel, dtype: torch.dtype) -> None:
+    def _place(
+        self, layers: Sequence[_Packed], tensors: dict[str, Any], model: PreTrainedModel, dtype: torch.dtype
+    ) -> None:
         """Adds the weights of layers to the tensors of a plain checkpoint of `model`. Raises ValueError."""
         transforms = get_model_conversion_mapping(model)
         renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
@@ -176,7 +178,9 @@ class _Checkpoint:
                 tensors[name] = torch.zeros((), dtype=dtype).expand(packed.size)
 
 
-def _replaced(packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear) -> StoredLinear:
+def _replaced(
+    packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear
+) -> StoredLinear:
     return make(like, packed.weight())
 
 

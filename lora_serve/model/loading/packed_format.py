@@ -49,7 +49,9 @@ def check_fields(place: str, found: Any, fields: Fields, words: str) -> None:
             if value not in NOTHING:
                 raise ValueError(f"{place}.{name} is {value!r}, a field that is not known of {words}")
         elif value not in fields[name]:
-            raise ValueError(f"{place}.{name} is {value!r}; of {words} served is {' or '.join(map(repr, fields[name]))}")
+            raise ValueError(
+                f"{place}.{name} is {value!r}; of {words} served is {' or '.join(map(repr, fields[name]))}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A frozen weight as checkpoints pack it, whatever their format: small integers or FP8 numbers, and scales.
 
-    W[o, i] = (codes[o, i] - zeros[o, g]) * scales[o, g],    g = groups[i]
+W[o, i] = (codes[o, i] - zeros[o, g]) * scales[o, g],    g = groups[i]
 """
 
 from __future__ import annotations

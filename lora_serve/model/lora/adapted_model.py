@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from lora_serve.core.config import ModelConfig
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.loading.frozen_model import LoadedModel
-from lora_serve.model.loading.observation import Site, is_linear, serve_by_row
+from lora_serve.model.loading.observation import Site, is_linear
+from lora_serve.model.loading.positions import serve_by_row
 from lora_serve.model.lora.changes import Change
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots

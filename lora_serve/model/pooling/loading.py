@@ -22,12 +22,11 @@ from lora_serve.model.loading.observation import (
     NUM_TOKENS,
     ModuleWatch,
     Observation,
-    find_positions,
     first_line,
-    position_calls,
     refused_if_it_fails,
     registered_attention,
 )
+from lora_serve.model.loading.positions import find_positions, position_calls
 from lora_serve.model.pooling.forward import (
     Layout,
     PooledForward,
