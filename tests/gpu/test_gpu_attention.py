@@ -27,10 +27,12 @@ def laid_out(block_size: int) -> tuple[list[tuple[int, int, list[int]]], int]:
 @pytest.mark.parametrize("block_size", [16, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(32, 8, 128), (4, 4, 64), (6, 2, 80)])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (100, None), (None, 20.0)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "chunk"), [(None, None, None), (100, None, None), (None, 20.0, None), (None, None, 96)]
+)
 def test_auto_is_varlen_and_agrees_with_sdpa(
     block_size: int, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int,
-    window: int | None, softcap: float | None,
+    window: int | None, softcap: float | None, chunk: int | None,
 ) -> None:  # fmt: skip
     torch.manual_seed(0)
     rows, num_blocks = laid_out(block_size)
@@ -43,8 +45,9 @@ def test_auto_is_varlen_and_agrees_with_sdpa(
     query = torch.randn(len(places), num_heads, head_dim, device=CUDA).to(dtype)
     backend = create_attention("auto", cache)
     assert isinstance(backend, varlen.Backend)
+    settings = AttentionSettings(0.1, window, softcap, chunk=chunk)
     found, wanted = (
-        one(0, query, keys[places], values[places], step_of(rows, CUDA), AttentionSettings(0.1, window, softcap))
+        one(0, query, keys[places], values[places], step_of(rows, CUDA), settings)
         for one in (backend, create_attention("sdpa", cache))
     )
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-3
