@@ -21,11 +21,20 @@ from lora_serve.model.fusion.kinds import attention, gated_mlp, norm
 from lora_serve.model.fusion.kinds.attention import FusedRotaryAttention
 from lora_serve.model.fusion.kinds.decoder_layer import FusedDecoderLayer
 from lora_serve.model.fusion.kinds.gated_mlp import FusedGatedMLP
+from lora_serve.model.fusion.kinds.latent_layer import NativeLatentAttention
 from lora_serve.model.fusion.kinds.norm import FusedNorm
 from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.native.layer_kernels import ACTIVATIONS
 from tests.local_engine import Answer, LocalEngine, refusal
-from tests.oracle import ARCHITECTURES, REPRESENTATIVE, load_fresh, load_plain, logprobs_alone, save_tiny_model
+from tests.oracle import (
+    ARCHITECTURES,
+    REPRESENTATIVE,
+    load_fresh,
+    load_plain,
+    logprobs_alone,
+    save_adapter,
+    save_tiny_model,
+)
 from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, save_kind, why_not
 from tests.peft_layers import read_layers
 from tests.tiers import mostly_nightly
@@ -239,15 +248,23 @@ def test_replacement_that_is_wrong_is_not_taken(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layer_in_one_call_gives_the_bits_of_its_parts(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "kind"), [("qwen3", FusedDecoderLayer), ("deepseek_v3", NativeLatentAttention)]
+)
+def test_layer_in_one_call_gives_the_bits_of_its_parts(
+    architecture: str, kind: type[Any], dtype: str, tmp_path: Path
+) -> None:
     """A step whose adapters change a norm runs by parts: its other rows must not see it."""
-    model = save_tiny_model("qwen3", tmp_path / "model", **SHAPE)
-    whole, parts = (LocalEngine(model, dtype=dtype, **LIMITS) for _ in range(2))
-    for module in parts.parts.runner._model.module.modules():
-        if isinstance(vars(module).get("forward"), FusedDecoderLayer):
-            del module.forward  # that of its class, over fused parts
-    assert fused_kinds(parts) == {k: n for k, n in FUSED["qwen3"].items() if k != "DecoderLayer"}
-    assert [a.logprobs for a in run(whole, [None] * 4)] == [a.logprobs for a in run(parts, [None] * 4)]
+    model = save_tiny_model(architecture, tmp_path / "model", **OWN_SHAPES.get(architecture, SHAPE))
+    targets = {"target_modules": r".*self_attn.*proj.*"}
+    folders = {name: save_adapter(model, tmp_path / name, seed=i, **targets) for i, name in enumerate("ab")}
+    whole, parts = (LocalEngine(model, folders, max_loras=2, dtype=dtype, **LIMITS) for _ in range(2))
+    in_one = [m for m in parts.parts.runner._model.module.modules() if isinstance(vars(m).get("forward"), kind)]
+    assert len(in_one) == 2
+    for module in in_one:
+        module.forward = vars(module)["forward"].by_parts
+    names = [None, "a", "b", None]
+    assert [a.logprobs for a in run(whole, names)] == [a.logprobs for a in run(parts, names)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
