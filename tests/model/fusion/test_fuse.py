@@ -19,9 +19,7 @@ from transformers.models.qwen2 import modeling_qwen2
 
 from lora_serve.model.fusion.kinds import attention, gated_mlp, norm
 from lora_serve.model.fusion.kinds.attention import FusedRotaryAttention
-from lora_serve.model.fusion.kinds.decoder_layer import FusedDecoderLayer
 from lora_serve.model.fusion.kinds.gated_mlp import FusedGatedMLP
-from lora_serve.model.fusion.kinds.latent_layer import NativeLatentAttention
 from lora_serve.model.fusion.kinds.norm import FusedNorm
 from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.native.layer_kernels import ACTIVATIONS
@@ -32,7 +30,6 @@ from tests.oracle import (
     load_fresh,
     load_plain,
     logprobs_alone,
-    save_adapter,
     save_tiny_model,
 )
 from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, save_kind, why_not
@@ -245,26 +242,6 @@ def test_replacement_that_is_wrong_is_not_taken(
     engine = LocalEngine(save_tiny_model("qwen3", tmp_path / "model", **SHAPE), dtype=dtype, **LIMITS)
     left = {left_out, "DecoderLayer"}
     assert fused_kinds(engine) == {k: n for k, n in FUSED["qwen3"].items() if k not in left}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("architecture", "kind"), [("qwen3", FusedDecoderLayer), ("deepseek_v3", NativeLatentAttention)]
-)
-def test_layer_in_one_call_gives_the_bits_of_its_parts(
-    architecture: str, kind: type[Any], dtype: str, tmp_path: Path
-) -> None:
-    """A step whose adapters change a norm runs by parts: its other rows must not see it."""
-    model = save_tiny_model(architecture, tmp_path / "model", **OWN_SHAPES.get(architecture, SHAPE))
-    targets = {"target_modules": r".*self_attn.*proj.*"}
-    folders = {name: save_adapter(model, tmp_path / name, seed=i, **targets) for i, name in enumerate("ab")}
-    whole, parts = (LocalEngine(model, folders, max_loras=2, dtype=dtype, **LIMITS) for _ in range(2))
-    in_one = [m for m in parts.parts.runner._model.module.modules() if isinstance(vars(m).get("forward"), kind)]
-    assert len(in_one) == 2
-    for module in in_one:
-        module.forward = vars(module)["forward"].by_parts
-    names = [None, "a", "b", None]
-    assert [a.logprobs for a in run(whole, names)] == [a.logprobs for a in run(parts, names)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
