@@ -184,13 +184,13 @@ def newer(report: Report) -> str:
     rows = []
     for name, found in report["shapes"].items():
         for case, figures in found["cases"].items():
-            old = (f"{figures[key]:.2f}" if key in figures else "" for key in ("before_over_floor",))
+            ratios = (figures.get(key) for key in ("step_over_floor", "step_over_fast_floor", "before_over_floor"))
             rows.append([
                 name, case, f"{found['weights'] / 1e6:.0f}", _mb(figures["expert_bytes"]), _mb(figures["other_bytes"]),
-                f"{figures['floor_ms']:.1f}", f"{figures['ms']:.1f}", f"{figures['step_over_floor']:.2f}", *old,
+                f"{figures['floor_ms']:.1f}", f"{figures['ms']:.1f}", *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
             ])  # fmt: skip
-    head = ["shape", "16 rows", "weights, millions", "experts chosen, MB", "adapters + KV, MB", "floor, ms", "step, ms"]
-    return table([*head, "step / floor", "before"], rows)
+    head = ["shape", "16 rows", "millions of weights", "experts, MB", "adapters + KV, MB", "floor, ms", "step, ms"]
+    return table([*head, "step / floor", "/ floor in huge pages", "before"], rows)
 
 
 def growth_file(report: Report) -> str:

@@ -22,6 +22,7 @@ from torch import Tensor
 from benchmarks.alternating import Clock
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.fusion.kinds.decoder_layer import FusedDecoderLayer
+from lora_serve.model.fusion.kinds.latent_layer import NativeLatentAttention
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.native.operators import PackedLinear
 from lora_serve.model.runner import model_runner as runner_module
@@ -73,7 +74,8 @@ def parts_of(run: Callable[[], object], vocab_size: int, clock: Clock = time.per
         return "output head" if args[0].out_features == vocab_size else "base GEMMs"
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(FusedDecoderLayer, "__call__", _by_parts))
+        for kind in (FusedDecoderLayer, NativeLatentAttention):
+            stack.enter_context(_replaced(kind, "__call__", _by_parts))
         for owner, name, part in _seams():
             namer: Namer = of_linear if owner in (FrozenLinear, PackedLinear) else lambda _, part=part: part  # type: ignore[misc]
             stack.enter_context(_replaced(owner, name, times.timed(getattr(owner, name), namer)))
@@ -103,7 +105,8 @@ def products_of(run: Callable[[], object]) -> list[Product]:
         return wrapper
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(FusedDecoderLayer, "__call__", _by_parts))
+        for kind in (FusedDecoderLayer, NativeLatentAttention):
+            stack.enter_context(_replaced(kind, "__call__", _by_parts))
         for owner, name in ((FrozenLinear, "sums"), (FrozenLinear, "product"), (PackedLinear, "__call__")):
             stack.enter_context(_replaced(owner, name, noted(name, getattr(owner, name))))
         run()
@@ -115,7 +118,7 @@ def num_weights_of(layer: FrozenLinear | PackedLinear) -> int:
     return layer.in_features * layer.out_features
 
 
-def _by_parts(layer: FusedDecoderLayer, *args: Any, **kwargs: Any) -> Any:
+def _by_parts(layer: FusedDecoderLayer | NativeLatentAttention, *args: Any, **kwargs: Any) -> Any:
     return layer.by_parts(*args, **kwargs)
 
 

@@ -215,6 +215,19 @@ class Layer(ctypes.Structure):
     )
 
 
+class Latent(ctypes.Structure):
+    """The model's part of latent attention; query.panels None: queries come of no latent vector."""
+
+    _fields_ = (
+        *((name, Weight) for name in ("joined", "query", "keys", "output")),
+        ("adapters", Adapters * 5),  # of what queries come of, of what keys come of, query, keys, output
+        *((name, Norm) for name in ("query_norm", "latent_norm")),
+        *((name, _SIZE) for name in ("heads", "own", "rotated", "value", "block_size", "window", "by_pairs")),
+        ("scale", _FLOAT),
+        ("softcap", _FLOAT),
+    )
+
+
 class Pass(ctypes.Structure):
     """One pass of adapters over the tokens, see `LoraTokens`."""
 
@@ -241,6 +254,18 @@ def load_decoder_layer(dtype: torch.dtype) -> tuple[Any, Any]:
     kernels.decoder_layer.restype = None
     kernels.room_bytes.argtypes, kernels.room_bytes.restype = [ctypes.POINTER(Layer)], _SIZE
     return kernels.decoder_layer, kernels.room_bytes
+
+
+def load_latent_attention(dtype: torch.dtype) -> tuple[Any, Any]:
+    """latent_attention(layer, step, x, scratch, key_pool, value_pool, y) and latent_room(layer), for x of `dtype`.
+
+    Raises OSError.
+    """
+    kernels = library.load(dtype)
+    kernels.latent_attention.argtypes = [ctypes.POINTER(Latent), ctypes.POINTER(Step), *[_ADDRESS] * 5]
+    kernels.latent_attention.restype = None
+    kernels.latent_room.argtypes, kernels.latent_room.restype = [ctypes.POINTER(Latent)], _SIZE
+    return kernels.latent_attention, kernels.latent_room
 
 
 def array_of(kind: type[Any], items: Sequence[Any]) -> Any:

@@ -19,13 +19,19 @@ from transformers.models.qwen2 import modeling_qwen2
 
 from lora_serve.model.fusion.kinds import attention, gated_mlp, norm
 from lora_serve.model.fusion.kinds.attention import FusedRotaryAttention
-from lora_serve.model.fusion.kinds.decoder_layer import FusedDecoderLayer
 from lora_serve.model.fusion.kinds.gated_mlp import FusedGatedMLP
 from lora_serve.model.fusion.kinds.norm import FusedNorm
 from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.native.layer_kernels import ACTIVATIONS
 from tests.local_engine import Answer, LocalEngine, refusal
-from tests.oracle import ARCHITECTURES, REPRESENTATIVE, load_fresh, load_plain, logprobs_alone, save_tiny_model
+from tests.oracle import (
+    ARCHITECTURES,
+    REPRESENTATIVE,
+    load_fresh,
+    load_plain,
+    logprobs_alone,
+    save_tiny_model,
+)
 from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, save_kind, why_not
 from tests.peft_layers import read_layers
 from tests.tiers import mostly_nightly
@@ -237,18 +243,6 @@ def test_replacement_that_is_wrong_is_not_taken(
     engine = LocalEngine(save_tiny_model("qwen3", tmp_path / "model", **SHAPE), dtype=dtype, **LIMITS)
     left = {left_out, "DecoderLayer"}
     assert fused_kinds(engine) == {k: n for k, n in FUSED["qwen3"].items() if k not in left}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_layer_in_one_call_gives_the_bits_of_its_parts(dtype: str, tmp_path: Path) -> None:
-    """A step whose adapters change a norm runs by parts: its other rows must not see it."""
-    model = save_tiny_model("qwen3", tmp_path / "model", **SHAPE)
-    whole, parts = (LocalEngine(model, dtype=dtype, **LIMITS) for _ in range(2))
-    for module in parts.parts.runner._model.module.modules():
-        if isinstance(vars(module).get("forward"), FusedDecoderLayer):
-            del module.forward  # that of its class, over fused parts
-    assert fused_kinds(parts) == {k: n for k, n in FUSED["qwen3"].items() if k != "DecoderLayer"}
-    assert [a.logprobs for a in run(whole, [None] * 4)] == [a.logprobs for a in run(parts, [None] * 4)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
