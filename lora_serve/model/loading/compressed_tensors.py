@@ -1,8 +1,8 @@
-"""Packed weights of compressed-tensors: integers in words or in bytes, and FP8; groups of layers may differ in kind.
+"""Packed weights of compressed-tensors: integers in words or bytes, and FP8; groups of layers may differ in kind.
 
-pack-quantized: `weight_packed` [out, in * bits / 32] int32 and `weight_shape` (out, in); int-quantized: `weight` [out, in]
-int8; float-quantized: `weight` [out, in] float8_e4m3fn. All have `weight_scale`, asymmetric integers `weight_zero_point`,
-and `weight_g_idx` [in] names the group of each input where their order was changed (`actorder`).
+pack-quantized has `weight_packed` [out, in * bits / 32] int32 and `weight_shape`, two numbers; int-quantized `weight`
+[out, in] int8; float-quantized `weight` [out, in] float8_e4m3fn. All have `weight_scale`, asymmetric integers too
+`weight_zero_point`, and `weight_g_idx` [in] names the group of each input where their order was changed (`actorder`).
 """
 
 from __future__ import annotations
@@ -60,20 +60,33 @@ _FLOAT8: Fields = {
     "actorder": NOTHING,
     "block_structure": (None, [WHOLE, WHOLE]),
 }
-# Inputs that a format rounds are not rounded where its weights are dequantised; a row depends on no other either way.
-_INPUTS: Fields = {**_FREE, "num_bits": (8,), "symmetric": (True, None), "actorder": NOTHING, "block_structure": NOTHING}
-_BY_TOKEN: Fields = {**_INPUTS, "strategy": ("token",), "dynamic": (True,), "group_size": NOTHING}
-_BY_GROUP: Fields = {**_INPUTS, "strategy": ("group",), "dynamic": (True,), "group_size": (WHOLE,)}
-_STATIC: Fields = {**_INPUTS, "strategy": ("tensor",), "dynamic": (False, None), "group_size": NOTHING}
+
+
+def _inputs(type_: str, strategy: str, *, dynamic: bool) -> Fields:
+    """The fields of inputs that are rounded. They are not, where weights are dequantised; a row is alone either way."""
+    return {
+        **_FREE,
+        "type": (type_,),
+        "num_bits": (8,),
+        "strategy": (strategy,),
+        "dynamic": (True,) if dynamic else (False, None),
+        "group_size": (WHOLE,) if strategy == "group" else NOTHING,
+        "symmetric": (True, None),
+        "actorder": NOTHING,
+        "block_structure": NOTHING,
+    }
+
+
 # By format: the fields of weights, and those of inputs by their strategy.
 _FORMATS: Mapping[str, tuple[Fields, Mapping[str, Fields]]] = {
     "pack-quantized": ({**_INTEGERS, "strategy": ("channel", "group")}, {}),
-    "int-quantized": (_INTEGERS, {"token": {**_BY_TOKEN, "type": ("int", None)}}),
+    "int-quantized": (_INTEGERS, {"token": _inputs("int", "token", dynamic=True)}),
     "float-quantized": (
         _FLOAT8,
         {
-            strategy: {**fields, "type": ("float",)}
-            for strategy, fields in {"token": _BY_TOKEN, "group": _BY_GROUP, "tensor": _STATIC}.items()
+            "token": _inputs("float", "token", dynamic=True),
+            "group": _inputs("float", "group", dynamic=True),
+            "tensor": _inputs("float", "tensor", dynamic=False),
         },
     ),
 }
@@ -148,8 +161,6 @@ class _Integers(Scheme):
         if self._is_packed:
             parts["weight_packed"] = Part(("I32",), ((num_outputs, self._num_words(num_inputs)),))
             parts["weight_shape"] = Part(("I64", "I32"), ((2,),))
-        else:
-            parts["weight"] = Part(("I8",), ((num_outputs, num_inputs),))
         if not self._is_symmetric and self._is_packed:
             parts["weight_zero_point"] = Part(("I32",), ((self._num_words(num_outputs), beside[1]),))
         elif not self._is_symmetric:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, _meta_registrations, nn
 
 from lora_serve.model.frozen_linear import FrozenLinear
-from lora_serve.model.loading import float8
 from lora_serve.model.loading.float8 import (
     Float8Linear,
     Float8Weight,
