@@ -38,7 +38,7 @@ class Rounded:
 def rounded(
     weight: Tensor, bits: int, group_size: int | None, *, symmetric: bool, ordered: bool, least: int = 1
 ) -> Rounded:
-    """`ordered`: inputs lie in groups in another order than their own. `least`: of zero points that are not symmetric."""
+    """`ordered`: inputs lie in groups in another order than their own. `least`: of zero points, if not symmetric."""
     num_inputs, top = weight.shape[1], (1 << bits) - 1
     size = group_size or num_inputs
     groups = torch.arange(num_inputs) // size

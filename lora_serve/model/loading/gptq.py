@@ -30,7 +30,9 @@ from lora_serve.model.loading.packed_weight import Scales, unpacked
 
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # in a word, of eight outputs
 _GPTQ_FORMATS, _AWQ_FORMATS = (None, "gptq", "gptq_v2"), (None, "gemm", "GEMM")
-_SKIPS = Kind("rules that leave layers out", lambda rules: isinstance(rules, Mapping) and all(map(_is_skip, rules)))
+_SKIPS = Kind(
+    "rules that leave layers out", lambda found: isinstance(found, Mapping) and {str(x)[:2] for x in found} == {"-:"}
+)
 _HOW_IT_WAS_MADE = (
     "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "damp_auto_increment",
     "damp_percent", "dataset", "disable_exllama", "do_fuse", "exllama_config", "fuse_max_seq_len", "group_aware",
@@ -84,10 +86,6 @@ def awq_schemes(stored: Mapping[str, Any]) -> Sequence[Scheme]:
     if len(sizes) != 1:
         raise ValueError(f"quantization_config.group_size is not one number, but {sorted(sizes)}")
     return [_Awq(4, sizes.pop(), {"sym": not stored["zero_point"]})]
-
-
-def _is_skip(rule: object) -> bool:
-    return str(rule).startswith("-:")
 
 
 class _Gptq(Scheme):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -31,6 +31,7 @@ from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.model.loading import compressed_tensors, float8, float8_formats, gptq
 from lora_serve.model.loading.frozen_weight import StoredLinear
 from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked
+from lora_serve.model.loading.observation import first_line
 from lora_serve.model.loading.packed_format import Scheme, StoredLayer
 from lora_serve.model.loading.packed_weight import PackedWeight
 
@@ -103,9 +104,13 @@ class _Checkpoint:
 
     def check(self) -> None:
         """Looks at all that the files of a folder hold, but for the codes. Raises ModelError."""
+        _log.warning("--model %s: %s", self.model, self._words())
         if any(Path(self.model).glob("*.safetensors")):
-            with _told(f"--model {self.model}", ModelError):
-                self._read()
+            try:
+                with _told(f"--model {self.model}", ModelError):
+                    self._read()
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"--model {self.model}: its weights cannot be read: {first_line(error)}") from error
 
     def open(self, auto_class: Any, dtype: torch.dtype) -> Source:
         """The plain checkpoint that the files stand for. Raises ModelError."""
@@ -121,14 +126,15 @@ class _Checkpoint:
         """Gives a loaded model the layers that stay packed, and what `from_pretrained` reads beside weights."""
         for path, make in self.kept.items():
             module.set_submodule(path, make(module.get_submodule(path)))
-        words = ", ".join(dict.fromkeys(scheme.words for scheme in self.schemes))
-        if num_dequantized := self.num_layers - len(self.kept):
-            words += f", {num_dequantized} are dequantised at load: they take the memory of a plain checkpoint"
-        _log.info("%d packed layers: %s", self.num_layers, words)
+        _log.info("%d packed layers, of which %d stay so: %s", self.num_layers, len(self.kept), self._words())
         self.kept.clear()
         if module.can_generate():
             with suppress(OSError):  # there is none: what config.json says holds
                 module.generation_config = GenerationConfig.from_pretrained(self.model)
+
+    def _words(self) -> str:
+        kinds = ", ".join(dict.fromkeys(scheme.words for scheme in self.schemes))
+        return f"{kinds}; layers that do not stay packed are dequantised at load, and take the memory of plain ones"
 
     def _read(self) -> tuple[list[_Packed], dict[str, Any]]:
         """The layers that are packed, and all other tensors by name. Raises ValueError."""

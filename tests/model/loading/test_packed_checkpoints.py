@@ -68,7 +68,10 @@ def test_log_says_how_many_layers_take_the_memory_of_plain_ones(
     packed, _ = save_packed(KINDS["awq"], llama, tmp_path)
     with caplog.at_level(logging.INFO):
         module = loaded(packed, dtype="bfloat16")
-    assert "14 packed layers: awq, 4 bits, 14 are dequantised at load" in caplog.text
+    assert (
+        "14 packed layers, of which 0 stay so: awq, 4 bits; layers that do not stay packed are dequantised"
+        in caplog.text
+    )
     assert {part.dtype for part in module.parameters()} == {torch.bfloat16}
     assert not hasattr(module.config, "quantization_config")
 

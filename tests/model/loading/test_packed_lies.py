@@ -17,7 +17,7 @@ from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model.exactness import try_base
 from lora_serve.model.loading.frozen_model import load_frozen
-from tests.float8_packer import edit_config, rewritten
+from tests.float8_packer import WEIGHTS, edit_config, rewritten
 from tests.oracle import save_tiny_model
 from tests.weight_packer import KINDS, Tensors, save_packed
 
@@ -130,7 +130,8 @@ FIELDS: Mapping[str, tuple[str, str, Any, str]] = {
     "ct_group": ("w4a16", "config_groups.group_0.weights.group_size", 0, "is 0; .* or -1 or a whole number"),
     "ct_no_group": ("w4a16", "config_groups.group_0.weights.group_size", None, "strategy 'group' and no group_size"),
     "ct_actorder": ("w4a16", "config_groups.group_0.weights.actorder", "fancy", "is 'fancy'"),
-    "ct_inputs": ("w4a16", "config_groups.group_0.input_activations", {"num_bits": 8}, "strategy is None; .* is None"),
+    "ct_inputs": ("w4a16", "config_groups.group_0.input_activations", {"num_bits": 8}, "strategy is None; of"),
+    "ct_packed_inputs": ("w4a16", "config_groups.group_0.input_activations", [8], r"is \[8\], not fields"),
     "ct_new_field": ("w4a16", "config_groups.group_0.weights.rotation", "hadamard", "a field not known of"),
     "ct_other_format": ("w4a16", "format", "marlin-24", "is 'marlin-24'; of compressed-tensors served is"),
     "ct_weights": ("w4a16", "config_groups.group_0.weights", None, "weights is None, not fields"),
@@ -186,3 +187,19 @@ def test_weights_of_another_size_than_the_model_are_refused(packed: Callable[[st
         ModelError, match=r"config.json does not fit the weights: model.layers.0.mlp.down_proj.weight is \[32, 64\]"
     ):
         load(model)
+
+
+def test_files_that_are_cut_off_are_refused_by_the_check(packed: Callable[[str], Path], tmp_path: Path) -> None:
+    model = rewritten(packed("awq"), tmp_path / "model", lambda name, x: {name: x})
+    (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"--model .*: its weights cannot be read: "):
+        try_base(part_of(model))
+    with pytest.raises(ModelError, match=r"--model .*: cannot be loaded: "):
+        load(model)
+
+
+def test_check_tells_that_the_weights_are_dequantised(
+    packed: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    try_base(part_of(packed("gptq_8")))
+    assert "gptq, 8 bits; layers that do not stay packed are dequantised at load" in caplog.text
