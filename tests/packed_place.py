@@ -1,4 +1,4 @@
-"""A model with packed weights, and the plain one with its numbers: answers of mixed batches beside PEFT's over the latter."""
+"""A model with packed weights, and the plain one of the same numbers: mixed batches, and PEFT over the latter."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True)
 class Rounded:
-    """A weight as integers from 0 to 2^bits - 1: W[o, i] = (codes[o, i] - zeros[o, g]) * scales[o, g], g = groups[i]."""
+    """A weight as integers from 0 up: W[o, i] = (codes[o, i] - zeros[o, g]) * scales[o, g], g = groups[i]."""
 
     codes: Tensor  # [out, in]
     scales: Tensor  # [out, num_groups]
@@ -35,8 +35,10 @@ class Rounded:
         return (numbers * self.scales.double()[:, self.groups]).float()
 
 
-def rounded(weight: Tensor, bits: int, group_size: int | None, *, symmetric: bool, ordered: bool) -> Rounded:
-    """`ordered`: inputs lie in groups in another order than their own."""
+def rounded(
+    weight: Tensor, bits: int, group_size: int | None, *, symmetric: bool, ordered: bool, least: int = 1
+) -> Rounded:
+    """`ordered`: inputs lie in groups in another order than their own. `least`: of zero points, if not symmetric."""
     num_inputs, top = weight.shape[1], (1 << bits) - 1
     size = group_size or num_inputs
     groups = torch.arange(num_inputs) // size
@@ -51,14 +53,14 @@ def rounded(weight: Tensor, bits: int, group_size: int | None, *, symmetric: boo
         else:
             low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
             scales.append((high - low) / top)
-            zeros.append((-low / scales[-1]).round().clamp(1, top).long())
+            zeros.append((-low / scales[-1]).round().clamp(least, top).long())
     scale, zero = torch.stack(scales, 1).half().float(), torch.stack(zeros, 1)
     codes = (weight / scale[:, groups] + zero[:, groups]).round().clamp(0, top).long()
     return Rounded(codes, scale, zero, groups)
 
 
 def words(numbers: Tensor, bits: int, dim: int, order: Sequence[int] | None = None) -> Tensor:
-    """Integers along a dimension in words of 32 bits, from the lowest bits up; `order`: which of each word comes first."""
+    """Integers along a dimension in words of 32 bits, from the lowest bits up; `order`: which of each word."""
     lines = numbers.movedim(dim, -1)
     count = 32 // bits
     lines = torch.nn.functional.pad(lines, (0, -lines.shape[-1] % count))
@@ -122,8 +124,8 @@ def _compressed(
     }  # fmt: skip
     targets = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     config = {
-        "quant_method": "compressed-tensors", "format": name, "quantization_status": "compressed", "ignore": ["lm_head"],
-        "config_groups": {"group_0": targets}, "kv_cache_scheme": None, "sparsity_config": {}, "version": "0.15.0",
+        "quant_method": "compressed-tensors", "format": name, "ignore": ["lm_head"], "version": "0.15.0",
+        "config_groups": {"group_0": targets}, "quantization_status": "compressed", "sparsity_config": {},
     }  # fmt: skip
 
     def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
@@ -134,16 +136,35 @@ def _compressed(
     return Kind(config, pack)
 
 
-def _gptq(bits: int, group: int, *, symmetric: bool = True, ordered: bool = False, version: str = "gptq") -> Kind:
+def _gptq(
+    bits: int,
+    group: int,
+    *,
+    symmetric: bool = True,
+    ordered: bool = False,
+    version: str = "gptq",
+    borrows: bool = False,
+) -> Kind:
+    """`borrows`: as GPTQModel writes zero points, of a whole word less one in each place."""
     config = {
         "quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": ordered,
         "checkpoint_format": version, "damp_percent": 0.1, "true_sequential": True, "lm_head": False,
-        "meta": {"quantizer": ["gptqmodel:2.0.0"]}, "pack_dtype": "int32",
+        "meta": {"quantizer": ["gptqmodel:2.0.0" if borrows else "auto_gptq:0.7.1"]}, "pack_dtype": "int32",
     }  # fmt: skip
 
     def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
-        found = rounded(weight, bits, None if group == -1 else group, symmetric=symmetric, ordered=ordered)
-        return gptq(found, bits, less=int(version == "gptq")), found.dequantized()
+        size = None if group == -1 else group
+        if borrows:
+            weight = weight.clone()
+            weight[::3] += weight[::3].abs().amax(1, keepdim=True)  # rows whose zero points are 0
+        found = rounded(
+            weight, bits, size, symmetric=symmetric, ordered=ordered, least=int(version == "gptq" and not borrows)
+        )
+        parts = gptq(found, bits, less=int(version == "gptq" and not borrows))
+        if borrows:
+            ones = sum(1 << place for place in range(0, 32, bits))
+            parts["qzeros"] = parts["qzeros"] - ones
+        return parts, found.dequantized()
 
     return Kind(config, pack)
 
@@ -204,9 +225,12 @@ KINDS: Mapping[str, Kind] = {
     "gptq_8": _gptq(8, -1, symmetric=False),
     "gptq_8_desc_act": _gptq(8, 16, ordered=True, version="gptq_v2"),
     "gptq_2": _gptq(2, 8, symmetric=False),
+    "gptq_of_gptqmodel": _gptq(4, 8, symmetric=False, borrows=True),
+    "gptq_8_of_gptqmodel": _gptq(8, 32, symmetric=False, borrows=True),
     "awq": _awq(16),
     "awq_channel": _awq(-1),
     "fp8_blocks": _float8({**_FP8, "weight_block_size": [24, 20]}, "weight_scale_inv", (24, 20)),
+    "fp8_blocks_that_divide": _float8({**_FP8, "weight_block_size": [16, 8]}, "weight_scale_inv", (16, 8)),
     "fp8_static": _float8({**_FP8, "activation_scheme": "static"}, "weight_scale", None, input_scale=0.02),
     "fp8_blocks_compressed": _float8(_float8_blocks_compressed(), "weight_scale", (16, 16)),
 }

@@ -172,8 +172,8 @@ def check_small_copy(config: ModelConfig) -> None:
 
 
 def try_base(config: ModelConfig) -> LoadedModel:
-    """A small copy of random weights of the model in `config`, tried as a start tries the model. No weights are read, but what lies
-    beside packed ones, if they are there.
+    """A small copy of random weights of the model in `config`, tried as a start tries the model. No weight is read, but
+    what lies beside packed ones, if they are there.
 
     Raises ModelError if the copy cannot be served.
     """

@@ -1,8 +1,8 @@
-"""Packed weights of compressed-tensors: integers in words or in bytes, and FP8; groups of layers may differ in kind.
+"""Packed weights of compressed-tensors: integers in words or bytes, and FP8; groups of layers may differ in kind.
 
-pack-quantized: `weight_packed` [out, in * bits / 32] int32 and `weight_shape` (out, in); int-quantized: `weight` [out, in]
-int8; float-quantized: `weight` [out, in] float8_e4m3fn. All have `weight_scale`, asymmetric integers `weight_zero_point`,
-and `weight_g_idx` [in] names the group of each input where their order was changed (`actorder`).
+pack-quantized has `weight_packed` [out, in * bits / 32] int32 and `weight_shape`, two numbers; int-quantized `weight`
+[out, in] int8; float-quantized `weight` [out, in] float8_e4m3fn. All have `weight_scale`, asymmetric integers too
+`weight_zero_point`, and `weight_g_idx` [in] names the group of each input where their order was changed (`actorder`).
 """
 
 from __future__ import annotations
@@ -60,30 +60,24 @@ _FLOAT8: Fields = {
     "actorder": NOTHING,
     "block_structure": (None, [WHOLE, WHOLE]),
 }
-# Inputs that a format rounds are not rounded where its weights are dequantised; a row depends on no other either way.
+
+# Of inputs that a format rounds: they are not rounded where weights are dequantised, and a row is alone either way.
 _INPUTS: Fields = {
     **_FREE,
     "num_bits": (8,),
+    "strategy": ("token", "group", "tensor"),
+    "group_size": (None, WHOLE),
     "symmetric": (True, None),
+    "dynamic": (True, False, None),
     "actorder": NOTHING,
     "block_structure": NOTHING,
 }
-_BY_TOKEN: Fields = {**_INPUTS, "strategy": ("token",), "dynamic": (True,), "group_size": NOTHING}
-_BY_GROUP: Fields = {**_INPUTS, "strategy": ("group",), "dynamic": (True,), "group_size": (WHOLE,)}
-_STATIC: Fields = {**_INPUTS, "strategy": ("tensor",), "dynamic": (False, None), "group_size": NOTHING}
-# By format: the fields of weights, and those of inputs by their strategy.
-_FORMATS: Mapping[str, tuple[Fields, Mapping[str, Fields]]] = {
-    "pack-quantized": ({**_INTEGERS, "strategy": ("channel", "group")}, {}),
-    "int-quantized": (_INTEGERS, {"token": {**_BY_TOKEN, "type": ("int", None)}}),
-    "float-quantized": (
-        _FLOAT8,
-        {
-            strategy: {**fields, "type": ("float",)}
-            for strategy, fields in {"token": _BY_TOKEN, "group": _BY_GROUP, "tensor": _STATIC}.items()
-        },
-    ),
+_FORMATS: Mapping[str, tuple[Fields, Fields]] = {  # the fields of weights and of inputs
+    "pack-quantized": ({**_INTEGERS, "strategy": ("channel", "group")}, {**_INPUTS, "type": ("int", None)}),
+    "int-quantized": (_INTEGERS, {**_INPUTS, "type": ("int", None)}),
+    "float-quantized": (_FLOAT8, {**_INPUTS, "type": ("float",)}),
 }
-_NAIVE = {"int": "int-quantized", "float": "float-quantized"}
+_NAIVE = "naive-quantized"  # either of the last two
 
 
 def schemes(stored: Mapping[str, Any]) -> Sequence[Scheme]:
@@ -96,30 +90,29 @@ def schemes(stored: Mapping[str, Any]) -> Sequence[Scheme]:
 
 
 def _scheme(place: str, group: Any, of_all: str) -> Scheme:
-    formats = (*_FORMATS, "naive-quantized")
-    own = (None, *formats) if of_all in formats else formats
+    forms = (*_FORMATS, _NAIVE)
+    own = (None, *forms) if of_all in forms else forms
     check_fields(place, group, {"targets": ANY, "format": own, "weights": ANY, "input_activations": ANY}, _WORDS)
-    weights, inputs = group.get("weights"), group.get("input_activations")
+    weights, inputs = group.get("weights"), group.get("input_activations") or {}
     form = group.get("format") or of_all
-    if form == "naive-quantized":
-        form = _NAIVE.get(weights.get("type", "int") if isinstance(weights, Mapping) else "int", form)
-    of_weights, by_strategy = _FORMATS[form]
+    if form == _NAIVE:
+        is_float = isinstance(weights, Mapping) and weights.get("type") == "float"
+        form = "float-quantized" if is_float else "int-quantized"
+    of_weights, of_inputs = _FORMATS[form]
     check_fields(f"{place}.weights", weights, of_weights, f"{_WORDS}' {form}")
-    strategy = None
-    if inputs not in NOTHING:
-        strategy = inputs.get("strategy") if isinstance(inputs, Mapping) else None
-        if strategy not in by_strategy:
-            words = " or ".join(map(repr, by_strategy)) or "None, of inputs that are not rounded"
-            raise ValueError(
-                f"{place}.input_activations.strategy is {strategy!r}; of {_WORDS}' {form} served is {words}"
-            )
-        check_fields(f"{place}.input_activations", inputs, by_strategy[strategy], f"{_WORDS}' {form}")
+    if inputs:
+        check_fields(f"{place}.input_activations", inputs, of_inputs, f"{_WORDS}' {form}")
+        if (inputs["strategy"] == "tensor") is (inputs.get("dynamic") is True):
+            found = f"is {inputs.get('dynamic')!r}; of {_WORDS} served is False with the strategy 'tensor', else True"
+            raise ValueError(f"{place}.input_activations.dynamic {found}")
     if form != "float-quantized":
         return _Integers(form, weights)
-    if weights["strategy"] == "block" and not weights.get("block_structure"):
-        raise ValueError(f"{place}.weights.block_structure is not there, and its strategy is 'block'")
-    block = weights["block_structure"] if weights["strategy"] == "block" else None
-    return Float8Scheme("fp8", block, "weight_scale", "input_scale", rounds_tokens=strategy == "token" and not block)
+    block = weights.get("block_structure") if weights["strategy"] == "block" else None
+    if weights["strategy"] == "block" and block is None:
+        raise ValueError(f"{place}.weights.block_structure is not there, and the strategy is 'block'")
+    by_token = inputs.get("strategy") == "token" and block is None
+    of_inputs_too = ("input_scale",) if inputs.get("strategy") == "tensor" else ()
+    return Float8Scheme("fp8", block, "weight_scale", *of_inputs_too, rounds_tokens=by_token)
 
 
 class _Integers(Scheme):
@@ -154,8 +147,6 @@ class _Integers(Scheme):
         if self._is_packed:
             parts["weight_packed"] = Part(("I32",), ((num_outputs, self._num_words(num_inputs)),))
             parts["weight_shape"] = Part(("I64", "I32"), ((2,),))
-        else:
-            parts["weight"] = Part(("I8",), ((num_outputs, num_inputs),))
         if not self._is_symmetric and self._is_packed:
             parts["weight_zero_point"] = Part(("I32",), ((self._num_words(num_outputs), beside[1]),))
         elif not self._is_symmetric:

@@ -1,7 +1,7 @@
-"""Packed weights in FP8 (e4m3): scales by output, by block or one in all; and the format `quant_method: fp8` of them.
+"""Packed weights in FP8 (e4m3), with scales by output, by block or one in all; and the format `quant_method: fp8`.
 
-That is DeepSeek's, with `weight_scale_inv` for blocks of `weight_block_size` outputs and inputs, and the static one that
-vLLM writes, with a `weight_scale` and an `input_scale` a layer.
+That is DeepSeek's, with `weight_scale_inv` for blocks of `weight_block_size` outputs and inputs, and the static one of
+vLLM's tools, with a `weight_scale` and an `input_scale` a layer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class Float8Scheme(Scheme):
         if self._block:
             shapes = ((math.ceil(num_outputs / self._block[0]), math.ceil(num_inputs / self._block[1])),)
         return {
-            "weight": Part(self.types, ((num_outputs, num_inputs),)),
             self._scale: Part(FLOATS, shapes),
             **{name: Part(FLOATS, ((1,), ()), is_needed=False) for name in self._inputs},
         }

@@ -124,9 +124,7 @@ class QuantizationPlan:
     dtype: str  # "auto" or a type's name
     arguments: Mapping[str, Any] = field(default_factory=dict)
     settle: Callable[[Any, torch.device], None] = lambda module, device: None  # of what is loaded, and where it goes
-    open: Callable[[Any, torch.dtype], Source] | None = (
-        None  # of an auto class and the model's type, if files are packed
-    )
+    open: Callable[[Any, torch.dtype], Source] | None = None  # by an auto class and the model's type: of packed files
     check: Callable[[], None] = lambda: None  # looks at files that are there, short of loading them; raises ModelError
 
 
@@ -226,7 +224,7 @@ def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.
     if name is None:
         raise ModelError(
             f"--model {config.model}: quantised with {scheme}; served are torchao's weight-only kinds, bitsandbytes "
-            "4-bit, compressed-tensors' FP8-dynamic and MXFP4, whose rows do not depend on their neighbours"
+            "4-bit, MXFP4, compressed-tensors, gptq, awq and fp8, whose rows do not depend on their neighbours"
         )
     check_asked(config, name)
     if name == "int4" and device.type == "cpu":

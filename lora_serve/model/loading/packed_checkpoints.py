@@ -1,7 +1,7 @@
-"""Checkpoints whose weights are packed: read layer by layer, and kept so or dequantised while transformers loads them.
+"""Checkpoints with packed weights, which are read layer by layer, and kept so or dequantised while transformers loads.
 
-transformers is handed the names of a plain checkpoint, so that what it does to names and to experts one by one holds for
-packed ones, too. A format is an entry of `_FORMATS`.
+transformers is handed a plain checkpoint's names, so that what it does to these, and to experts one by one, holds here,
+too. A format is an entry of `_FORMATS`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -28,17 +28,18 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
-from lora_serve.model.loading import awq, compressed_tensors, float8, float8_formats, gptq
+from lora_serve.model.loading import compressed_tensors, float8, float8_formats, gptq
 from lora_serve.model.loading.frozen_weight import StoredLinear
 from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked
+from lora_serve.model.loading.observation import first_line
 from lora_serve.model.loading.packed_format import Scheme, StoredLayer
 from lora_serve.model.loading.packed_weight import PackedWeight
 
 _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
-    "awq": awq.schemes,
+    "awq": gptq.awq_schemes,
     "compressed-tensors": compressed_tensors.schemes,
     "fp8": float8_formats.schemes,
-    "gptq": gptq.schemes,
+    "gptq": gptq.gptq_schemes,
 }
 _PLAIN = frozenset({"F64", "F32", "BF16", "F16", "I64", "BOOL", "U8"})  # types that tensors of no packed layer may have
 # Last names that no plain layer has: of tensors that would be left out in silence.
@@ -71,12 +72,13 @@ def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
 class _Packed:
     """A layer whose tensors fit each other."""
 
+    model: str
     layer: StoredLayer
     scheme: Scheme
     size: tuple[int, int]  # outputs and inputs
 
     def weight(self) -> PackedWeight:
-        with _told(f"{self.layer.path}.weight", ModelError):
+        with _told(f"--model {self.model}: {self.layer.path}", ModelError):
             return self.scheme.weight(self.layer)
 
 
@@ -102,9 +104,13 @@ class _Checkpoint:
 
     def check(self) -> None:
         """Looks at all that the files of a folder hold, but for the codes. Raises ModelError."""
+        _log.warning("--model %s: %s", self.model, self._words())
         if any(Path(self.model).glob("*.safetensors")):
-            with _told(f"--model {self.model}", ModelError):
-                self._read()
+            try:
+                with _told(f"--model {self.model}", ModelError):
+                    self._read()
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"--model {self.model}: its weights cannot be read: {first_line(error)}") from error
 
     def open(self, auto_class: Any, dtype: torch.dtype) -> Source:
         """The plain checkpoint that the files stand for. Raises ModelError."""
@@ -120,14 +126,15 @@ class _Checkpoint:
         """Gives a loaded model the layers that stay packed, and what `from_pretrained` reads beside weights."""
         for path, make in self.kept.items():
             module.set_submodule(path, make(module.get_submodule(path)))
-        words = ", ".join(dict.fromkeys(scheme.words for scheme in self.schemes))
-        if num_dequantized := self.num_layers - len(self.kept):
-            words += f", {num_dequantized} are dequantised at load: they take the memory of a plain checkpoint"
-        _log.info("%d packed layers: %s", self.num_layers, words)
+        _log.info("%d packed layers, of which %d stay so: %s", self.num_layers, len(self.kept), self._words())
         self.kept.clear()
         if module.can_generate():
             with suppress(OSError):  # there is none: what config.json says holds
                 module.generation_config = GenerationConfig.from_pretrained(self.model)
+
+    def _words(self) -> str:
+        kinds = ", ".join(dict.fromkeys(scheme.words for scheme in self.schemes))
+        return f"{kinds}; layers that do not stay packed are dequantised at load, and take the memory of plain ones"
 
     def _read(self) -> tuple[list[_Packed], dict[str, Any]]:
         """The layers that are packed, and all other tensors by name. Raises ValueError."""
@@ -140,7 +147,7 @@ class _Checkpoint:
         layers, tensors = [], dict[str, Any]()
         for path, slices in parts.items():
             with _told(path):
-                found = _packed(path, slices, self.schemes)
+                found = self._packed(path, slices)
             if found is not None:
                 layers.append(found)
             plain = slices if found is None else slices.keys() & {"bias"}
@@ -148,6 +155,27 @@ class _Checkpoint:
         if not layers:
             raise ValueError(f"config.json says that weights are {self.schemes[0].words}, and its files hold none")
         return layers, tensors
+
+    def _packed(self, path: str, slices: Mapping[str, Any]) -> _Packed | None:
+        """A layer by the way in which it is packed; None: it is plain. Raises ValueError."""
+        forms = {last: (part.get_dtype(), part.get_shape()) for last, part in slices.items()}
+        layer = StoredLayer(path, forms, lambda last: slices[last][...])
+        errors = []
+        for scheme in (one for one in self.schemes if one.is_of(layer)):
+            try:
+                size = scheme.checked_size(layer)
+            except ValueError as error:
+                errors.append(error)
+                continue
+            scheme.scales(layer).check(scheme.bits)
+            return _Packed(self.model, layer, scheme, size)
+        if errors:
+            raise errors[0]
+        for last, (dtype, shape) in forms.items():
+            if dtype not in _PLAIN or _BESIDE.fullmatch(last):
+                words = " or ".join(dict.fromkeys(scheme.words for scheme in self.schemes))
+                raise ValueError(f"{last} is {dtype} {shape}, of no layer that is packed as {words}")
+        return None
 
     def _place(
         self, layers: Sequence[_Packed], tensors: dict[str, Any], model: PreTrainedModel, dtype: torch.dtype
@@ -174,36 +202,12 @@ class _Checkpoint:
                 raise ValueError(f"{layer.path}.bias is not zero, and the model has no such bias")
             make = packed.scheme.kept(linear, self.device) if type(linear) is nn.Linear else None
             if make is not None:
-                self.kept[path] = functools.partial(_replaced, packed, make)
+                self.kept[path] = functools.partial(_kept, packed, make)
                 tensors[name] = torch.zeros((), dtype=dtype).expand(packed.size)
 
 
-def _replaced(
-    packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear
-) -> StoredLinear:
+def _kept(packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear) -> StoredLinear:
     return make(like, packed.weight())
-
-
-def _packed(path: str, slices: Mapping[str, Any], schemes: Sequence[Scheme]) -> _Packed | None:
-    """A layer by the way in which it is packed; None: it is plain. Raises ValueError."""
-    forms = {last: (part.get_dtype(), part.get_shape()) for last, part in slices.items()}
-    layer = StoredLayer(path, forms, lambda last: slices[last][...])
-    errors = []
-    for scheme in (one for one in schemes if one.is_of(layer)):
-        try:
-            size = scheme.checked_size(layer)
-        except ValueError as error:
-            errors.append(error)
-            continue
-        scheme.scales(layer).check(scheme.bits)
-        return _Packed(layer, scheme, size)
-    if errors:
-        raise errors[0]
-    for last, (dtype, shape) in forms.items():
-        if dtype not in _PLAIN or _BESIDE.fullmatch(last):
-            words = " or ".join(dict.fromkeys(scheme.words for scheme in schemes))
-            raise ValueError(f"{last} is {dtype} {shape}, of no layer that is packed as {words}")
-    return None
 
 
 def _files(model: str) -> Sequence[str | Path]:

@@ -47,7 +47,7 @@ def check_fields(place: str, found: Any, fields: Fields, words: str) -> None:
         value = found.get(name)
         if name not in fields:
             if value not in NOTHING:
-                raise ValueError(f"{place}.{name} is {value!r}, a field that is not known of {words}")
+                raise ValueError(f"{place}.{name} is {value!r}, a field not known of {words}")
         elif value not in fields[name]:
             raise ValueError(
                 f"{place}.{name} is {value!r}; of {words} served is {' or '.join(map(repr, fields[name]))}"
@@ -99,7 +99,7 @@ class Scheme(ABC):
             if dtype not in part.types or tuple(shape) not in part.shapes:
                 shapes = " or ".join(str(list(one)) for one in part.shapes)
                 raise ValueError(f"{name} is {dtype} {shape}; of {list(size)} it is {' or '.join(part.types)} {shapes}")
-        if unknown := layer.forms.keys() - parts.keys() - {"bias"}:
+        if unknown := layer.forms.keys() - parts.keys() - {self.numbers, "bias"}:
             raise ValueError(f"{min(unknown)} is not known of it")
         return size
 
@@ -109,7 +109,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def parts(self, num_outputs: int, num_inputs: int) -> Mapping[str, Part]:
-        """The tensors, by last name, of a layer of that size. Raises ValueError."""
+        """The tensors, by last name, beside the codes of a layer of that size. Raises ValueError."""
 
     @abstractmethod
     def scales(self, layer: StoredLayer) -> Scales:

@@ -37,7 +37,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """W [out, in] of a linear layer, with one byte a number. Kinds of frozen weights that stay packed are made of it."""
+    """W [out, in] of a linear layer, a byte a number. The kinds of frozen weights that stay packed are made of it."""
 
     codes: Tensor  # [out, in] int8, from -2^(bits - 1), or float8_e4m3fn
     beside: Scales
@@ -58,8 +58,8 @@ class PackedWeight:
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """words [rows, n] int32 -> the integers of 2, 4 or 8 bits that lie in each from its lowest bit up, [rows, n * 32 / bits]
-    int8, where 0 stands for -2^(bits - 1).
+    """words [rows, n] int32 -> the integers of 2, 4 or 8 bits that lie in each, from its lowest bits up, and of each
+    2^(bits - 1) less: [rows, n * 32 / bits] int8.
     """
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
     numbers = (words.flatten().view(torch.uint8)[:, None] >> shifts) & ((1 << bits) - 1)

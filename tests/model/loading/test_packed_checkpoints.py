@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.settings import Settings
 from lora_serve.model.loading.frozen_model import load_frozen
+from tests.float8_packer import WEIGHTS
 from tests.oracle import load_plain, save_tiny_model
 from tests.packed_place import NEAR, PackedPlace, save_adapters
 from tests.tiers import mostly_nightly
-from tests.weight_packer import KINDS, save_packed
+from tests.weight_packer import KINDS, save_packed, words
 
 
 def loaded(model: Path, **settings: Any) -> Any:
@@ -64,6 +68,55 @@ def test_log_says_how_many_layers_take_the_memory_of_plain_ones(
     packed, _ = save_packed(KINDS["awq"], llama, tmp_path)
     with caplog.at_level(logging.INFO):
         module = loaded(packed, dtype="bfloat16")
-    assert "14 packed layers: awq, 4 bits, 14 are dequantised at load" in caplog.text
+    assert (
+        "14 packed layers, of which 0 stay so: awq, 4 bits; layers that do not stay packed are dequantised"
+        in caplog.text
+    )
     assert {part.dtype for part in module.parameters()} == {torch.bfloat16}
     assert not hasattr(module.config, "quantization_config")
+
+
+# (bits, dimension) -> words of RECORDED_NUMBERS, as compressed-tensors 0.20.1 itself packed them.
+RECORDED_NUMBERS = torch.arange(27).reshape(3, 9) * 7 + 3
+RECORDED: Mapping[tuple[int, int], str] = {
+    (2, 0): "0000001b 00000006 00000031 0000002c 0000001b 00000006 00000031 0000002c 0000001b",
+    (2, 1): "00031b1b 0002c6c6 0001b1b1",
+    (4, 0): "00000123 0000089a 00000f01 00000678 00000def 00000456 00000bcd 00000234 000009ab",
+    (4, 1): "4d6f81a3 0000000b 3c5e7092 0000000a 2b4d6f81 00000009",
+    (8, 0): "00814203 0088490a 008f5011 00965718 009d5e1f 00a46526 00ab6c2d 00b27334 00b97a3b",
+    (8, 1): "18110a03 342d261f 0000003b 57504942 736c655e 0000007a 968f8881 b2aba49d 000000b9",
+}
+
+
+@pytest.mark.parametrize(("bits", "dim"), RECORDED)
+def test_words_of_the_tests_packer_are_the_librarys(bits: int, dim: int) -> None:
+    found = words(RECORDED_NUMBERS % (1 << bits), bits, dim).flatten().tolist()
+    assert " ".join(f"{word & 0xFFFFFFFF:08x}" for word in found) == RECORDED[bits, dim]
+
+
+def test_blocks_of_fp8_are_what_transformers_makes_of_them(llama: Path, tmp_path: Path) -> None:
+    packed, _ = save_packed(KINDS["fp8_blocks_that_divide"], llama, tmp_path)
+    config = FineGrainedFP8Config(dequantize=True)
+    theirs = AutoModelForCausalLM.from_pretrained(packed, dtype=torch.float32, quantization_config=config).state_dict()
+    mine = loaded(packed, dtype="float32").state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_parts_of_a_layer_may_lie_in_several_files(llama: Path, tmp_path: Path) -> None:
+    packed, dequantized = save_packed(KINDS["gptq_desc_act"], llama, tmp_path)
+    tensors = load_file(packed / WEIGHTS)
+    names = {name: f"model-{i % 3}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(names.values()):
+        save_file({name: tensors[name] for name in names if names[name] == file}, packed / file, {"format": "pt"})
+    (packed / WEIGHTS).unlink()
+    (packed / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    found, wanted = loaded(packed, dtype="float32").state_dict(), load_plain(dequantized).state_dict()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_end_of_an_answer_is_that_of_generation_config(llama: Path, tmp_path: Path) -> None:
+    packed, _ = save_packed(KINDS["awq"], llama, tmp_path)
+    (packed / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    assert loaded(packed).generation_config.eos_token_id == [5, 7]
+    (packed / "generation_config.json").unlink()
+    assert loaded(packed).generation_config.eos_token_id == 2

@@ -256,7 +256,7 @@ def test_missing_torchao_names_the_extra(llama: Path, stored: Path, monkeypatch:
 
 
 REFUSED = {
-    "gptq": {"quant_method": "gptq", "bits": 4},
+    "hqq": {"quant_method": "hqq", "bits": 4},
     "bitsandbytes 8-bit": {"quant_method": "bitsandbytes", "load_in_8bit": True},
     "torchao Int8DynamicActivationInt8WeightConfig": {
         "quant_method": "torchao",
@@ -270,7 +270,7 @@ REFUSED = {
 def test_methods_that_may_mix_rows_and_unknown_ones_are_refused_by_name(name: str, tmp_path: Path) -> None:
     folder = edit_config(save_tiny_model("llama", tmp_path), quantization_config=REFUSED[name])
     with pytest.raises(
-        ModelError, match=rf"quantised with {name}; served are torchao's weight-only kinds, .* FP8-dynamic"
+        ModelError, match=rf"quantised with {name}; served are torchao's weight-only kinds, .* gptq, awq and fp8"
     ):
         build(folder)
 
