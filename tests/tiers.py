@@ -1,8 +1,10 @@
 """The two tiers of the suite: what the default one takes, and what only `pytest -m nightly` does (docs/testing.md).
 
-A test marked `nightly` runs in the nightly tier alone. A search (a property test of Hypothesis, or one marked `search`)
-runs in both, and is longer at night. A part (PARTS) runs by night, and by day when anything that it rests on changed
-since the commit that `--since` finds; without that option, or where git cannot tell, whatever changed.
+A test marked `nightly` runs in the nightly tier alone, and so do most cases of one marked `crossed`: by day each two
+values of its parameters meet once, of two parameters each value is there once. A search (a property test of Hypothesis,
+or one marked `search`) runs in both, and is longer at night. A part (PARTS) runs by night, and by day when anything
+that it rests on changed since the commit that `--since` finds; without that option, or where git cannot tell, whatever
+changed.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import ast
 import functools
 import os
 import subprocess
-from collections.abc import Collection, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -51,6 +55,30 @@ def mostly_nightly(values: Iterable[object], *by_default: object) -> list[Parame
         pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks[value in by_default])
         for value in values
     ]
+
+
+def cover(cases: Sequence[Mapping[str, int]]) -> list[int]:
+    """Which of the cases, by themselves, show each value of each parameter; of three parameters or more, each pair of
+    values, of two parameters, that the cases have. Parameters that go together are one.
+    """
+    columns = {_ranks([case[name] for case in cases]) for name in cases[0]}
+    varying = sorted(column for column in columns if len(set(column)) > 1)
+    values = [list(enumerate(row)) for row in zip(*varying, strict=True)]
+    at_once = max(1, min(2, len(varying) - 1))
+    shown = [set(combinations(row, at_once)) for row in values]
+    missing, chosen, uses = set().union(*shown), [], Counter[tuple[int, int]]()
+    while missing:
+        best = max(range(len(shown)), key=lambda i: (len(shown[i] & missing), -sum(uses[value] for value in values[i])))
+        missing -= shown[best]
+        uses.update(values[best])
+        chosen.append(best)
+    return sorted(chosen) or [0]
+
+
+def _ranks(values: Sequence[int]) -> tuple[int, ...]:
+    """Each value's place among them, the same in every process."""
+    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    return tuple(places[value] for value in values)
 
 
 def by_tier(default: T, nightly: T) -> T:
@@ -170,10 +198,23 @@ def choose(config: pytest.Config) -> None:
 def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """By night searches and all parts run in the nightly tier, too; by day parts that are left out run there alone."""
     by_night = not is_default(config)
+    for item in _left_by_covers(items):
+        item.add_marker(pytest.mark.nightly)
     for item in items:
         part = part_of(item.nodeid)
         if (by_night and (part or is_search(item))) or (part and part.name in config.option.left_out):
             item.add_marker(pytest.mark.nightly)
+
+
+def _left_by_covers(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """The cases of crossed tests that are left to the night."""
+    crossed: defaultdict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("crossed") and not item.get_closest_marker("nightly"):
+            crossed[item.nodeid.partition("[")[0]].append(item)
+    for cases in crossed.values():
+        by_day = cover([{name: id(value) for name, value in case.callspec.params.items()} for case in cases])
+        yield from (case for index, case in enumerate(cases) if index not in by_day)
 
 
 def part_of(nodeid: str) -> Part | None:

@@ -126,6 +126,7 @@ def made(name: str, cache: KVCache) -> Attention:
     return create_attention(name, cache)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", [*backend_names(attention), "varlen of torch 2.11"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize("window", [None, 1, 4, 100])

@@ -87,6 +87,7 @@ def shrunk(order: str, x: Tensor, a: Tensor) -> Fraction:
     return total
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("name", BUILDS)
 def test_sums_are_the_defined_ones(orders: Mapping[str, Build], name: str, tokens: int) -> None:

@@ -130,6 +130,7 @@ def exact(numbers: Tensor, width: int) -> list[Fraction]:
     return [n if abs(n) >= SMALLEST else Fraction(0) for n in found] + [Fraction(0)] * (width - len(found))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["ordinary", "tiny"])
 @pytest.mark.parametrize("name", BUILDS)
 def test_sums_are_the_defined_ones(orders: Mapping[str, Build], name: str, kind: str) -> None:
@@ -161,6 +162,7 @@ def test_bits_are_the_same_by_every_build(orders: Mapping[str, Build], order: st
                 assert_same_bits(build.multiply(x, weight, bias), wanted)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["ordinary", "wild"])
 @pytest.mark.parametrize("name", BUILDS)
 def test_bits_of_a_row_are_its_own(orders: Mapping[str, Build], name: str, kind: str) -> None:
@@ -172,6 +174,7 @@ def test_bits_of_a_row_are_its_own(orders: Mapping[str, Build], name: str, kind:
             assert_same_bits(orders[name].multiply(x[40 - rows :], weight), alone[40 - rows :])
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("rows", [1, 3, 97, 400])
 @pytest.mark.parametrize("name", BUILDS)
 def test_many_rows_are_rows(orders: Mapping[str, Build], name: str, rows: int) -> None:
@@ -191,6 +194,7 @@ def test_others_keep_their_denormal_numbers(orders: Mapping[str, Build], name: s
     assert (small * 1.0).sum().item() == 2.0**-128
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_weight_comes_back_bit_by_bit(shape: tuple[int, int]) -> None:
@@ -201,6 +205,7 @@ def test_weight_comes_back_bit_by_bit(shape: tuple[int, int]) -> None:
     assert torch.equal(found.view(torch.int16), weight.view(torch.int16))
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_served_product_is_the_definition(shape: tuple[int, int]) -> None:
