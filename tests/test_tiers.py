@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.test_mutations import MUTATIONS
-from tests.tiers import ALL_REST_ON, PARTS, ROOT, Changes, Part, changes, choose, cover, mark, part_of
+from tests.tiers import ALL_REST_ON, PARTS, ROOT, Changes, Part, changes, choose, cover, mark, part_of, spread
 
 NAMES = [part.name for part in PARTS]
 CONSOLE = next(part for part in PARTS if part.name == "console")
@@ -173,6 +173,13 @@ def test_parameters_that_go_together_are_one_and_places_of_objects_mean_nothing(
     turned = [{"name": a + 50, "value": a, "build": -b} for a in range(6) for b in (7, 3)]
     assert cover(together) == cover(turned)
     assert len(cover(together)) == 6
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "wanted"), [(10, 4, [0, 3, 6, 9]), (3, 8, [0, 1, 2]), (9, 1, [0]), (5, 2, [0, 4])]
+)
+def test_some_of_many_are_spread_over_all(count: int, most: int, wanted: list[int]) -> None:
+    assert spread(count, most) == wanted
 
 
 def collected(*nodeids: str) -> list[Any]:

@@ -1,7 +1,8 @@
 """The two tiers of the suite: what the default one takes, and what only `pytest -m nightly` does (docs/testing.md).
 
 A test marked `nightly` runs in the nightly tier alone, and so do most cases of one marked `crossed`: by day each two
-values of its parameters meet once, of two parameters each value is there once. A search (a property test of Hypothesis,
+values of its parameters meet once, of two parameters each value is there once. Of the cases of one marked `many(n)` n
+run by day, spread over all of them: these are many inputs to one rule. A search (a property test of Hypothesis,
 or one marked `search`) runs in both, and is longer at night. A part (PARTS) runs by night, and by day when anything
 that it rests on changed since the commit that `--since` finds; without that option, or where git cannot tell, whatever
 changed.
@@ -33,7 +34,7 @@ _STEADY = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )
-settings.register_profile("default", _STEADY, max_examples=25, derandomize=True, database=None)
+settings.register_profile("default", _STEADY, max_examples=15, derandomize=True, database=None)
 settings.register_profile("nightly", _STEADY, max_examples=400)
 
 
@@ -73,6 +74,12 @@ def cover(cases: Sequence[Mapping[str, int]]) -> list[int]:
         uses.update(values[best])
         chosen.append(best)
     return sorted(chosen) or [0]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most so many of `count` places, the first, the last and others at even distances."""
+    step = (count - 1) / max(1, most - 1)
+    return list(range(count)) if count <= most else [round(place * step) for place in range(most)]
 
 
 def _ranks(values: Sequence[int]) -> tuple[int, ...]:
@@ -187,6 +194,11 @@ def add_options(parser: pytest.Parser) -> None:
     parser.getgroup("lora_serve").addoption("--since", metavar="COMMIT", help=words)
 
 
+def register_markers(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "crossed: by day a cover of the cases of several parameters")
+    config.addinivalue_line("markers", "many(n): by day n of the cases, spread over all of them")
+
+
 def choose(config: pytest.Config) -> None:
     """Notes which parts are left out; a worker has it from the process that started it, with the options."""
     if not hasattr(config.option, "left_out"):
@@ -198,7 +210,7 @@ def choose(config: pytest.Config) -> None:
 def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """By night searches and all parts run in the nightly tier, too; by day parts that are left out run there alone."""
     by_night = not is_default(config)
-    for item in _left_by_covers(items):
+    for item in _left_to_the_night(items):
         item.add_marker(pytest.mark.nightly)
     for item in items:
         part = part_of(item.nodeid)
@@ -206,14 +218,17 @@ def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
             item.add_marker(pytest.mark.nightly)
 
 
-def _left_by_covers(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """The cases of crossed tests that are left to the night."""
-    crossed: defaultdict[str, list[Any]] = defaultdict(list)
+def _left_to_the_night(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """The cases of tests with many that do not run by day."""
+    found: defaultdict[str, list[Any]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("crossed") and not item.get_closest_marker("nightly"):
-            crossed[item.nodeid.partition("[")[0]].append(item)
-    for cases in crossed.values():
-        by_day = cover([{name: id(value) for name, value in case.callspec.params.items()} for case in cases])
+        marks = {mark.name for mark in item.iter_markers()}
+        if marks & {"crossed", "many"} and "nightly" not in marks:
+            found[item.nodeid.partition("[")[0]].append(item)
+    for cases in found.values():
+        many = cases[0].get_closest_marker("many")
+        parameters = [{name: id(value) for name, value in case.callspec.params.items()} for case in cases]
+        by_day = spread(len(cases), *many.args) if many else cover(parameters)
         yield from (case for index, case in enumerate(cases) if index not in by_day)
 
 

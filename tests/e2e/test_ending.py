@@ -115,6 +115,7 @@ def busy(site: Site, name: str, *flags: str) -> Iterator[tuple[ServerProcess, li
         yield process, children, streams
 
 
+@pytest.mark.nightly
 @pytest.mark.engines("process", nightly=["thread"])
 def test_a_drain_that_runs_out_of_time_is_seen_in_the_exit_code(site: Site) -> None:
     with busy(site, "cut", "--shutdown-timeout", "0.1") as (process, children, streams):

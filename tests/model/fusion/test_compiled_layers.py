@@ -28,6 +28,7 @@ from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
 from tests.oracle import ARCHITECTURES, load_plain, peft_may_warn, save_adapter, save_tiny_model
 from tests.peft_kinds import save_kind
+from tests.tiers import mostly_nightly
 
 KINDS: Mapping[str, int] = {"llama": 1, "qwen3": 1, "gemma3_text": 2}  # gemma's: with a window and without
 # Loops of a layer, as inductor counts them: a function that is called once has several of them on a CPU.
@@ -182,7 +183,7 @@ def kernels_are_kept_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=mostly_nightly(KINDS, "llama"))
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(request.param, tmp_path_factory.mktemp(request.param))
 

@@ -300,6 +300,7 @@ class Slow(StepCost):
         return 1e6
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
 def test_swapped_rows_answer_as_those_never_preempted(architecture: str, caching: bool, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def as_it_is(_: Case) -> None:
 
 
 KINDS: Mapping[str, Callable[[Case], None]] = {"ordinary": as_it_is, "steep": steep, "tiny": tiny}
-OWN_ORDER = compiler.serving(compiler.current(), "bfloat16").bfloat16_order or "dot"
+OWN_ORDER = compiler.serving(compiler.current(), "bfloat16").bfloat16_order
 NAMES = [name for name in CASES if name.startswith("bfloat16")]
 
 
@@ -58,7 +58,7 @@ def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return torch.equal(found.view(torch.int16), wanted.view(torch.int16))
 
 
-@pytest.mark.search  # six builds of all kernels, each of which takes 3 s: by day the two of this processor's order that differ most
+@pytest.mark.search  # six builds of all kernels, 3 s each: by day the two of this processor's order that differ most
 @pytest.mark.parametrize("order", mostly_nightly(["dot", "blocks"], OWN_ORDER))
 def test_bits_are_the_same_by_every_build(order: str, builds: Path) -> None:
     of_order = [build for name, build in BUILDS.items() if name.startswith(order)]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lora_serve.model.native import compiler
 from lora_serve.model.native.operators import PackedLinear, PanelKind
+from tests.tiers import by_tier, mostly_nightly
 
 HERE = {level.name for level in compiler.available()}
 PORTABLE = {  # build -> level whose vectors it uses, what it defines
@@ -29,6 +30,8 @@ BUILDS = {name: build for name, build in {**PORTABLE, **INSTRUCTIONS}.items() if
     "dot, plain": ("generic", ()),
     "blocks, plain": ("generic", ("-DBFLOAT16_ORDER_BLOCKS",)),
 }
+# By day each order in the shortest vectors, and by the processor's own instructions.
+BY_DAY = tuple(name for name in BUILDS if name.endswith((" 8 lanes", "instructions", "plain")))
 SHAPES = [(1, 1), (7, 3), (16, 16), (31, 33), (32, 64), (40, 513), (161, 70), (130, 1030)]  # out, in
 ROWS = (1, 2, 3, 4, 5, 7, 12, 13, 16, 17, 31, 32, 33, 40)
 NUMBERS = ("ordinary", "huge", "tiny", "wild")
@@ -68,7 +71,11 @@ class Build:
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Build]:
-    return {name: built(tmp_path_factory.mktemp("build") / "product.so", *BUILDS[name]) for name in BUILDS}
+    folder = tmp_path_factory.mktemp("build")
+    return {
+        name: built(folder / f"{number}.so", *BUILDS[name])
+        for number, name in enumerate(by_tier(BY_DAY, tuple(BUILDS)))
+    }
 
 
 def built(place: Path, level: str, defined: tuple[str, ...]) -> Build:
@@ -132,7 +139,7 @@ def exact(numbers: Tensor, width: int) -> list[Fraction]:
 
 @pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["ordinary", "tiny"])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", mostly_nightly(BUILDS, *BY_DAY))
 def test_sums_are_the_defined_ones(orders: Mapping[str, Build], name: str, kind: str) -> None:
     torch.manual_seed(0)
     for width in (1, 2, 31, 32, 70, 97):
@@ -164,7 +171,7 @@ def test_bits_are_the_same_by_every_build(orders: Mapping[str, Build], order: st
 
 @pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["ordinary", "wild"])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", mostly_nightly(BUILDS, *BY_DAY))
 def test_bits_of_a_row_are_its_own(orders: Mapping[str, Build], name: str, kind: str) -> None:
     for seed, shape in enumerate(SHAPES):
         torch.manual_seed(seed)
@@ -176,7 +183,7 @@ def test_bits_of_a_row_are_its_own(orders: Mapping[str, Build], name: str, kind:
 
 @pytest.mark.crossed
 @pytest.mark.parametrize("rows", [1, 3, 97, 400])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", mostly_nightly(BUILDS, *BY_DAY))
 def test_many_rows_are_rows(orders: Mapping[str, Build], name: str, rows: int) -> None:
     torch.manual_seed(0)
     x, weight = numbers((rows, 4150), "ordinary"), numbers((70, 4150), "ordinary")
@@ -186,7 +193,7 @@ def test_many_rows_are_rows(orders: Mapping[str, Build], name: str, rows: int) -
     assert_same_bits(orders[name].multiply(x[-1:], weight), found[-1:])
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", mostly_nightly(BUILDS, *BY_DAY))
 def test_others_keep_their_denormal_numbers(orders: Mapping[str, Build], name: str) -> None:
     small = torch.full((4,), 2.0**-130)
     product = orders[name].multiply(small.bfloat16()[None], torch.ones(1, 4).bfloat16())
