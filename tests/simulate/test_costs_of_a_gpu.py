@@ -61,7 +61,7 @@ class Users:
                 self.timeline.at(self.timeline.now, self._send)
 
 
-@pytest.mark.crossed
+@pytest.mark.many(1)
 @pytest.mark.parametrize("num_adapters", [0, 16])
 def test_prompts_are_not_cut_small_where_a_step_with_prompts_costs_its_launches(num_adapters: int) -> None:
     """A step with prompts costs two to four others, whatever their tokens are: few and large ones give most tokens."""

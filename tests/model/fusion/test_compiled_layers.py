@@ -239,8 +239,8 @@ def test_rows_have_the_same_bits_in_any_company_in_which_products_have(world: Wo
         assert is_near(world.logits(rows[0]), world.logits(*rows)[:1])
 
 
-def test_step_of_an_adapter_that_changes_norms_takes_the_layers_own_code(tmp_path: Path) -> None:
-    world = World("llama", tmp_path, num_layers=2)
+@pytest.mark.parametrize("world", ["llama"], indirect=True)
+def test_step_of_an_adapter_that_changes_norms_takes_the_layers_own_code(world: World) -> None:
     rows = [world.prompt(0, 9, "a"), world.prompt(1, 12, "norms")]
     with world.own_code():
         expected = world.logits(*rows)
@@ -286,6 +286,7 @@ REFUSED: Mapping[str, tuple[type[nn.Module], Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_layers_that_cannot_be_compiled_stay_as_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

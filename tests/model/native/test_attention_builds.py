@@ -11,7 +11,6 @@ import torch
 from lora_serve.model.native import compiler, library
 from tests.model.native.test_bfloat16_products import BUILDS
 from tests.model.native.test_paged_attention import CASES, LENGTH, Case
-from tests.tiers import by_tier, mostly_nightly
 
 
 def steep(case: Case) -> None:
@@ -30,7 +29,6 @@ def as_it_is(_: Case) -> None:
 
 
 KINDS: Mapping[str, Callable[[Case], None]] = {"ordinary": as_it_is, "steep": steep, "tiny": tiny}
-OWN_ORDER = compiler.serving(compiler.current(), "bfloat16").bfloat16_order
 NAMES = [name for name in CASES if name.startswith("bfloat16")]
 
 
@@ -58,13 +56,11 @@ def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return torch.equal(found.view(torch.int16), wanted.view(torch.int16))
 
 
-@pytest.mark.search  # six builds of all kernels, 3 s each: by day the two of this processor's order that differ most
-@pytest.mark.parametrize("order", mostly_nightly(["dot", "blocks"], OWN_ORDER))
+@pytest.mark.nightly  # six builds of all kernels, 3 s each; by day: tests/model/fusion/test_levels.py
+@pytest.mark.parametrize("order", ["dot", "blocks"])
 def test_bits_are_the_same_by_every_build(order: str, builds: Path) -> None:
     of_order = [build for name, build in BUILDS.items() if name.startswith(order)]
-    first, *others = [
-        found_by(build, builds) for build in by_tier(dict.fromkeys((of_order[0], of_order[-1])), of_order)
-    ]
+    first, *others = [found_by(build, builds) for build in of_order]
     assert len(others) >= (1 if len(BUILDS) > 2 else 0)
     for found in others:
         assert [key for key in first if not same_bits(found[key], first[key])] == []
