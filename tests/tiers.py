@@ -67,7 +67,9 @@ def cover(cases: Sequence[Mapping[str, int]]) -> list[int]:
     values = [list(enumerate(row)) for row in zip(*varying, strict=True)]
     at_once = max(1, min(2, len(varying) - 1))
     shown = [set(combinations(row, at_once)) for row in values]
-    missing, chosen, uses = set().union(*shown), [], Counter[tuple[int, int]]()
+    missing: set[tuple[tuple[int, int], ...]] = set().union(*shown)
+    chosen: list[int] = []
+    uses: Counter[tuple[int, int]] = Counter()
     while missing:
         best = max(range(len(shown)), key=lambda i: (len(shown[i] & missing), -sum(uses[value] for value in values[i])))
         missing -= shown[best]

@@ -33,6 +33,7 @@ def num_evictions(house: House) -> int:
     return house.on_loop(house.services.client.stats()).tiers["device"].evictions
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("slots", mostly_nightly([1, 2, 4], 2))
 def test_no_answer_is_anothers_whoever_is_pushed_out(
     world: World, canaries: Canaries, runners: Field, slots: int, tmp_path: Path
