@@ -173,6 +173,8 @@ def test_parameters_that_go_together_are_one_and_places_of_objects_mean_nothing(
     turned = [{"name": a + 50, "value": a, "build": -b} for a in range(6) for b in (7, 3)]
     assert cover(together) == cover(turned)
     assert len(cover(together)) == 6
+    following = [{"heads": 10 + a, "groups": 10 + a // 2, "build": b} for a in range(4) for b in range(3)]
+    assert len(cover(following)) == 4
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,10 @@ def mostly_nightly(values: Iterable[object], *by_default: object) -> list[Parame
 
 def cover(cases: Sequence[Mapping[str, int]]) -> list[int]:
     """Which of the cases, by themselves, show each value of each parameter; of three parameters or more, each pair of
-    values, of two parameters, that the cases have. Parameters that go together are one.
+    values, of two parameters, that the cases have. Parameters that follow from another one count with it.
     """
-    columns = {_ranks([case[name] for case in cases]) for name in cases[0]}
-    varying = sorted(column for column in columns if len(set(column)) > 1)
+    columns = sorted({_ranks([case[name] for case in cases]) for name in cases[0]})
+    varying = [c for c in columns if not any(_follows(c, other) for other in columns if other != c)]
     values = [list(enumerate(row)) for row in zip(*varying, strict=True)]
     at_once = max(1, min(2, len(varying) - 1))
     shown = [set(combinations(row, at_once)) for row in values]
@@ -82,6 +82,11 @@ def spread(count: int, most: int) -> list[int]:
     """At most so many of `count` places, the first, the last and others at even distances."""
     step = (count - 1) / max(1, most - 1)
     return list(range(count)) if count <= most else [round(place * step) for place in range(most)]
+
+
+def _follows(column: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """True if a value of the other column says which value of this one stands beside it."""
+    return len(set(zip(other, column, strict=True))) == len(set(other))
 
 
 def _ranks(values: Sequence[int]) -> tuple[int, ...]:

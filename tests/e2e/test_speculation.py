@@ -209,6 +209,7 @@ GRAMMARS = {
 }
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("guesses", ["looked up", "told"])
 def test_answers_under_a_grammar_are_those_without_guesses(guesses: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = TextModel.load(str(DEMO))

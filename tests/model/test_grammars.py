@@ -100,6 +100,7 @@ def check(text: TextModel, answers: list[Answer]) -> None:
         jsonschema.validate(json.loads(written), schema)
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 0.0}, {}, {"top_p": 0.9, "top_k": 40}, {"repetition_penalty": 1.2, "min_tokens": 5}]
 )

@@ -177,6 +177,7 @@ def _gives_copies(self: Any, x: Tensor) -> Tensor:
     return self.down_proj(self.act_fn(self.gate_proj(x.clone())) * self.up_proj(x.clone()))
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("forward", [_changes_its_input, _needs_whole_rows, _gives_copies])
 def test_layers_that_would_compute_something_else_stay_alone(
     forward: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
