@@ -181,6 +181,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "qwen3_moe"])
 def test_no_step_takes_more_than_its_estimate(architecture: str, tmp_path: Path) -> None:
     engine = LocalEngine(save_tiny_model(architecture, tmp_path), max_model_len=128, max_num_seqs=16)
