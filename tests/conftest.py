@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until all is collected: little of that is garbage, and looking for it takes a fifth of the time
     settings.load_profile("default" if tiers.is_default(config) else "nightly")
+    tiers.register_markers(config)
     tiers.choose(config)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.test_mutations import MUTATIONS
-from tests.tiers import ALL_REST_ON, PARTS, ROOT, Changes, Part, changes, choose, mark, part_of
+from tests.tiers import ALL_REST_ON, PARTS, ROOT, Changes, Part, changes, choose, cover, mark, part_of, spread
 
 NAMES = [part.name for part in PARTS]
 CONSOLE = next(part for part in PARTS if part.name == "console")
@@ -134,6 +135,17 @@ def test_part_rests_on_the_modules_that_it_imports(name: str, file: str) -> None
     assert name not in Changes(frozenset({file}), "").untouched()
 
 
+@pytest.mark.parametrize("file", ["benchmarks/results/new.json", "docs/new.md", "tests/console/new.json"])
+def test_new_file_that_no_module_imports_brings_the_tests_of_its_folder(repository: Repository, file: str) -> None:
+    """A result that the page of results does not name is met by the test of that page, before and after its commit."""
+    part = next(part for part in PARTS if file.startswith((*part.tests, *part.rests_on)))
+    repository.write(file)
+    assert part.name not in changes("HEAD", repository.root).untouched()
+    repository.git("tag", "v1")
+    repository.commit(file)
+    assert part.name not in changes("auto", repository.root).untouched()
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "_"))
 def test_break_of_a_file_is_met_by_the_tests_that_must_see_it(mutation: Any) -> None:
     """Those of scripts/mutations.py: a part with such a test runs by day once the file has changed."""
@@ -141,6 +153,35 @@ def test_break_of_a_file_is_met_by_the_tests_that_must_see_it(mutation: Any) -> 
     parts = [part for part in PARTS if any(test.startswith(asked) or test in asked for test in part.tests)]
     parts += [part for place in asked if (part := part_of(place)) is not None]
     assert all(part.is_changed_by({f"lora_serve/{mutation.file}"}) for part in parts), [part.name for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_cases"), [((8, 3, 2, 2, 2), 24), ((31, 4), 31), ((5,), 5), ((3, 3, 3), 12), ((1, 1), 1)]
+)
+def test_cover_has_each_pair_of_values_and_few_cases(sizes: tuple[int, ...], num_cases: int) -> None:
+    cases = [dict(zip("abcde", case, strict=False)) for case in product(*map(range, sizes))]
+    found = [list(cases[index].values()) for index in cover(cases)]
+    assert len(found) <= num_cases
+    if len(sizes) > 2:
+        for first, second in combinations(range(len(sizes)), 2):
+            assert len({(case[first], case[second]) for case in found}) == sizes[first] * sizes[second]
+    assert [len({case[place] for case in found}) for place in range(len(sizes))] == list(sizes)
+
+
+def test_parameters_that_go_together_are_one_and_places_of_objects_mean_nothing() -> None:
+    together = [{"name": 900 - a, "value": 900 - a, "build": b} for a in range(6) for b in (7, 3)]
+    turned = [{"name": a + 50, "value": a, "build": -b} for a in range(6) for b in (7, 3)]
+    assert cover(together) == cover(turned)
+    assert len(cover(together)) == 6
+    following = [{"heads": 10 + a, "groups": 10 + a // 2, "build": b} for a in range(4) for b in range(3)]
+    assert len(cover(following)) == 4
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "wanted"), [(10, 4, [0, 3, 6, 9]), (3, 8, [0, 1, 2]), (9, 1, [0]), (5, 2, [0, 4])]
+)
+def test_some_of_many_are_spread_over_all(count: int, most: int, wanted: list[int]) -> None:
+    assert spread(count, most) == wanted
 
 
 def collected(*nodeids: str) -> list[Any]:

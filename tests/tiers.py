@@ -1,8 +1,11 @@
 """The two tiers of the suite: what the default one takes, and what only `pytest -m nightly` does (docs/testing.md).
 
-A test marked `nightly` runs in the nightly tier alone. A search (a property test of Hypothesis, or one marked `search`)
-runs in both, and is longer at night. A part (PARTS) runs by night, and by day when anything that it rests on changed
-since the commit that `--since` finds; without that option, or where git cannot tell, whatever changed.
+A test marked `nightly` runs in the nightly tier alone, and so do most cases of one marked `crossed`: by day each two
+values of its parameters meet once, of two parameters each value is there once. Of the cases of one marked `many(n)` n
+run by day, spread over all of them: these are many inputs to one rule. A search (a property test of Hypothesis,
+or one marked `search`) runs in both, and is longer at night. A part (PARTS) runs by night, and by day when anything
+that it rests on changed since the commit that `--since` finds; without that option, or where git cannot tell, whatever
+changed.
 """
 
 from __future__ import annotations
@@ -11,10 +14,12 @@ import ast
 import functools
 import os
 import subprocess
-from collections.abc import Collection, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -29,7 +34,7 @@ _STEADY = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )
-settings.register_profile("default", _STEADY, max_examples=25, derandomize=True, database=None)
+settings.register_profile("default", _STEADY, max_examples=15, derandomize=True, database=None)
 settings.register_profile("nightly", _STEADY, max_examples=400)
 
 
@@ -51,6 +56,43 @@ def mostly_nightly(values: Iterable[object], *by_default: object) -> list[Parame
         pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks[value in by_default])
         for value in values
     ]
+
+
+def cover(cases: Sequence[Mapping[str, int]]) -> list[int]:
+    """Which of the cases, by themselves, show each value of each parameter; of three parameters or more, each pair of
+    values, of two parameters, that the cases have. Parameters that follow from another one count with it.
+    """
+    columns = sorted({_ranks([case[name] for case in cases]) for name in cases[0]})
+    varying = [c for c in columns if not any(_follows(c, other) for other in columns if other != c)]
+    values = [list(enumerate(row)) for row in zip(*varying, strict=True)]
+    at_once = max(1, min(2, len(varying) - 1))
+    shown = [set(combinations(row, at_once)) for row in values]
+    missing: set[tuple[tuple[int, int], ...]] = set().union(*shown)
+    chosen: list[int] = []
+    uses: Counter[tuple[int, int]] = Counter()
+    while missing:
+        best = max(range(len(shown)), key=lambda i: (len(shown[i] & missing), -sum(uses[value] for value in values[i])))
+        missing -= shown[best]
+        uses.update(values[best])
+        chosen.append(best)
+    return sorted(chosen) or [0]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most so many of `count` places, the first, the last and others at even distances."""
+    step = (count - 1) / max(1, most - 1)
+    return list(range(count)) if count <= most else [round(place * step) for place in range(most)]
+
+
+def _follows(column: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """True if a value of the other column says which value of this one stands beside it."""
+    return len(set(zip(other, column, strict=True))) == len(set(other))
+
+
+def _ranks(values: Sequence[int]) -> tuple[int, ...]:
+    """Each value's place among them, the same in every process."""
+    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    return tuple(places[value] for value in values)
 
 
 def by_tier(default: T, nightly: T) -> T:
@@ -159,6 +201,11 @@ def add_options(parser: pytest.Parser) -> None:
     parser.getgroup("lora_serve").addoption("--since", metavar="COMMIT", help=words)
 
 
+def register_markers(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "crossed: by day a cover of the cases of several parameters")
+    config.addinivalue_line("markers", "many(n): by day n of the cases, spread over all of them")
+
+
 def choose(config: pytest.Config) -> None:
     """Notes which parts are left out; a worker has it from the process that started it, with the options."""
     if not hasattr(config.option, "left_out"):
@@ -170,10 +217,26 @@ def choose(config: pytest.Config) -> None:
 def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """By night searches and all parts run in the nightly tier, too; by day parts that are left out run there alone."""
     by_night = not is_default(config)
+    for item in _left_to_the_night(items):
+        item.add_marker(pytest.mark.nightly)
     for item in items:
         part = part_of(item.nodeid)
         if (by_night and (part or is_search(item))) or (part and part.name in config.option.left_out):
             item.add_marker(pytest.mark.nightly)
+
+
+def _left_to_the_night(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """The cases of tests with many that do not run by day."""
+    found: defaultdict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if marks & {"crossed", "many"} and "nightly" not in marks:
+            found[item.nodeid.partition("[")[0]].append(item)
+    for cases in found.values():
+        many = cases[0].get_closest_marker("many")
+        parameters = [{name: id(value) for name, value in case.callspec.params.items()} for case in cases]
+        by_day = spread(len(cases), *many.args) if many else cover(parameters)
+        yield from (case for index, case in enumerate(cases) if index not in by_day)
 
 
 def part_of(nodeid: str) -> Part | None:

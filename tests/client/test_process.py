@@ -75,6 +75,7 @@ async def test_a_killed_engine_is_noticed_at_once_and_its_requests_are_told(clie
     assert client.gate.num_requests == 0
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize(
     ("token", "words"), [(CRASH, "SIGSEGV"), (EXIT, "code 7"), (FATAL, "code 1"), (UNSPEAKABLE, "code 1")]
 )

@@ -60,6 +60,7 @@ def test_one_question_per_adapter_and_a_folder_for_each() -> None:
     assert all(question.answer for question in questions)
 
 
+@pytest.mark.nightly
 def test_once_prints_only_right_answers_and_exits_with_0() -> None:
     command = [sys.executable, "-m", "lora_serve", "demo", "--once", "--port", str(free_port())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -186,6 +186,7 @@ def test_too_little_memory_is_2_in_one_line(
         main(["serve"])
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("engine", ["thread", "process"])
 def test_a_start_in_too_little_address_space_says_so(engine: str, tmp_path: Path) -> None:
     most = 400 * 2**20

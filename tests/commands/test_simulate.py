@@ -55,6 +55,7 @@ def test_requests_that_never_end_are_the_simulators_own_failure(
     assert "fcfs, hash: 2 of 60 requests never end" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_two_processes_with_other_hash_seeds_agree_on_every_figure(tmp_path: Path) -> None:
     reports = []
     for seed in ("1", "2"):

@@ -128,6 +128,7 @@ def ids(console: Console, **query: Any) -> list[str]:
     return [row["id"] for row in console.call("GET", f"admin/adapters?fields=summary&{text}")["data"]]
 
 
+@pytest.mark.nightly
 async def test_ten_thousand_are_searched_ordered_and_paged_without_a_stall(
     crowded: Console, open_page: OpenPage, browser: Browser
 ) -> None:
@@ -156,6 +157,7 @@ async def test_ten_thousand_are_searched_ordered_and_paged_without_a_stall(
     await expect(page.get_by_text(f"1{DASH}50 of 10,0")).to_be_visible()
 
 
+@pytest.mark.nightly
 async def test_address_beyond_the_end_shows_the_last_page(console: Console, page: Page) -> None:
     await page.goto(f"{console.url}/ui/#/adapters?offset=5000")
     await expect(page.locator("[data-adapter]").first).to_be_visible()
@@ -214,6 +216,7 @@ async def test_what_is_no_adapter_is_told_before_anything_is_sent(page: Page) ->
         await expect(dialog.get_by_role("button", name="Register")).to_be_disabled()
 
 
+@pytest.mark.nightly
 async def test_upload_that_is_too_large_is_refused_in_words(page: Page, watch: Watch) -> None:
     watch.allowed.append("413")
     files = [*files_of(SQL, "huge")[:1], {"path": f"huge/{WEIGHTS}", "size": 12 * MAX_UPLOAD}]
@@ -223,6 +226,7 @@ async def test_upload_that_is_too_large_is_refused_in_words(page: Page, watch: W
     await expect(dialog.get_by_role("alert")).to_contain_text("--max-upload-size")
 
 
+@pytest.mark.nightly
 async def test_archive_is_chosen_and_its_upload_shows_its_progress(
     console: Console, page: Page, tmp_path: Path
 ) -> None:
@@ -246,6 +250,7 @@ async def test_archive_is_chosen_and_its_upload_shows_its_progress(
     assert console.call("GET", "admin/adapters/drop/archive")["source"] == "upload"
 
 
+@pytest.mark.nightly
 async def test_source_is_registered_and_a_wrong_one_refused_in_words(page: Page, watch: Watch) -> None:
     watch.allowed.append("400")
     await page.get_by_role("button", name="Register").click()
@@ -290,6 +295,7 @@ async def test_dialog_of_a_registration_that_goes_on_at_the_server_is_closed_and
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.nightly
 async def test_id_that_nobody_typed_follows_what_is_chosen(page: Page) -> None:
     dialog = await drop_folder(page, files_of(SQL, "one"))
     field = dialog.get_by_label("Id", exact=True)
@@ -305,6 +311,7 @@ async def test_id_that_nobody_typed_follows_what_is_chosen(page: Page) -> None:
     await expect(field).to_have_value("mine")
 
 
+@pytest.mark.nightly
 async def test_registration_is_asked_about_once_at_a_time_and_its_steps_go_forth(page: Page) -> None:
     asked, most, told = [0], [0], ["probing", "receiving", "receiving"]
     is_read, go_on = asyncio.Event(), asyncio.Event()
@@ -415,6 +422,7 @@ async def test_shown_commands_do_what_their_buttons_do(console: Console, page: P
     await expect(page.locator("[data-fact=state]")).to_have_text("stored")
 
 
+@pytest.mark.nightly
 async def test_commands_of_a_registration_are_true_too(console: Console, page: Page, tmp_path: Path) -> None:
     metadata = {"team": "it's ours; and, yours"}
     for form, folder in (("curl", 'my "sql", new; all'), ("CLI", '-my"sql",new;all')):
@@ -428,6 +436,7 @@ async def test_commands_of_a_registration_are_true_too(console: Console, page: P
         assert console.call("GET", f"admin/adapters/{name}")["metadata"] == metadata
 
 
+@pytest.mark.nightly
 async def test_alias_and_sharing(console: Console, page: Page) -> None:
     registered(console, "named/sql")
     await show(page, console, "named/sql")
@@ -447,6 +456,7 @@ async def test_alias_and_sharing(console: Console, page: Page) -> None:
     assert console.call("GET", "admin/adapters/named/sql")["shared_with"] == ["acme"]
 
 
+@pytest.mark.nightly
 async def test_metadata_is_changed_and_a_wrong_default_refused_in_words(
     console: Console, page: Page, watch: Watch
 ) -> None:
@@ -475,6 +485,7 @@ async def test_metadata_is_changed_and_a_wrong_default_refused_in_words(
     await expect(change).to_be_disabled()
 
 
+@pytest.mark.nightly
 async def test_whole_numbers_that_a_browser_rounds_are_not_written_back(console: Console, page: Page) -> None:
     registered(console, "exact/sql", metadata={"big": 12345678901234567890, "team": "ours"})
     await show(page, console, "exact/sql")
@@ -483,6 +494,7 @@ async def test_whole_numbers_that_a_browser_rounds_are_not_written_back(console:
     await expect(page.get_by_role("button", name="Change metadata")).to_be_disabled()
 
 
+@pytest.mark.nightly
 async def test_blank_metadata_is_none(page: Page) -> None:
     await page.get_by_role("button", name="Register").first.click()
     dialog = page.get_by_role("dialog")
@@ -548,6 +560,7 @@ async def test_tenant_admin_sees_its_own_and_may_do_no_more_than_its_role(
     assert not re.search(r"tenant\d|chronos|lumen", seen)
 
 
+@pytest.mark.nightly
 async def test_dialog_of_a_registration_fits_a_phone(console: Console, open_page: OpenPage) -> None:
     page = await open_page(console.url, "#/adapters", viewport={"width": 360, "height": 740})
     await signed_in(page, ADMIN_KEY)
@@ -557,6 +570,7 @@ async def test_dialog_of_a_registration_fits_a_phone(console: Console, open_page
     assert await page.evaluate(width) <= 360
 
 
+@pytest.mark.nightly
 async def test_dialogs_shut_nobody_out(console: Console, page: Page) -> None:
     """The pages under them are in test_shell.py."""
     await show(page, console, "acme/sql")

@@ -43,6 +43,7 @@ async def test_limit_is_changed_with_its_learned_effect_and_its_curl(console: Co
     assert str(engine["batcher"]["max_num_seqs"]) == before
 
 
+@pytest.mark.nightly
 async def test_targets_are_turned_on_and_off_and_the_controller_says_why(console: Console, open_page: OpenPage) -> None:
     page = await at_engine(console, open_page)
     target, apply = page.get_by_label("Target between tokens"), page.get_by_role("button", name="Apply")

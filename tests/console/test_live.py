@@ -154,6 +154,7 @@ def is_near(painted: str, colour: str) -> bool:
     return all(abs(a - b) <= 3 for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.nightly
 async def test_a_moment_is_paused_chosen_and_left_by_pointer_and_keys(console: Console, open_page: OpenPage) -> None:
     async with load(console.url, ADAPTERS, 8):
         page = await live_page(open_page, console, console.admin)
@@ -224,6 +225,7 @@ def ask_as_tenant(console: Console) -> None:
     console.call("POST", "v1/completions", body, console.inference)
 
 
+@pytest.mark.nightly
 async def test_an_idle_server_says_what_to_do(console: Console, open_page: OpenPage) -> None:
     page = await live_page(open_page, console, console.tenant_admin)
     await expect(page.get_by_role("heading", name="Nothing runs yet")).to_be_visible()
@@ -244,6 +246,7 @@ async def made_up(frame: Callable[[float], dict[str, Any]], port: int = 0) -> As
         await runner.cleanup()
 
 
+@pytest.mark.nightly
 async def test_a_server_that_starts_again_is_found_again_and_said_to_be(open_page: OpenPage, watch: Watch) -> None:
     watch.allowed.append("ERR_")
     first, again = (MadeUpEngine(ADAPTERS, now=time.time() - 1) for _ in range(2))
@@ -270,6 +273,7 @@ async def test_steps_that_were_left_out_are_said_to_be(open_page: OpenPage, watc
         await expect(page.locator("[data-missing]")).to_contain_text("steps were left out")
 
 
+@pytest.mark.nightly
 async def test_nothing_is_hard_to_see_or_reach_on_a_phone(open_page: OpenPage, watch: Watch) -> None:
     watch.allowed.append("ERR_")
     async with made_up(MadeUpEngine(ADAPTERS, now=time.time() - 3).frame) as port:
@@ -281,6 +285,7 @@ async def test_nothing_is_hard_to_see_or_reach_on_a_phone(open_page: OpenPage, w
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+@pytest.mark.nightly
 async def test_legend_is_whole_on_a_phone_and_slots_have_versions_and_all_names(
     open_page: OpenPage, watch: Watch
 ) -> None:
@@ -306,6 +311,7 @@ async def test_legend_is_whole_on_a_phone_and_slots_have_versions_and_all_names(
         await expect(slot.locator(".live-adapter")).to_contain_text("@3, other/name")
 
 
+@pytest.mark.nightly
 async def test_where_motion_is_not_wanted_pictures_come_once_a_second(open_page: OpenPage, watch: Watch) -> None:
     watch.allowed.append("ERR_")
     async with made_up(MadeUpEngine(ADAPTERS, now=time.time() - 1).frame) as port:
@@ -316,6 +322,7 @@ async def test_where_motion_is_not_wanted_pictures_come_once_a_second(open_page:
         assert motes == 0
 
 
+@pytest.mark.nightly
 async def test_a_page_out_of_sight_costs_the_server_nothing_after_a_while(open_page: OpenPage, watch: Watch) -> None:
     watch.allowed.append("ERR_")
     asked: list[float] = []

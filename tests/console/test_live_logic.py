@@ -221,6 +221,7 @@ async def test_a_moment_between_two_frames_has_its_own_counts(page: Page) -> Non
     assert [one["rows"] for one in told[2:]] == [{"": 2}, {"": 1}, {"": 1}]
 
 
+@pytest.mark.nightly
 async def test_two_minutes_are_kept_and_no_more_unless_they_are_held(page: Page) -> None:
     await run(page, seconds=300, every=1.0, step_seconds=0.2)
     kept = "() => [past.now - past.frames[0].time, past.now - past.steps.get('').marks[0].end]"
@@ -249,6 +250,7 @@ async def test_the_clock_follows_the_fastest_frame_and_never_goes_back(page: Pag
     assert told == pytest.approx([100.15, 100.65, 104.45])
 
 
+@pytest.mark.nightly
 async def test_a_picture_of_64_lanes_paints_what_changed_and_moves_the_rest(page: Page) -> None:
     paint = await painting(page)
     assert paint["lanes"] >= 64

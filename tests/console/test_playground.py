@@ -116,6 +116,7 @@ async def test_times_are_the_servers_but_for_decoding(console: Console, open_pag
     assert int(tokens) == answer["usage"]["completion_tokens"]
 
 
+@pytest.mark.nightly
 async def test_tokens_show_their_alternatives_on_hover_and_by_keyboard(console: Console, open_page: OpenPage) -> None:
     page = await opened(open_page, console, {"model": "demo-base"})
     await run(page)
@@ -143,6 +144,7 @@ async def test_tokens_show_their_alternatives_on_hover_and_by_keyboard(console: 
     await expect(tip).to_be_hidden()
 
 
+@pytest.mark.nightly
 async def test_scales_change_the_answer(console: Console, open_page: OpenPage) -> None:
     page = await opened(open_page, console, {"kind": "composition", "members": composed(1, 1)["adapters"]})
     await run(page)
@@ -157,6 +159,7 @@ async def test_scales_change_the_answer(console: Console, open_page: OpenPage) -
     await expect(column(page, 1).locator(f'[data-adapter="{PIRATE}"]')).to_contain_text(re.compile(r"\b0\.5$"))
 
 
+@pytest.mark.nightly
 async def test_each_column_tells_its_own_error_in_words(console: Console, open_page: OpenPage, watch: Watch) -> None:
     watch.allowed += ["404", "400"]
     columns = [
@@ -178,6 +181,7 @@ async def test_each_column_tells_its_own_error_in_words(console: Console, open_p
     await expect(column(page, 1).get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.nightly
 async def test_schema_holds_an_answer_and_tools_are_called(console: Console, open_page: OpenPage) -> None:
     schema = {
         "type": "object",
@@ -213,6 +217,7 @@ async def test_markup_is_text_wherever_it_comes_from(console: Console, open_page
     assert await page.locator("main img, main script, dialog img").count() == 0
 
 
+@pytest.mark.nightly
 async def test_one_column_is_stopped_and_then_all(console: Console, open_page: OpenPage) -> None:
     long = {"model": "demo-base", "schema": json.dumps(LONG), "sampling": {"max_tokens": "400"}}
     page = await opened(open_page, console, long, long, long)
@@ -226,6 +231,7 @@ async def test_one_column_is_stopped_and_then_all(console: Console, open_page: O
     await expect(page.get_by_role("button", name="Stop all")).to_be_disabled()
 
 
+@pytest.mark.nightly
 async def test_new_column_has_no_answer_of_one_that_was_removed(console: Console, open_page: OpenPage) -> None:
     short = {"model": "demo-base", "sampling": {"max_tokens": "4"}}
     page = await opened(open_page, console, short, short)
@@ -259,6 +265,7 @@ async def said_by_python(text: str) -> str:
     return printed.getvalue().removesuffix("\n")
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("mode", ["chat", "completion"])
 async def test_copied_texts_give_the_same_answer(
     console: Console, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -281,6 +288,7 @@ async def test_copied_texts_give_the_same_answer(
         assert await said_by_python(python) == answer
 
 
+@pytest.mark.nightly
 async def test_history_holds_prompts_and_settings_alone_until_it_is_turned_off(
     console: Console, open_page: OpenPage
 ) -> None:
@@ -305,6 +313,7 @@ async def test_history_holds_prompts_and_settings_alone_until_it_is_turned_off(
     assert "Orbit" not in json.dumps(await page.evaluate("({...localStorage})"))
 
 
+@pytest.mark.nightly
 async def test_settings_are_shared_as_text(console: Console, open_page: OpenPage) -> None:
     columns = [
         {"model": SUPPORT, "version": "1", "sampling": {"seed": "7"}},
@@ -329,6 +338,7 @@ async def test_settings_are_shared_as_text(console: Console, open_page: OpenPage
     assert json.loads(await page.get_by_role("textbox", name="Settings").input_value()) == shared
 
 
+@pytest.mark.nightly
 async def test_models_are_found_by_parts_of_their_names_and_by_keyboard(console: Console, open_page: OpenPage) -> None:
     page = await opened(open_page, console, {"model": "demo-base"}, key=console.inference)
     field = page.get_by_role("combobox", name="Model of column 1")

@@ -38,6 +38,7 @@ async def test_no_page_has_a_serious_fault_of_accessibility(console: Console, op
     assert {name: faults for name, faults in found.items() if faults} == {}
 
 
+@pytest.mark.nightly
 async def test_pages_scroll_sideways_on_no_phone(console: Console, open_page: OpenPage) -> None:
     page = await open_page(console.url, viewport=PHONE, has_touch=True, is_mobile=True)
     wide = {"sign-in": await overhang(page)}
@@ -143,6 +144,7 @@ async def proxy(target: str) -> AsyncIterator[str]:
     await runner.cleanup()
 
 
+@pytest.mark.nightly
 async def test_console_works_under_a_path_behind_a_proxy(console: Console, open_page: OpenPage, watch: Watch) -> None:
     async with proxy(console.url) as front:
         page = await open_page(front, path=f"{PREFIX}/ui")  # without a slash: it is led on
@@ -168,6 +170,7 @@ async def test_page_whose_frames_come_late_shows_what_the_server_said_before(
     await expect(page.get_by_label("Key", exact=True)).to_be_visible(timeout=2500)
 
 
+@pytest.mark.nightly
 async def test_page_is_ready_soon(console: Console, open_page: OpenPage) -> None:
     page = await open_page(console.url)
     await page.reload()  # compiled once, and its files asked about again
@@ -186,6 +189,7 @@ async def test_unknown_page_and_broken_addresses_are_told_in_words(console: Cons
     await expect(page.get_by_role("link", name="Live")).to_have_attribute("aria-current", "page")
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("storage", ["localStorage", "sessionStorage"])
 async def test_page_needs_no_storage_of_the_browser(console: Console, browser: Browser, storage: str) -> None:
     context = await browser.new_context()

@@ -125,6 +125,7 @@ async def test_secret_is_shown_once_and_is_nowhere_afterwards(
     assert [card["active"] for card in cards if card["id"] == me["key_id"]] == [False]
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize(
     ("fragment", "by_curl", "by_cli"),
     [
@@ -157,6 +158,7 @@ async def test_forms_for_a_terminal_do_what_they_say(
     assert by_cli in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 async def test_bars_show_limits_against_their_use(console: Console, open_page: OpenPage) -> None:
     limits = {"requests_per_minute": 4, "max_adapters": 2, "max_stored_bytes": "1GiB"}
     make(console, "limited", quota=limits)
@@ -279,6 +281,7 @@ async def test_tenants_admin_sees_its_own_tenant_alone(console: Console, open_pa
     assert "foreign-one" not in "".join(told)
 
 
+@pytest.mark.nightly
 async def test_long_lists_are_paged(console: Console, open_page: OpenPage) -> None:
     for number in range(51):
         make(console, f"paged-{number:03d}")
@@ -291,6 +294,7 @@ async def test_long_lists_are_paged(console: Console, open_page: OpenPage) -> No
     await expect(rows.first).to_have_attribute("data-tenant", known[0])
 
 
+@pytest.mark.nightly
 async def test_tables_on_a_phone_scroll_and_keep_rows_low_and_ids_whole(console: Console, open_page: OpenPage) -> None:
     """A row is one line, and so is an id of an ordinary length; a very long one takes a few, at its own width."""
     make(console, "on-a-phone", quota={"requests_per_minute": 600, "max_queued": 4, "max_stored_bytes": 2**30})

@@ -127,6 +127,7 @@ def made(name: str, cache: KVCache) -> Attention:
     return create_attention(name, cache)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", [*backend_names(attention), "varlen of torch 2.11"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
@@ -148,6 +149,7 @@ def test_varlen_falls_back_to_what_can_serve(name: str) -> None:
     check_definition(name, 6, 2, 4, None)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", [*backend_names(attention), "varlen without pages"])
 @pytest.mark.parametrize(("num_kv_heads", "window", "softcap"), [(6, None, None), (2, 4, None), (1, None, 1.5)])
 def test_a_sink_weighs_as_a_key_without_a_value(

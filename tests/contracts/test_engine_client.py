@@ -41,11 +41,16 @@ from tests.engine.world import adapter
 from tests.engine_host.engine_clients import process_client, request, thread_client
 from tests.engine_host.fake_engine import SLOW
 from tests.mock_engine import MockEngineClient
+from tests.tiers import mostly_nightly
 
+HOSTS = ("thread", "process", "ray", "mock")
+# By day a process for what goes another way there; tests/client/test_process.py has more.
+ALSO_IN_A_PROCESS = pytest.mark.parametrize("client", HOSTS, indirect=True)
+ENGINE_ALSO_IN_A_PROCESS = pytest.mark.parametrize("engine", HOSTS[:3], indirect=True)
 PATIENCE = 60.0  # seconds for what must happen some time
 
 
-@pytest.fixture(params=["thread", "process", "ray", "mock"])
+@pytest.fixture(params=mostly_nightly(HOSTS, "thread", "ray", "mock"))
 async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
     if request.param == "mock":
         mock = MockEngineClient(500, gate=QueueGate(QueueLimits()))
@@ -56,7 +61,7 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
             yield found
 
 
-@pytest.fixture(params=["thread", "process", "ray"])
+@pytest.fixture(params=mostly_nightly(HOSTS[:3], "thread", "ray"))
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
     """One with a real engine behind it."""
     async with started(request.param) as found:
@@ -86,6 +91,7 @@ def expected(digest: str | None, prompt: list[int], count: int) -> list[int]:
     return history[len(prompt) :]
 
 
+@ALSO_IN_A_PROCESS
 async def test_events_come_in_order_and_end(client: EngineClient) -> None:
     events = [event async for event in client.infer(request("r", adapter("a")))]
     assert isinstance(events[0], PromptEvent)
@@ -126,6 +132,7 @@ async def test_a_full_gate_refuses_before_anything_is_sent(client: EngineClient)
     assert len(await tokens_of(client, request("r"))) == 4
 
 
+@ALSO_IN_A_PROCESS
 async def test_pinned_adapters_are_resident_until_they_are_not(client: EngineClient) -> None:
     await client.adapters(Pin(adapter("a")))
     assert [(slot.digest, slot.pinned) for slot in (await client.stats()).slots] == [("sha256:a", True)]
@@ -162,6 +169,7 @@ async def look(client: EngineClient, **options: Any) -> EngineView:
     return found
 
 
+@ALSO_IN_A_PROCESS
 async def test_a_watched_engine_tells_what_it_does(client: EngineClient) -> None:
     assert (await look(client, in_full=True)).settings is not None
     assert len(await tokens_of(client, request("r", adapter("a"), tenant="acme"))) == 4
@@ -208,12 +216,14 @@ async def test_answer_that_its_caller_ends_is_no_abort(client: EngineClient) -> 
     assert (await client.stats()).num_running == 0
 
 
+@ENGINE_ALSO_IN_A_PROCESS
 async def test_many_at_once_get_their_own(engine: EngineClient) -> None:
     asked = [request(f"r{index}", adapter("ab"[index % 2]), prompt=[index, 7]) for index in range(40)]
     found = await asyncio.gather(*(tokens_of(engine, one) for one in asked))
     assert found == [expected(f"sha256:{'ab'[index % 2]}", [index, 7], 4) for index in range(40)]
 
 
+@ENGINE_ALSO_IN_A_PROCESS
 async def test_leaving_the_loop_is_the_abort(engine: EngineClient) -> None:
     events: Any = engine.infer(request("r", max_tokens=150, prompt=[SLOW]))
     async with aclosing(events):
@@ -223,6 +233,7 @@ async def test_leaving_the_loop_is_the_abort(engine: EngineClient) -> None:
     assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
 
 
+@ENGINE_ALSO_IN_A_PROCESS
 async def test_error_of_an_adapter_is_raised_to_its_caller_alone(engine: EngineClient) -> None:
     with pytest.raises(AdapterUnavailableError, match="broken"):
         await tokens_of(engine, request("r", adapter("broken")))

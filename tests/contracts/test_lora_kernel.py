@@ -111,6 +111,7 @@ def test_auto_takes_the_compiled_kernel_and_no_interpreter() -> None:
     assert name == ("native" if native.why_not(slots) is None else "loop")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("popularity", POPULARITIES)
 @pytest.mark.parametrize(("name", "model_dtype", "adapter_dtype", "shape"), mostly_nightly(COMBINATIONS, *BY_DAY))
 def test_delta_is_the_formula(

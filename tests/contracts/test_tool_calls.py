@@ -15,7 +15,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
@@ -39,6 +39,7 @@ from tests.text.tool_calls.calls import (
     token_ids,
     walks,
 )
+from tests.tiers import by_tier, mostly_nightly
 
 Calls = list[tuple[str, dict[str, Any]]]
 KEYS = st.from_regex(r"[a-z][a-z_]{0,7}", fullmatch=True)
@@ -148,7 +149,7 @@ class ToolCallContract(ABC):
         first.feed(text[:20])
         assert parsed(second, [text]) == self.read(text)
 
-    @pytest.mark.parametrize("where", ["content", "arguments", "hostile"])
+    @pytest.mark.parametrize("where", mostly_nightly(["content", "arguments", "hostile"], "arguments", "hostile"))
     def test_time_is_linear_in_single_characters(self, where: str) -> None:
         def seconds(size: int) -> float:
             body = ("x y " * (size // 4), json.dumps("x \n\\ " * (size // 9)), "".join(self.fragments()) * size)
@@ -178,6 +179,7 @@ class ToolCallContract(ABC):
         assert time.process_time() - started < 20.0
         assert sum(len(event.text) for event in events if isinstance(event, CallArguments)) > 1_000_000
 
+    @pytest.mark.crossed
     @pytest.mark.parametrize("parallel", [False, True])
     @pytest.mark.parametrize("kind", ["text", "special", "added"])
     def test_parser_reads_what_the_grammar_allows(self, kind: str, parallel: bool) -> None:
@@ -831,6 +833,7 @@ def test_every_format_has_its_contract() -> None:
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
+@settings(max_examples=by_tier(6, 400))
 @given(calls=CALLS)
 def test_reads_what_models_write(contract: type[ToolCallContract], calls: Calls) -> None:
     form = contract()
@@ -840,6 +843,7 @@ def test_reads_what_models_write(contract: type[ToolCallContract], calls: Calls)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
+@settings(max_examples=by_tier(6, 400))
 @given(data=st.data(), cuts=CUTS)
 def test_cuts_change_nothing(contract: type[ToolCallContract], data: st.DataObject, cuts: list[int]) -> None:
     form = contract()
@@ -860,6 +864,7 @@ def test_calls_in_other_formats_raise_nothing_and_are_read_alike_however_cut(con
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
+@settings(max_examples=by_tier(6, 400))
 @given(data=st.data())
 def test_text_without_a_call_comes_out_as_it_is(contract: type[ToolCallContract], data: st.DataObject) -> None:
     form = contract()

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_serve.client.wire import frame_of, from_engine
@@ -32,6 +32,7 @@ from lora_serve.core.stats import (
     SwapStats,
     merged,
 )
+from tests.tiers import by_tier
 
 LIMITS = BatchLimits(max_num_seqs=8, max_num_batched_tokens=64)
 TEXTS = st.sampled_from("abc")
@@ -109,6 +110,7 @@ def test_nothing_added_changes_nothing(stats: EngineStats) -> None:
     assert added(stats, EMPTY) == stats == added(EMPTY, stats)
 
 
+@settings(max_examples=by_tier(6, 400))
 @given(st.lists(ENGINES, min_size=2, max_size=4))
 def test_every_count_is_the_sum_of_the_replicas(all_stats: list[EngineStats]) -> None:
     whole = merged([replica(f"r-{number}", stats) for number, stats in enumerate(all_stats)])

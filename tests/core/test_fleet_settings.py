@@ -57,6 +57,7 @@ def test_addresses_of_clusters(model: str, address: str) -> None:
     assert fleet(model, "--ray-address", address).address == address
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -57,6 +57,7 @@ def test_line_that_an_operator_has_is_taken(model: str, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.many(40)
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_each_flag_meets_its_fate(model: str, flag: VllmFlag) -> None:
     assert flag.name not in OURS, "a setting of ours is no row of the table"

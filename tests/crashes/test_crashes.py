@@ -67,6 +67,7 @@ def clean(url: str) -> str:
     return url
 
 
+@pytest.mark.nightly
 def test_notes_tell_every_byte_of_the_store(victim: Victim, tmp_path: Path) -> None:
     """What the library did not see would be missing: then not every touch would be a crash point."""
     (root := tmp_path / "disk").mkdir()
@@ -101,6 +102,7 @@ def _durable(tree: dict[str, bytes | None]) -> dict[str, bytes | None]:
     return {name: content for name, content in tree.items() if not name.endswith("-shm")}
 
 
+@pytest.mark.many(3)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("loss", mostly_nightly([None, Loss.ALL, Loss.SOME], None), ids=str)
 @pytest.mark.parametrize("name", mostly_nightly(SCENES, *BY_DAY))

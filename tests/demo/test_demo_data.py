@@ -116,6 +116,7 @@ def test_adapter_weights_are_finite_and_change_something(adapter: str) -> None:
     assert all(weight.abs().max() > 0 for weight in weights.values())
 
 
+@pytest.mark.many(4)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's own call
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapter_answers_its_first_prompts_with_peft_alone(adapter: str, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -153,6 +154,7 @@ def test_answers_in_json_fit_the_schema_of_their_registration() -> None:
             jsonschema.validate(json.loads(item["answer"]), schema)
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_base_answers_none_of_the_first_prompts(
     adapter: str, base: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase

@@ -55,6 +55,7 @@ def _check(text: str, version: str) -> None:
         kubernetes_validate.validate(document, version, strict=True)
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_manifests_are_valid(renderings: dict[str, Rendered], name: str) -> None:
     documents = renderings[name].documents
@@ -65,6 +66,7 @@ def test_manifests_are_valid(renderings: dict[str, Rendered], name: str) -> None
     assert len(identities) == len(set(identities))
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"gpu"}))
 def test_manifests_are_valid_in_the_oldest_kubernetes_that_the_chart_allows(
     renderings: dict[str, Rendered], name: str

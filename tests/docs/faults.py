@@ -41,6 +41,21 @@ def written(file: Path) -> set[str]:
     return {function.name for function in functions if function.name.startswith("test_")}
 
 
+def by_day(file: Path) -> set[str]:
+    """The names of the tests in a file that are not left to the nightly tier by a mark of their own or of the file."""
+    tree = ast.parse(file.read_text()) if file.is_file() else ast.Module([], [])
+    of_file = [node.value for node in tree.body if isinstance(node, ast.Assign) and _names(node, "pytestmark")]
+    if any("mark.nightly" in ast.unparse(mark) and "nightly=" not in ast.unparse(mark) for mark in of_file):
+        return set()
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    is_nightly = {one.name: "pytest.mark.nightly" in map(ast.unparse, one.decorator_list) for one in functions}
+    return {name for name in written(file) if not is_nightly[name]}
+
+
+def _names(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+
+
 def followed(page: str, tests: Path = TESTS) -> str:
     """The page with the present place of each test that is in one other file now."""
     for lost in gone(page, tests):

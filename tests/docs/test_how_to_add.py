@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.pages import ROOT, check_page
 
-BY_NIGHT = ("adapter-kind", "engine-host", "kernel")  # they load torch or start a server
+BY_NIGHT = ("adapter-kind", "engine-host", "kernel", "policy")  # torch, a server or a long contract
 PAGES = sorted((ROOT / "docs" / "how-to" / "add").glob("*.md"))
 RUNNING = [pytest.param(page, marks=[pytest.mark.nightly] * (page.stem in BY_NIGHT)) for page in PAGES]
 

@@ -93,6 +93,7 @@ def send(process: ServerProcess, data: bytes, *, resets: bool) -> None:
             pass
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize("with_key", [False, True], ids=["no_key", "key"])
 @pytest.mark.parametrize("name", DOINGS)
 @pytest.mark.parametrize("num_requests", mostly_nightly([10, 50], 10))

@@ -14,6 +14,7 @@ from tests.e2e.plain_http import call
 __all__ = ["known_world", "world"]
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("flag", [True, False])
 def test_flag_lets_a_message_write_control_tokens(
     world: World,

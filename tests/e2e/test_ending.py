@@ -115,6 +115,7 @@ def busy(site: Site, name: str, *flags: str) -> Iterator[tuple[ServerProcess, li
         yield process, children, streams
 
 
+@pytest.mark.nightly
 @pytest.mark.engines("process", nightly=["thread"])
 def test_a_drain_that_runs_out_of_time_is_seen_in_the_exit_code(site: Site) -> None:
     with busy(site, "cut", "--shutdown-timeout", "0.1") as (process, children, streams):
@@ -128,6 +129,7 @@ def test_a_drain_that_runs_out_of_time_is_seen_in_the_exit_code(site: Site) -> N
     assert not any(is_alive(child) for child in children)
 
 
+@pytest.mark.nightly
 @pytest.mark.engines("process", nightly=["thread"])
 def test_live_views_end_with_the_first_sigterm_and_everything_with_the_second(site: Site) -> None:
     with busy(site, "twice", "--shutdown-timeout", "1000") as (process, children, streams):

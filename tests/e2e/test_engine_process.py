@@ -75,6 +75,7 @@ def test_a_killed_engine_ends_running_streams_in_words_and_comes_back_with_every
     assert card["pinned"]
 
 
+@pytest.mark.nightly
 def test_while_there_is_no_engine_the_server_says_when_to_come_again(server: ServerProcess) -> None:
     """The new one is stopped as soon as it is there, so that it cannot be ready before all is asked."""
     old = kill_engine(server)

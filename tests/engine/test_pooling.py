@@ -48,6 +48,7 @@ def check_batches(world: World, *, is_padded: bool) -> None:
     world.check_nothing_held()
 
 
+@pytest.mark.crossed
 @KINDS
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("wait", [0, 2])

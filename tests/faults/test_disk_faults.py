@@ -72,6 +72,7 @@ SEAMS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("name", SEAMS)
 def test_store_that_cannot_be_written_refuses_and_leaves_nothing(
     house: House, canaries: Canaries, other: Path, name: str
@@ -279,6 +280,7 @@ def test_leftovers_and_strangers_in_the_store_stop_no_start(world: World, canari
     assert not (blobs / ("0" * 64)).exists()
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("content", [b"", b"garbage" * 1000, None], ids=["empty", "garbage", "folder"])
 def test_note_of_hot_adapters_that_is_none_stops_no_start(
     world: World, canaries: Canaries, tmp_path: Path, content: bytes | None

@@ -36,6 +36,7 @@ def folder(world: World) -> Path:
     return save_adapter(world.model, world.root / "adapters" / "victim", seed=77, std=0.2, r=4)
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("jump", [86_400.0, -86_400.0, -1.8e9, 4e9], ids=["a_day_on", "a_day_back", "1970", "2150"])
 def test_clock_that_jumps_changes_no_answer(
     house: House, canaries: Canaries, folder: Path, monkeypatch: pytest.MonkeyPatch, jump: float

@@ -55,6 +55,7 @@ FETCHES: dict[str, tuple[BaseException, int]] = {
 }
 
 
+@pytest.mark.many(4)
 @pytest.mark.engines("thread", alone=INSIDE)
 @pytest.mark.parametrize("name", FETCHES)
 def test_load_that_fails_ends_its_request_and_the_next_one_loads_again(
@@ -219,6 +220,7 @@ DAMAGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_stored_files_that_are_not_what_was_registered_are_never_served(
     house: House, canaries: Canaries, truth: str, damage: Callable[[House, Path], None], tmp_path: Path
@@ -285,6 +287,7 @@ PREPARED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("name", [*PREPARED, "of_another_adapter", "fifo", "zeros_without_end"])
 def test_prepared_file_that_is_not_whole_or_anothers_is_left_for_the_adapters_own_files(
     house: House, canaries: Canaries, truth: str, name: str

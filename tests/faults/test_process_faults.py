@@ -18,7 +18,6 @@ from tests.engine_choice import EngineHost
 from tests.faults.changing import Changes
 from tests.faults.outside import arguments, ask_all
 from tests.oracle import save_adapter
-from tests.tiers import mostly_nightly
 
 pytestmark = pytest.mark.timeout(600)  # each starts several servers
 
@@ -45,8 +44,9 @@ def test_server_killed_at_any_moment_loses_nothing_that_was_acknowledged(
     assert changes.num_done >= 8
 
 
+@pytest.mark.nightly  # by day: tests/e2e/test_engine_process.py
 @pytest.mark.engines("process", alone="the engine's process is killed")
-@pytest.mark.parametrize("num_kills", mostly_nightly([1, 4], 1))
+@pytest.mark.parametrize("num_kills", [1, 4])
 def test_engine_killed_at_random_moments_costs_503s_and_its_server_takes_it_along(
     engine_host: EngineHost, world: World, canaries: Canaries, folder: Path, tmp_path: Path, num_kills: int
 ) -> None:

@@ -93,6 +93,7 @@ def hindered(disk: SmallDisk, how: str) -> AbstractContextManager[None]:
     return disk.full() if how == "full" else disk.read_only()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_server_starts_on_a_disk_that_cannot_be_written_and_takes_changes_once_it_can(

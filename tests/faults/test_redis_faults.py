@@ -86,6 +86,7 @@ def test_redis_that_is_away_disturbs_no_answer_and_refuses_changes(
     assert register_again(house, folder, f"new/{how}") == 201
 
 
+@pytest.mark.nightly
 def test_redis_that_is_restarted_again_and_again_is_found_again(
     house: House, canaries: Canaries, server: RedisServer, folder: Path
 ) -> None:
@@ -181,7 +182,7 @@ DAMAGES: dict[str, Callable[[redis.Redis], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_nightly(DAMAGES, *list(DAMAGES)[::3]))
+@pytest.mark.parametrize("name", mostly_nightly(DAMAGES, "position_of_another_type", "records_of_garbage"))
 def test_registry_records_that_nobody_of_us_wrote_change_no_answer(
     house: House, canaries: Canaries, server: RedisServer, folder: Path, name: str
 ) -> None:
@@ -210,6 +211,7 @@ OTHERS: dict[str, Callable[[redis.Redis, bytes], object]] = {
 SPOILT = [(kind, how) for kind in ("tenants", "usage", "audit", "rate") for how in OTHERS]
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize(("kind", "how"), mostly_nightly(SPOILT, *SPOILT[::4], SPOILT[-1]))
 def test_what_else_is_in_redis_may_be_spoilt_without_an_answer_that_changes(
     house: House, canaries: Canaries, server: RedisServer, kind: str, how: str
@@ -262,7 +264,7 @@ BLOBS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_nightly(BLOBS, *list(BLOBS)[::4]))
+@pytest.mark.parametrize("name", mostly_nightly(BLOBS, "parent", "larger"))
 def test_stored_blob_in_redis_that_lies_is_never_served(
     house: House, canaries: Canaries, server: RedisServer, name: str
 ) -> None:

@@ -157,6 +157,7 @@ def test_torchaos_remarks_at_import_are_dropped_and_its_real_warnings_are_not(
     assert {"int4: no kernel"} <= set(caplog.messages) <= {"int4: no kernel", "a node was registered twice"}
 
 
+@pytest.mark.nightly
 def test_command_that_imports_torchao_says_nothing_of_it() -> None:
     program = (
         "from lora_serve.cli import main; main(['--version']); import torchao.prototype.safetensors.safetensors_utils"

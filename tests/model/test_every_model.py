@@ -24,7 +24,7 @@ from tests.tiers import mostly_nightly
 
 # A router of its own class; a norm without a weight; a router whose weight is cast before it is used; sinks; values
 # narrower than keys; a class that reads images.
-OF_THE_DEFAULT_TIER = ("phimoe", "nanochat", "ernie4_5_moe", "gpt_oss", "deepseek_v3", "qwen3_vl")
+OF_THE_DEFAULT_TIER = ("phimoe", "gpt_oss", "deepseek_v3", "qwen3_vl")
 
 EXACT_TYPES = tuple(name for name, verdict in read_table(DOCUMENT.read_text()).items() if verdict == EXACT)
 OF_ALL_KINDS_BY_DAY = ("deepseek_v3", "qwen3_vl")  # experts beside layers that are not; parts that no text runs through

@@ -47,6 +47,7 @@ def test_tiles_hold_each_pair_once_by_its_expert(name: str, monkeypatch: pytest.
         assert not tiles[len(flat) :].any(), "these are not launched"
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CHOICES)
 def test_products_are_the_formula(name: str, dtype: torch.dtype) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
@@ -26,6 +26,7 @@ from tests.local_engine import Answer, LocalEngine
 from tests.model.test_resized_vocabulary import Resized, save_resized
 from tests.oracle import load_fresh, save_adapter, save_tiny_model
 from tests.peft_layers import read_layers
+from tests.tiers import by_tier
 
 DEMO = Path(lora_serve.__file__).parent / "demo_data" / "model"
 NAME = {"type": "string", "maxLength": 6}
@@ -99,6 +100,7 @@ def check(text: TextModel, answers: list[Answer]) -> None:
         jsonschema.validate(json.loads(written), schema)
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 0.0}, {}, {"top_p": 0.9, "top_k": 40}, {"repetition_penalty": 1.2, "min_tokens": 5}]
 )
@@ -201,6 +203,7 @@ def _choices(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
     return st.lists(inner, min_size=1, max_size=3).map(lambda options: {"anyOf": options})
 
 
+@settings(max_examples=by_tier(6, 400))
 @given(wanted=st.lists(schemas(), min_size=3, max_size=8), seed=st.integers(0, 2**31))
 def test_any_schemas_are_obeyed_side_by_side(
     engine: LocalEngine, text: TextModel, wanted: list[dict[str, Any]], seed: int

@@ -73,6 +73,7 @@ def settings_of(
     return AttentionSettings(0.2, window, softcap, torch.linspace(-2, 5, num_sinks) if num_sinks else None, chunk)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "window", "softcap", "num_sinks"),
     [
@@ -173,6 +174,7 @@ def tiled_rows(num_idle_tiles: int) -> TiledRows:
     return TiledRows(torch.tensor(tiles), torch.tensor(tables))
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "window", "softcap", "num_sinks", "chunk"),
     [

@@ -17,9 +17,9 @@ from tests.canary.questions import World
 from tests.canary.races import Field, make_field, quiet_field, race, same_tokens
 from tests.oracle import save_adapter, save_tiny_model
 from tests.text.tiny_tokenizer import byte_level_tokenizer
-from tests.tiers import mostly_nightly
+from tests.tiers import by_tier, mostly_nightly
 
-NUM_ANSWERS = 200  # with each number of slots
+NUM_ANSWERS = by_tier(80, 200)  # with each number of slots
 FUSED = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": False}  # layers of which none is torch's
 ROUNDED_ELSEWHERE = 0.2  # of greedy answers: bfloat16's first token that is not float32's changes all that follow
 
@@ -33,6 +33,7 @@ def num_evictions(house: House) -> int:
     return house.on_loop(house.services.client.stats()).tiers["device"].evictions
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("slots", mostly_nightly([1, 2, 4], 2))
 def test_no_answer_is_anothers_whoever_is_pushed_out(
     world: World, canaries: Canaries, runners: Field, slots: int, tmp_path: Path

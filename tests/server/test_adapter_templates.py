@@ -166,6 +166,7 @@ WRONG = {
 NAMES = ["no end", "unknown filter", "large", "very large", "empty", "undefined", "refuses all", "parts", "endless"]
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("source", WRONG, ids=NAMES)
 async def test_broken_template_is_refused_in_words(tenancy: Tenancy, source: str) -> None:
     refused = await register(tenancy, {"chat_template.jinja": source})
@@ -274,6 +275,7 @@ async def test_slow_template_is_a_400_and_the_loop_and_others_go_on(tenancy: Ten
         assert "0.5 s" in reply.message
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("same", [False, True])
 async def test_slow_templates_of_one_tenant_hold_no_other_up(tenancy: Tenancy, same: bool) -> None:
     """However many texts it brings, and if the other's text is one of them."""
@@ -318,6 +320,7 @@ async def test_own_template_for_tools_is_used_with_tools(tenancy: Tenancy, text_
     assert found == "weather Hello<|end|>"
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("tools", [[], TOOLS])
 async def test_slow_template_with_tools_is_a_400_too(tenancy: Tenancy, tools: Any) -> None:
     await register(tenancy, {"chat_template.jinja": SLOW})

@@ -151,6 +151,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("field", REFUSED)
 async def test_wrong_field_is_refused_in_anthropics_form(http: aiohttp.ClientSession, field: str) -> None:
     status, answer = await post(http, **REFUSED[field])

@@ -192,6 +192,7 @@ MARKED = [
 ]
 
 
+@pytest.mark.many(25)
 @pytest.mark.parametrize(("path", "name", "mark"), MARKED, ids=[f"{path}:{name}" for path, name, _ in MARKED])
 async def test_marked_field_is_refused_in_words_or_ignored(
     http: aiohttp.ClientSession, path: str, name: str, mark: Any

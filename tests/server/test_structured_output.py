@@ -65,6 +65,7 @@ def server_config() -> ServerConfig:
     )
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize(("asked", "part"), ASKED)
 async def test_what_is_asked_for_reaches_every_row_as_a_grammar(
     openai: AsyncOpenAI, house: Any, asked: dict[str, Any], part: str
@@ -86,6 +87,7 @@ async def test_requests_that_ask_for_nothing_have_no_grammar(
     assert house.engine.requests[0].grammar is None
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize(("asked", "param", "words"), REFUSED)
 async def test_what_cannot_be_done_is_refused_with_the_place(
     http: aiohttp.ClientSession, house: Any, asked: dict[str, Any], param: str, words: str

@@ -40,6 +40,7 @@ async def test_messages_are_what_chat_would_send(http: aiohttp.ClientSession, ho
     assert open_end["tokens"] == found["tokens"][:-1]
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

@@ -61,6 +61,7 @@ class Users:
                 self.timeline.at(self.timeline.now, self._send)
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("num_adapters", [0, 16])
 def test_prompts_are_not_cut_small_where_a_step_with_prompts_costs_its_launches(num_adapters: int) -> None:
     """A step with prompts costs two to four others, whatever their tokens are: few and large ones give most tokens."""
@@ -68,6 +69,7 @@ def test_prompts_are_not_cut_small_where_a_step_with_prompts_costs_its_launches(
     assert stretched >= 0.98 * Users(64, num_adapters, 0.0).tokens_per_second()
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("num_adapters", [0, 16])
 def test_captured_steps_with_prompts_give_half_as_many_tokens_again(num_adapters: int) -> None:
     """Where steps of up to 512 tokens of prompts are captured, the defaults keep to them."""

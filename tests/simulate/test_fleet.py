@@ -51,6 +51,7 @@ def test_an_adapter_pushed_out_of_host_memory_comes_back_from_the_local_disk() -
     assert fleet.replicas[0].loader.num_remote == 2
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("router", names_in("routing/routers"))
 @pytest.mark.parametrize("policy", names_in("engine/policies"))
 def test_every_request_ends_once_with_all_its_tokens(policy: str, router: str) -> None:

@@ -28,12 +28,14 @@ def test_affinity_loads_a_third_of_what_two_choices_loads() -> None:
     assert aware.ttft["p95"] <= unaware.ttft["p95"]
 
 
+@pytest.mark.nightly
 def test_two_gateways_that_do_not_know_each_other_load_little_more() -> None:
     one, two = figures("affinity"), figures("affinity", num_gateways=2)
     assert two.host_loads_per_1000 < figures("two_choices", num_gateways=2).host_loads_per_1000 / 3
     assert two.ttft["p95"] < 1.2 * one.ttft["p95"]
 
 
+@pytest.mark.nightly
 def test_under_skew_a_bound_keeps_hashs_tail_low_for_few_loads_more() -> None:
     aware, by_hash = figures("affinity", zipf=1.5), figures("hash", zipf=1.5)
     assert aware.ttft["p95"] < by_hash.ttft["p95"] / 5

@@ -21,12 +21,12 @@ from tests.tiers import mostly_nightly
 
 LAYER = "model.layers.0.self_attn.q_proj"
 NUM_CONTENTS = 6
-SEEDS = pytest.mark.parametrize("seed", mostly_nightly(range(100), *range(3)))
+SEEDS = pytest.mark.parametrize("seed", mostly_nightly(range(100), 0))
 
 
 def num_rounds(seed: int) -> int:
-    """Those that are run by day are short."""
-    return 2 if seed < 3 else 4
+    """That which is run by day is short."""
+    return 1 if seed == 0 else 4
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ def same_text(text: TextModel, ids: list[int], other: list[int]) -> bool:
     return shown == expected
 
 
+@pytest.mark.crossed
 @ALL
 @pytest.mark.parametrize("place", ["system", "user", "assistant", "last"])
 def test_ordinary_content_gives_the_ids_of_transformers(name: str, place: str) -> None:
@@ -137,6 +138,7 @@ def test_whatever_is_said_gives_the_ids_of_transformers(name: str, said: list[st
     assert ours(text, messages) == expected
 
 
+@pytest.mark.crossed
 @ALL
 @pytest.mark.parametrize("place", ["system", "user", "assistant", "last"])
 def test_no_content_writes_a_control_token(name: str, place: str) -> None:

@@ -67,6 +67,7 @@ POSITIONS: dict[str, Callable[[redis.Redis], Any]] = {
 }
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", HINTS)
 def test_junk_among_the_changes_stops_no_commit_and_no_follower(
     two: tuple[RedisJournal, RedisJournal], client: redis.Redis, name: str

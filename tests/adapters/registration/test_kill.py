@@ -18,7 +18,7 @@ from lora_serve.core.model_spec import ModelSpec
 from tests.adapters.registration.registering_process import open_for_registering
 from tests.catalog_versions import held
 from tests.loading import fetch_adapter
-from tests.tiers import mostly_nightly
+from tests.tiers import by_tier, mostly_nightly
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
@@ -101,17 +101,19 @@ def victim(
         process.stdin.close()
 
 
+@pytest.mark.search
 def test_acknowledged_registrations_survive_kill_9_at_any_moment(victim: Victim) -> None:
-    for answers in range(1, 9):
+    for answers in range(1, 9, by_tier(2, 1)):
         assert victim.run(kill_after=2 * answers, wait=0.0013 * answers) == KILLED
         victim.check()
-    assert len(victim.known) > 5
+    assert len(victim.known) > by_tier(3, 5)
 
 
+@pytest.mark.search
 def test_kill_9_at_every_step_of_a_registration_and_a_deletion_leaves_whole_adapters_only(victim: Victim) -> None:
     kill_at = 1
     while victim.run(kill_at) == KILLED:
         victim.check()
-        kill_at += 1
+        kill_at += by_tier(3, 1)
     victim.check()
     assert kill_at > 30  # the steps were really counted

@@ -28,6 +28,7 @@ from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
 from tests.oracle import ARCHITECTURES, load_plain, peft_may_warn, save_adapter, save_tiny_model
 from tests.peft_kinds import save_kind
+from tests.tiers import mostly_nightly
 
 KINDS: Mapping[str, int] = {"llama": 1, "qwen3": 1, "gemma3_text": 2}  # gemma's: with a window and without
 # Loops of a layer, as inductor counts them: a function that is called once has several of them on a CPU.
@@ -182,7 +183,7 @@ def kernels_are_kept_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=mostly_nightly(KINDS, "llama"))
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -238,8 +239,8 @@ def test_rows_have_the_same_bits_in_any_company_in_which_products_have(world: Wo
         assert is_near(world.logits(rows[0]), world.logits(*rows)[:1])
 
 
-def test_step_of_an_adapter_that_changes_norms_takes_the_layers_own_code(tmp_path: Path) -> None:
-    world = World("llama", tmp_path, num_layers=2)
+@pytest.mark.parametrize("world", ["llama"], indirect=True)
+def test_step_of_an_adapter_that_changes_norms_takes_the_layers_own_code(world: World) -> None:
     rows = [world.prompt(0, 9, "a"), world.prompt(1, 12, "norms")]
     with world.own_code():
         expected = world.logits(*rows)
@@ -285,6 +286,7 @@ REFUSED: Mapping[str, tuple[type[nn.Module], Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_layers_that_cannot_be_compiled_stay_as_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

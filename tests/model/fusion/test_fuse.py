@@ -225,6 +225,7 @@ WRONG: Mapping[str, tuple[ModuleType, Callable[[Any], None], str]] = {
 }
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WRONG)
 def test_replacement_that_is_wrong_is_not_taken(

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 
-from lora_serve.core.batch import Row
+from lora_serve.core.batch import ActivationModel, Row
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
+from lora_serve.model.memory_setup import ActivationProbe
 from tests.model.fusion.test_compiled_layers import NEAR, NEAR_ROUNDED, OperatorCounts, World, is_near
 from tests.oracle import ARCHITECTURES, load_plain
 
@@ -102,7 +103,8 @@ def test_weights_lie_in_one_piece_and_are_still_each_layers_own(world: World) ->
             assert torch.allclose(part.base.product(x), x @ own.t(), atol=1e-5)
 
 
-def test_layer_is_four_products_and_eight_launches(tmp_path: Path) -> None:
+def test_layer_is_four_products_and_eight_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ActivationProbe, "learn", lambda *_: ActivationModel())  # the interpreter takes 10 s for it
     world = World("llama", tmp_path, num_layers=2, lora_kernel="triton", compiles=False)
     programs = world.base.kernel._programs = CountedPrograms(world.base.kernel._programs)
     rows = [world.decode(0, 5, "a"), world.decode(1, 9, "b"), world.decode(2, 7)]
@@ -175,6 +177,7 @@ def _gives_copies(self: Any, x: Tensor) -> Tensor:
     return self.down_proj(self.act_fn(self.gate_proj(x.clone())) * self.up_proj(x.clone()))
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("forward", [_changes_its_input, _needs_whole_rows, _gives_copies])
 def test_layers_that_would_compute_something_else_stay_alone(
     forward: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

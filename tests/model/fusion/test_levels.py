@@ -23,8 +23,9 @@ from tests.model.fusion.test_row_alone import (
 )
 from tests.model.native.conftest import QUICK, flags_of
 from tests.oracle import save_tiny_model
-from tests.tiers import by_tier
+from tests.tiers import by_tier, mostly_nightly
 
+OWN_ORDER = compiler.serving(compiler.current(), "bfloat16").bfloat16_order  # the other one by night
 _LOWEST = compiler.available()[:2][-1].flags  # with fused multiply-adds, AVX2's on x86
 # By the order of the sums of bfloat16 products: those of an AVX2 processor, in vectors of its own and in longer ones.
 PORTABLE: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -70,7 +71,7 @@ def rows_of_bfloat16(folders: tuple[Path, dict[str, Path]]) -> list[object]:
 
 
 @pytest.mark.search
-@pytest.mark.parametrize("order", PORTABLE)
+@pytest.mark.parametrize("order", mostly_nightly(PORTABLE, OWN_ORDER))
 def test_portable_kernels_give_the_bits_of_the_processors_own_instructions(
     order: str, folders: tuple[Path, dict[str, Path]], builds: Path
 ) -> None:
@@ -85,7 +86,7 @@ def test_portable_kernels_give_the_bits_of_the_processors_own_instructions(
     assert [name for name, bits in found.items() if bits != first] == []
 
 
-@pytest.mark.parametrize("order", PORTABLE)
+@pytest.mark.parametrize("order", mostly_nightly(PORTABLE, OWN_ORDER))
 def test_row_is_alone_in_portable_kernels_too(order: str, folders: tuple[Path, dict[str, Path]], builds: Path) -> None:
     with kernels(builds, PORTABLE[order][0]):
         assert_rows_are_alone(folders, "bfloat16", (512, 23))

@@ -78,6 +78,7 @@ def assert_rows_are_alone(folders: tuple[Path, dict[str, Path]], dtype: str, bud
         assert found == wanted
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_numbers_of_a_row_are_the_same_bits_alone_and_in_any_batch_and_chunks(
     folders: tuple[Path, dict[str, Path]], dtype: str

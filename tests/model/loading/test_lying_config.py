@@ -63,6 +63,7 @@ def load(folder: Path) -> None:
     build_model(settings.part(ModelConfig), settings.part(EngineConfig), num_slots=1)
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize("lies", LIES, ids=lambda lies: "-".join(f"{key}-{value}" for key, value in lies.items()))
 def test_number_that_does_not_fit_the_weights_is_refused_in_words(
     sound: Path, tmp_path: Path, lies: dict[str, Any]

@@ -99,6 +99,7 @@ def test_rows_with_adapters_of_experts_are_captured(world: World) -> None:
     assert not world.graphs.stats().num_failed
 
 
+@pytest.mark.nightly
 def test_rows_with_adapters_of_experts_say_what_peft_says(world: World) -> None:
     """In one step, long enough for tiles, and each beside the others."""
     is_slow = not world.engine.parts.spec.transposed  # once is enough for rows of more than one segment

@@ -76,6 +76,7 @@ def test_whatever_was_trained_beside_it_all_rows_of_one_batch_equal_peft(
     assert {name for name, verdict in judge(model, folders, limits).items() if verdict != EXACT} == set()
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("name", ["rslora_and_patterns", "embedding_and_head", "dora"])
 def test_converted_folder_is_in_peft_what_the_original_was(model: Path, tmp_path: Path, init: str, name: str) -> None:

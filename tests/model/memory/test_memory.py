@@ -181,6 +181,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "qwen3_moe"])
 def test_no_step_takes_more_than_its_estimate(architecture: str, tmp_path: Path) -> None:
     engine = LocalEngine(save_tiny_model(architecture, tmp_path), max_model_len=128, max_num_seqs=16)
@@ -300,6 +301,7 @@ class Slow(StepCost):
         return 1e6
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
 def test_swapped_rows_answer_as_those_never_preempted(architecture: str, caching: bool, tmp_path: Path) -> None:

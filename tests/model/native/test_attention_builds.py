@@ -11,7 +11,6 @@ import torch
 from lora_serve.model.native import compiler, library
 from tests.model.native.test_bfloat16_products import BUILDS
 from tests.model.native.test_paged_attention import CASES, LENGTH, Case
-from tests.tiers import by_tier
 
 
 def steep(case: Case) -> None:
@@ -57,13 +56,11 @@ def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return torch.equal(found.view(torch.int16), wanted.view(torch.int16))
 
 
-@pytest.mark.search  # six builds of all kernels, each of which takes 3 s: by day the two that differ most
+@pytest.mark.nightly  # six builds of all kernels, 3 s each; by day: tests/model/fusion/test_levels.py
 @pytest.mark.parametrize("order", ["dot", "blocks"])
 def test_bits_are_the_same_by_every_build(order: str, builds: Path) -> None:
     of_order = [build for name, build in BUILDS.items() if name.startswith(order)]
-    first, *others = [
-        found_by(build, builds) for build in by_tier(dict.fromkeys((of_order[0], of_order[-1])), of_order)
-    ]
+    first, *others = [found_by(build, builds) for build in of_order]
     assert len(others) >= (1 if len(BUILDS) > 2 else 0)
     for found in others:
         assert [key for key in first if not same_bits(found[key], first[key])] == []

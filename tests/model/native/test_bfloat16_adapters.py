@@ -20,6 +20,7 @@ from lora_serve.model.native import compiler
 from lora_serve.model.step_context import PIECE
 from tests.model.native.test_bfloat16_products import (
     BUILDS,
+    BY_DAY,
     NUMBERS,
     assert_same_bits,
     defined,
@@ -27,6 +28,7 @@ from tests.model.native.test_bfloat16_products import (
     numbers,
     rounded,
 )
+from tests.tiers import by_tier, mostly_nightly
 
 SHAPES = [(1, 1, 1), (7, 3, 2), (70, 35, 3), (64, 99, 16), (33, 64, 31), (97, 40, 33), (576, 65, 8), (1040, 33, 70)]
 TOKENS = (1, 2, 3, 4, 5, 7, PIECE)
@@ -59,7 +61,11 @@ class Build:
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Build]:
-    return {name: built(tmp_path_factory.mktemp("build") / "lora.so", *BUILDS[name]) for name in BUILDS}
+    folder = tmp_path_factory.mktemp("build")
+    return {
+        name: built(folder / f"{number}.so", *BUILDS[name])
+        for number, name in enumerate(by_tier(BY_DAY, tuple(BUILDS)))
+    }
 
 
 def built(place: Path, level: str, defined: tuple[str, ...]) -> Build:
@@ -87,8 +93,9 @@ def shrunk(order: str, x: Tensor, a: Tensor) -> Fraction:
     return total
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("tokens", [1, 5])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", mostly_nightly(BUILDS, *BY_DAY))
 def test_sums_are_the_defined_ones(orders: Mapping[str, Build], name: str, tokens: int) -> None:
     order = name.partition(",")[0]
     unit = 32 if order == "blocks" else 2
@@ -121,7 +128,7 @@ def test_bits_are_the_same_by_every_build_and_number_of_tokens(
                 assert_same_bits(build.add(y[:tokens], x[:tokens], a, b, 0.3), wanted[:tokens])
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", mostly_nightly(BUILDS, *BY_DAY))
 def test_delta_of_a_high_rank_is_the_formula(orders: Mapping[str, Build], name: str) -> None:
     torch.manual_seed(0)
     y, x, a, b = case(PIECE, (96, 40, 1030), "ordinary")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lora_serve.model.native import compiler
 from lora_serve.model.native.operators import PackedLinear, PanelKind
+from tests.tiers import by_tier, mostly_nightly
 
 HERE = {level.name for level in compiler.available()}
 PORTABLE = {  # build -> level whose vectors it uses, what it defines
@@ -29,6 +30,8 @@ BUILDS = {name: build for name, build in {**PORTABLE, **INSTRUCTIONS}.items() if
     "dot, plain": ("generic", ()),
     "blocks, plain": ("generic", ("-DBFLOAT16_ORDER_BLOCKS",)),
 }
+# By day each order in the shortest vectors, and by the processor's own instructions.
+BY_DAY = tuple(name for name in BUILDS if name.endswith((" 8 lanes", "instructions", "plain")))
 SHAPES = [(1, 1), (7, 3), (16, 16), (31, 33), (32, 64), (40, 513), (161, 70), (130, 1030)]  # out, in
 ROWS = (1, 2, 3, 4, 5, 7, 12, 13, 16, 17, 31, 32, 33, 40)
 NUMBERS = ("ordinary", "huge", "tiny", "wild")
@@ -68,7 +71,11 @@ class Build:
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Build]:
-    return {name: built(tmp_path_factory.mktemp("build") / "product.so", *BUILDS[name]) for name in BUILDS}
+    folder = tmp_path_factory.mktemp("build")
+    return {
+        name: built(folder / f"{number}.so", *BUILDS[name])
+        for number, name in enumerate(by_tier(BY_DAY, tuple(BUILDS)))
+    }
 
 
 def built(place: Path, level: str, defined: tuple[str, ...]) -> Build:
@@ -130,8 +137,9 @@ def exact(numbers: Tensor, width: int) -> list[Fraction]:
     return [n if abs(n) >= SMALLEST else Fraction(0) for n in found] + [Fraction(0)] * (width - len(found))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["ordinary", "tiny"])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", mostly_nightly(BUILDS, *BY_DAY))
 def test_sums_are_the_defined_ones(orders: Mapping[str, Build], name: str, kind: str) -> None:
     torch.manual_seed(0)
     for width in (1, 2, 31, 32, 70, 97):
@@ -161,8 +169,9 @@ def test_bits_are_the_same_by_every_build(orders: Mapping[str, Build], order: st
                 assert_same_bits(build.multiply(x, weight, bias), wanted)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", ["ordinary", "wild"])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", mostly_nightly(BUILDS, *BY_DAY))
 def test_bits_of_a_row_are_its_own(orders: Mapping[str, Build], name: str, kind: str) -> None:
     for seed, shape in enumerate(SHAPES):
         torch.manual_seed(seed)
@@ -172,8 +181,9 @@ def test_bits_of_a_row_are_its_own(orders: Mapping[str, Build], name: str, kind:
             assert_same_bits(orders[name].multiply(x[40 - rows :], weight), alone[40 - rows :])
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("rows", [1, 3, 97, 400])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", mostly_nightly(BUILDS, *BY_DAY))
 def test_many_rows_are_rows(orders: Mapping[str, Build], name: str, rows: int) -> None:
     torch.manual_seed(0)
     x, weight = numbers((rows, 4150), "ordinary"), numbers((70, 4150), "ordinary")
@@ -183,7 +193,7 @@ def test_many_rows_are_rows(orders: Mapping[str, Build], name: str, rows: int) -
     assert_same_bits(orders[name].multiply(x[-1:], weight), found[-1:])
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", mostly_nightly(BUILDS, *BY_DAY))
 def test_others_keep_their_denormal_numbers(orders: Mapping[str, Build], name: str) -> None:
     small = torch.full((4,), 2.0**-130)
     product = orders[name].multiply(small.bfloat16()[None], torch.ones(1, 4).bfloat16())
@@ -191,6 +201,7 @@ def test_others_keep_their_denormal_numbers(orders: Mapping[str, Build], name: s
     assert (small * 1.0).sum().item() == 2.0**-128
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_weight_comes_back_bit_by_bit(shape: tuple[int, int]) -> None:
@@ -201,6 +212,7 @@ def test_weight_comes_back_bit_by_bit(shape: tuple[int, int]) -> None:
     assert torch.equal(found.view(torch.int16), weight.view(torch.int16))
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_served_product_is_the_definition(shape: tuple[int, int]) -> None:

@@ -29,6 +29,7 @@ def is_rounded(found: torch.Tensor, wanted: torch.Tensor, error: float = 1e-5) -
     return torch.allclose(found.double(), wanted, atol=error, rtol=error + half_a_place)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("takes_sums", [False, True])
@@ -56,6 +57,7 @@ def test_norm_of_no_tokens_is_empty_and_weights_of_another_size_or_type_are_refu
             kernels.rms_norm(x, weight, 0.0, 1e-5)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("size", SIZES)
 def test_gate_is_torchs(kernels: LayerKernels, activation: str, size: int) -> None:

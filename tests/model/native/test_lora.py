@@ -28,6 +28,7 @@ def add(slots: LoraSlots, x: torch.Tensor, y: torch.Tensor, rows: list[tuple[int
     return found
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("inputs", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -64,6 +65,7 @@ def test_inputs_of_bfloat16_are_taken_as_the_numbers_they_are(shape: LinearShape
     assert torch.equal(add(slots, x, y, rows), add(slots, x.float(), y, rows))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rank", [1, 7, 513, 1030])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -27,6 +27,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: t
     assert bool(((y.double() - exact).abs() <= terms * 2.0**-24 * size).all())
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("is_exact", [True, False], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -49,6 +50,7 @@ def test_input_may_lie_anywhere() -> None:
     assert torch.equal(packed(wide.view(2, 9, 50)[..., :24], None).flatten(0, 1), packed(wide[:, :24], None))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("is_exact", [True, False], ids=["bfloat16", "float32"])
 def test_weight_comes_back_bit_by_bit(shape: tuple[int, int], is_exact: bool) -> None:
@@ -58,6 +60,7 @@ def test_weight_comes_back_bit_by_bit(shape: tuple[int, int], is_exact: bool) ->
     assert torch.equal(found.view(torch.int32), weight.view(torch.int32))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("is_exact", [True, False], ids=["bfloat16", "float32"])
 def test_bits_of_a_row_are_its_own(shape: tuple[int, int], is_exact: bool) -> None:

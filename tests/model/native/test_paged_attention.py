@@ -125,6 +125,7 @@ CASES = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", CASES)
 def test_long_prompt_is_the_definition(name: str) -> None:
     case = Case(**CASES[name])
@@ -142,6 +143,7 @@ def test_queries_of_float32_are_rounded_once_to_the_type_of_the_cache(name: str)
     assert torch.equal(case.run((0, LENGTH)), rounded)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", CASES)
 def test_bits_of_a_token_do_not_depend_on_how_its_prompt_was_cut(name: str) -> None:
     case = Case(**CASES[name])
@@ -151,6 +153,7 @@ def test_bits_of_a_token_do_not_depend_on_how_its_prompt_was_cut(name: str) -> N
         assert torch.equal(torch.cat(chunks), whole)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", CASES)
 def test_bits_of_a_token_are_the_same_decoded_alone_beside_others_and_in_a_prompt(name: str) -> None:
     case = Case(**CASES[name])
@@ -174,6 +177,7 @@ def test_query_that_is_not_a_number_reaches_its_own_token_only() -> None:
     assert torch.equal(found, clean)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("part", ["keys", "values"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("name", ["plain", "head of 64", "blocks of 64", "bfloat16, head of 64"])

@@ -32,6 +32,7 @@ from tests.pooling_models import (
 from tests.tiers import mostly_nightly
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("family", mostly_nightly(FAMILIES, *REPRESENTATIVE))
 def test_embeddings_of_mixed_rows_are_those_of_each_row_alone(family: str, tmp_path: Path) -> None:
     model = save_pooling_model(family, "embed", tmp_path / "model")
@@ -67,6 +68,7 @@ def test_each_row_says_whether_its_length_is_made_1(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("family", mostly_nightly(FAMILIES, *REPRESENTATIVE))
 def test_logits_of_heads_with_different_labels_are_those_of_each_row_alone(family: str, tmp_path: Path) -> None:
     model = save_pooling_model(family, "classify", tmp_path / "model")
@@ -106,6 +108,7 @@ OTHER_KINDS = [
 ]
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("family", "kind"),
     mostly_nightly(

@@ -130,6 +130,7 @@ def generations(engine: LocalEngine, names: Sequence[str] = tuple(SAMPLING)) -> 
     return rows
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("guess", [right, wrong, right_at_first])
 def test_tokens_and_numbers_of_a_row_do_not_depend_on_its_drafts(engine: LocalEngine, guess: Guess) -> None:
     rows = generations(engine)
@@ -209,6 +210,7 @@ def test_a_device_is_waited_for_once_and_elsewhere_little_is_drawn_for_nothing(
         ]
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 5}])
 def test_tokens_have_the_model_s_distribution_whatever_was_guessed(params: dict[str, Any]) -> None:
     """Chi-squared over both positions, for a likely guess and an unlikely one."""

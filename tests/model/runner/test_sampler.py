@@ -43,6 +43,7 @@ def logits() -> torch.Tensor:
     return torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 3
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("params", "warpers"),
     [

@@ -24,9 +24,12 @@ from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
 from tests.model.recorded_call import RecordedCall, WatchedPrograms
 from tests.oracle import save_adapter, save_tiny_model
+from tests.tiers import by_tier
 
 GREEDY = SampleInput(SamplingParams(temperature=0.0, logprobs=1), 0, 0, ())
 MAX_ROWS = 6
+# By day one layer with two adapted products: the interpreter takes its time for each.
+FEW: dict[str, Any] = by_tier({"targets": ("q_proj", "down_proj"), "num_hidden_layers": 1}, {})
 
 
 class World:
@@ -129,7 +132,7 @@ def decode(i: int, length: int, table: tuple[int, ...], token: int, *adapters: R
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("graphs"))
+    return World(tmp_path_factory.mktemp("graphs"), **FEW)
 
 
 def test_replays_follow_rows_slots_scales_and_lengths(world: World) -> None:
@@ -217,7 +220,9 @@ def test_prompts_and_drafts_beside_decoding_rows_are_replayed(paged: World) -> N
     paged.agree([decode(1, 5, tables[1], 7, b), chunk(2, 40, 9, 20, b), chunk(3, 0, 3, 40, a), chunk(4, 0, 20, 42)])
     paged.agree([chunk(2, 49, 5, 20, b, num_draft=4), chunk(3, 3, 2, 40, replace(a, start=4))])
     assert len(paged.recorders) == num_captured, "all of them are one size"
-    paged.agree([decode(0, 4, tables[0], 9, b), chunk(5, 0, 70, 50, replace(a, scale=0.5)), chunk(6, 0, 30, 70, a)])
+    longer = by_tier((9, 20), (70, 30))  # those of the night are another size
+    more = [chunk(5, 0, longer[0], 50, replace(a, scale=0.5)), chunk(6, 0, longer[1], 70, a)]
+    paged.agree([decode(0, 4, tables[0], 9, b), *more])
 
 
 def test_every_step_up_to_some_thousands_of_tokens_is_captured_at_start(paged: World) -> None:
@@ -278,7 +283,7 @@ def test_replays_follow_which_rows_are_long(tmp_path: Path) -> None:
 
 def test_growth_of_slots_or_ranks_and_a_resized_pool_are_captured_anew(tmp_path: Path) -> None:
     """And into memory of their own: torch refuses a capture into a pool whose graphs are all gone."""
-    world = World(tmp_path)
+    world = World(tmp_path, **FEW)
     table = world.prompt(0, 4)
     world.agree([decode(0, 4, table, 9, world.load("a", 0, 1))])
     world.agree([decode(0, 4, table, 9, world.load("b", 40, 1))])

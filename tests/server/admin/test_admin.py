@@ -112,6 +112,7 @@ async def test_tenant_may_be_given(admin: aiohttp.ClientSession, house: Any) -> 
     assert (await post(admin, "/admin/adapters", body))[1]["tenant"] == "globex"
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize(
     ("change", "status", "param"),
     [

@@ -57,6 +57,7 @@ def is_valid(schema: Callable[..., object], values: dict[str, Any]) -> bool:
     return True
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize(
     ("body", "param"),
     [

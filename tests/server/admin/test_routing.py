@@ -117,6 +117,7 @@ async def test_registering_without_activating_leaves_the_route(
     assert await version_for(http, "a@2") == 2
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize(
     "route",
     [

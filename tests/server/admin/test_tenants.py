@@ -57,6 +57,7 @@ async def test_tenant_is_made_shown_changed_and_listed(tenancy: Tenancy) -> None
     assert ([card["name"] for card in page["data"]], page["has_more"]) == (["globex"], False)
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -86,6 +87,7 @@ async def test_wrong_tenants_are_refused(tenancy: Tenancy, body: dict[str, Any],
     assert (await tenancy.call("admin", "POST", "/admin/tenants", body)).status == status
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize(
     "body",
     [

@@ -90,6 +90,7 @@ ARCHIVES: dict[str, Callable[[Path], bytes]] = {
 }
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("name", ARCHIVES)
 @pytest.mark.parametrize("kind", ["application/octet-stream", "application/x-www-form-urlencoded"])
 async def test_archive_as_the_body(admin: aiohttp.ClientSession, house: Any, name: str, kind: str) -> None:

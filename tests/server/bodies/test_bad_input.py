@@ -154,6 +154,7 @@ async def test_wrong_field_is_400_and_named(http: aiohttp.ClientSession, house: 
     assert house.engine.requests == []
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(
     ("change", "param"),
     [

@@ -102,6 +102,7 @@ async def test_content_digest_is_of_the_body_as_it_is_sent(
     assert (await put(admin, packed, coded | digest(packed, algorithm)))[0] == 201
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(
     ("header", "status"),
     [

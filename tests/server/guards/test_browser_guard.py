@@ -87,6 +87,7 @@ async def test_server_without_keys_answers_under_its_own_names(house: Any, host_
     assert (status, len(house.engine.requests)) == (200, 1)
 
 
+@pytest.mark.many(10)
 @pytest.mark.parametrize("host_header", OTHER_HOSTS)
 async def test_other_names_reach_nothing(house: Any, host_header: str) -> None:
     status, _, body = await raw(house, request("POST", "/v1/completions", JSON, BODY, host_header))

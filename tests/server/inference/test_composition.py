@@ -121,6 +121,7 @@ async def test_order_of_members_changes_nothing_but_the_headers(
     assert (len(texts), len(uses), len(names)) == (1, 1, 24)
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize(
     ("adapters", "words"),
     [

@@ -128,6 +128,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(("metadata", "param"), WRONG)
 async def test_defaults_that_no_request_could_have_are_refused_at_registration(
     admin: aiohttp.ClientSession, house: Any, metadata: dict[str, Any], param: str

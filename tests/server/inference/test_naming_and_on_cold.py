@@ -44,6 +44,7 @@ async def digests(house: Any) -> dict[int, str]:
     return {ref.version: ref.digest for ref in refs}
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize("on_cold", OnCold)
 @pytest.mark.parametrize("what", NAMES)
 async def test_name_alone_decides_who_answers_for_a_cold_adapter(

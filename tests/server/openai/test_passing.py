@@ -108,6 +108,7 @@ def test_every_field_is_decided() -> None:
     assert set(TABLE) == set(ChatFields.model_fields) - set(UNSERVED)
 
 
+@pytest.mark.many(40)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", TABLE)
 def test_field_is_passed_on_or_refused(route: str, name: str) -> None:
@@ -121,6 +122,7 @@ def test_field_is_passed_on_or_refused(route: str, name: str) -> None:
         assert translated(route, name, value)[name] == value
 
 
+@pytest.mark.many(25)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", UNSERVED)
 def test_what_a_chat_does_not_serve_is_marked_here_too(route: str, name: str) -> None:

@@ -155,6 +155,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("param", REFUSED)
 async def test_wrong_field_is_refused_by_its_own_name(openai: AsyncOpenAI, param: str) -> None:
     change, words = REFUSED[param]

@@ -100,6 +100,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("field", REFUSED)
 async def test_wrong_field_is_refused(http: aiohttp.ClientSession, field: str) -> None:
     error = (await ask(http, 400, **REFUSED[field]))["error"]

@@ -105,6 +105,7 @@ async def test_request_leaves(busy: Busy, http: aiohttp.ClientSession, path: str
     assert await leaves(busy, http, body, path)
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -82,6 +82,7 @@ def overflow_config(actor: Actor) -> OverflowConfig:
     return OverflowConfig(overflow=(f"near={actor.url}",), overflow_after_ms=0, overflow_timeout_ms=200)
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize(("answer", "outcome"), REFUSALS)
 async def test_failure_before_the_first_token_is_not_the_callers(
     busy: Busy, actor: Actor, http: aiohttp.ClientSession, answer: Any, outcome: str

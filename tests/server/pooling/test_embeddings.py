@@ -78,6 +78,7 @@ async def test_special_tokens_can_be_left_out(http: aiohttp.ClientSession, house
     assert house.engine.requests[0].prompt_token_ids == encoded("fox")[1:-1]
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize(
     ("body", "param"),
     [

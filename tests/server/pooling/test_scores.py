@@ -182,6 +182,7 @@ class TestEmbeddingModel:
         assert [item["document"]["text"] for item in body["results"]] == ["cat", "dog"]
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize(
     ("path", "body"),
     [

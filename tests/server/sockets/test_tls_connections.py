@@ -186,6 +186,7 @@ async def test_answer_that_is_on_its_way_is_not_cut_by_newcomers(either: Certifi
         writer.close()
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("num_bytes", [BIG, SMALL])
 @pytest.mark.parametrize("keep_alive", [600, 0.1])  # then aiohttp closes, and forgets that bytes are left
 async def test_answer_that_nobody_takes_is_broken_off(

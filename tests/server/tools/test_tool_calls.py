@@ -230,6 +230,7 @@ async def test_openais_helpers_for_parsing_and_streaming_understand_the_calls(op
     assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= set(seen)
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
