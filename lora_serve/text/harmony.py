@@ -24,6 +24,19 @@ _HEADER = re.compile(
 )
 
 
+def _begun(*words: str) -> str:
+    """A pattern of all that words may begin with."""
+    return "|".join(dict.fromkeys(re.escape(word[:n]) for word in words for n in range(len(word) + 1)))
+
+
+_NAMES = "analysis", "commentary", "final"
+_TO = rf" ?(?:{_begun('to=functions.')}|to=functions\.\S*)"
+_CHANNEL = rf"{_begun(*_NAMES)}|(?:{'|'.join(_NAMES)})(?:{_TO}(?: \w*)?| (?:{_begun('json')}))"
+_BEGUN = re.compile(
+    rf"(?:<\|start\|>)?(?:{_begun(AUTHOR)}|(?:{AUTHOR})?{_TO})(?:<\|channel\|>(?:{_CHANNEL}))?(?:<\|constrain\|>\w*)?"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The header of a message; both are empty if it names none."""
@@ -32,18 +45,23 @@ class Header:
     recipient: str
 
 
-def read_header(reader: Reader, begin: str) -> Reading[Header | None]:
-    """Read the header of which `begin` has been read, past `<|message|>`; None if there is none, or it breaks off."""
+def read_header(reader: Reader, begin: str) -> Reading[Header | str]:
+    """Read the header of which `begin` has been read, past `<|message|>`; or, if it breaks off, what stands there."""
     written, found = begin, ""
     while found != MESSAGE:
         words = yield from reader.word(_WORDS, MAX_SHORT)
         found = yield from reader.literal(CHANNEL, CONSTRAIN, MESSAGE)
         written += words + found
         if not found or len(written) > 3 * MAX_SHORT:
-            return None
+            return written
     match = _HEADER.fullmatch(written)
     if match is None:
-        return None
+        return written
     role, channel = match["role"], match["channel"] or ""
     named = _NAMED.search(role) or _NAMED.search(channel)
     return Header(channel.split()[0] if channel.strip() else "", named[1] if named else "")
+
+
+def could_be_cut(text: str) -> bool:
+    """True if a header may go on behind this text; else it is text about headers."""
+    return _BEGUN.fullmatch(text) is not None

@@ -160,6 +160,16 @@ class TestGptOss(ReasoningContract):
             is_header = cut.startswith("<|end|>") and "<" not in cut.rpartition("|>")[2]
             assert self.read(text + cut) == ("so it goes" if is_header else f"so it goes{cut}", "")
 
+    def test_text_about_markers_is_text(self) -> None:
+        for text in (
+            "Use <|channel|> to name a channel. That is all.",
+            "<|start|>, as you know",
+            "a <|channel|>finally",
+        ):
+            assert self.read(*f"<|channel|>final<|message|>{text}") == ("", text)
+        cut = "<|channel|>final<|end|><|start|>assistant<|channel|>final<|message|>The answer is 4."
+        assert self.read(*cut) == ("", "<|channel|>finalThe answer is 4.")
+
     def test_messages_of_one_kind_are_lines(self) -> None:
         told, plan = "<|channel|>analysis<|message|>{}<|end|>", "<|channel|>commentary<|message|>{}<|end|>"
         messages = (told.format("One."), told.format("Two."), plan.format("A plan."), self.close[len("<|end|>") :])

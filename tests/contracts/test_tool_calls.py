@@ -534,11 +534,27 @@ class TestOpenAI(ToolCallContract):
             "<|channel|>commentary to=functions.f<|channel|>commentary<|message|>{}",
             f"<|channel|>commentary to=functions.f {'x' * 300}<|message|>{{}}",
             "to=5",
+            "Use <|channel|> to name a channel. That is all.",
+            "<|start|>, as you know",
+            "<|channel|>finalThe answer is 4.",
             "Well to=functions.f<|message|>{}",
         ],
     )
     def test_messages_to_no_tool_are_content(self, text: str) -> None:
         assert self.read(*text).order == [text]
+
+    def test_text_behind_an_empty_call_is_kept(self) -> None:
+        for arguments in ("", "{}"):
+            text = f"{self.call('f', arguments)}<|start|>assistant<|channel|>final<|message|>Done."
+            assert self.read(*text).calls == [Call("f", "{}")]
+            assert self.read(*text).content == "<|start|>assistant<|channel|>final<|message|>Done."
+
+    def test_call_that_is_cut_in_its_header_is_dropped(self) -> None:
+        for call in (self.call("f", ""), " to=functions.f<|channel|>commentary <|constrain|>json<|message|>"):
+            header = call[: call.index("<|message|>")]
+            for length in range(len("<|channel|>"), len(header) + 1):
+                if "<" not in header[:length].rpartition("|>")[2]:
+                    assert self.read(*header[:length]).order == [], header[:length]
 
     def test_forced_call_may_have_the_recipient_before_the_channel(self) -> None:
         tokenizer = byte_tokenizer(self.format.markers)

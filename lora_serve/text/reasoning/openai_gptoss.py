@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lora_serve.text.harmony import AUTHOR, CALL, CHANNEL, END, MARKERS, MESSAGE, RECIPIENT, START, read_header
+from lora_serve.text.harmony import (
+    AUTHOR,
+    CALL,
+    CHANNEL,
+    END,
+    MARKERS,
+    MESSAGE,
+    RECIPIENT,
+    START,
+    Header,
+    could_be_cut,
+    read_header,
+)
 from lora_serve.text.pieces import Reading, Sink
 from lora_serve.text.reasoning.base import ReasoningFormat, ReasoningParser
 from lora_serve.text.tool_calls.base import in_regex, joined_grammars, marker, quoted
@@ -70,10 +82,10 @@ class _Parser(ReasoningParser):
             return
         ended = ""
         while True:
-            header = (yield from read_header(reader, begin)) if begin else None
+            header = (yield from read_header(reader, begin)) if begin else ""
             held = reader.let_go()
-            if header is None:
-                is_cut = (begin in (START, CHANNEL) or ended) and (yield from reader.peek()) == ""
+            if isinstance(header, str):
+                is_cut = (could_be_cut(header) if begin else ended) and (yield from reader.peek()) == ""
                 sink("" if is_cut else held)
             elif header.recipient:
                 sink = self._content
@@ -83,7 +95,7 @@ class _Parser(ReasoningParser):
             ended = yield from reader.until((END, CALL), sink)
             if not ended:
                 return
-            if header is not None and header.recipient:
+            if isinstance(header, Header) and header.recipient:
                 sink(ended)
                 ended = ""
             reader.hold(ended)

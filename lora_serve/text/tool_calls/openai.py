@@ -18,6 +18,7 @@ from lora_serve.text.harmony import (
     MESSAGE,
     RECIPIENT,
     START,
+    could_be_cut,
     read_header,
 )
 from lora_serve.text.pieces import Reading, nowhere
@@ -65,10 +66,13 @@ class Format(ToolCallFormat):
         reader = answer.reader
 
         def call(begin: str) -> Reading[CallEnd]:
+            nonlocal is_empty
             header = yield from read_header(reader, begin)
-            if header is None or header.recipient in ("", AUTHOR):
-                is_cut = header is None and begin in _BEGINS and (yield from reader.peek()) == ""
+            if isinstance(header, str):
+                is_cut = could_be_cut(header) and (yield from reader.peek()) == ""
                 return CallEnd.CUT if is_cut else CallEnd.NO_CALL
+            if header.recipient in ("", AUTHOR):
+                return CallEnd.NO_CALL
             yield from reader.spaces()
             next_one = yield from reader.peek()
             is_empty = next_one not in ("{", "") and (yield from reader.literal(CALL)) != ""
@@ -81,8 +85,9 @@ class Format(ToolCallFormat):
             return CallEnd.COMPLETE if is_whole or is_empty else CallEnd.BROKEN
 
         def next_begin() -> Reading[str]:
-            found = yield from reader.until((CALL, END, *_BEGINS), nowhere)
+            found = CALL if is_empty else (yield from reader.until((CALL, END, *_BEGINS), nowhere))
             return found if found in _BEGINS else (yield from reader.until(_BEGINS, answer.content))
 
+        is_empty = False  # the last call, which has been read past its end
         first = yield from reader.literal(f" {RECIPIENT}", RECIPIENT)
         yield from answer.marked_calls(_BEGINS, call, next_begin, first)
