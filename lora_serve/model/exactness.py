@@ -45,6 +45,7 @@ _BOUNDARY = 32  # tokens; where windows and chunks end
 _ROPE_BOUNDARY = 64
 _VOCAB, _HEADS, _HEAD_DIM, _MOST_LAYERS = 128, 4, 16, 8
 _MLA = "qk_rope_head_dim"  # heads of several widths, which all shrink by one factor
+_SHARED = "num_kv_shared_layers"  # how many of the last layers read the keys and values of others
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _BOUNDARIES = re.compile(
     r"original_max_position_embeddings|sliding_window(_size)?|attention_chunk_size|attention_window_size|window_size"
@@ -271,10 +272,14 @@ def _shrunk(config: Mapping[str, Any], max_model_len: int) -> dict[str, Any]:
     layers = next((name for name in _LAYERS if _is_number(small.get(name))), None)
     if layers is not None:
         lists = {name: v for name, v in small.items() if isinstance(v, list) and len(v) == small[layers]}
-        count = small[layers] = _num_layers(lists, small[layers])
-        small |= {name: values[:count] for name, values in lists.items()}
+        kept = _layers_kept(lists, small[layers], small.get(_SHARED) or 0)
+        if small.get(_SHARED):
+            small[_SHARED] = sum(index >= small[layers] - small[_SHARED] for index in kept)
+        small[layers] = len(kept)
+        small |= {name: [values[index] for index in kept] for name, values in lists.items()}
         if own := small.get("per_layer_config"):
-            small["per_layer_config"] = {index: value for index, value in own.items() if int(index) < count}
+            known = {index: value for index, value in own.items() if int(index) in kept}
+            small["per_layer_config"] = {type(i)(kept.index(int(i))): value for i, value in known.items()}
     for name in [name for name, value in small.items() if isinstance(value, dict) and "rope" in name]:
         small[name] = _rope(small[name], small)
     return small
@@ -300,11 +305,16 @@ def _small(name: str, value: Any, config: Mapping[str, Any], max_model_len: int)
     return next((min(value, size) for pattern, size in _SIZES if re.fullmatch(pattern, name)), value)
 
 
-def _num_layers(lists: Mapping[str, list[Any]], most: int) -> int:
-    """Enough of the first layers that each kind is among them."""
+def _layers_kept(lists: Mapping[str, list[Any]], most: int, num_shared: int) -> list[int]:
+    """Enough of the first layers that each kind is among them; if the last ones read the keys of others (Gemma 3n and
+    4), the first of each kind of those that do not, and of those that do.
+    """
     kinds = [repr(kind) for kind in zip(*lists.values(), strict=True)]
+    if num_shared and kinds:
+        parts = range(most - num_shared), range(most - num_shared, most)
+        return sorted(next(i for i in part if kinds[i] == kind) for part in parts for kind in {kinds[i] for i in part})
     needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=0)
-    return min(max(needed, 2), most, _MOST_LAYERS)
+    return [*range(min(max(needed, 2), most, _MOST_LAYERS))]
 
 
 def _rope(rope: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,20 @@ def test_small_copy_keeps_a_layer_of_each_kind_and_the_proportions_of_rope() -> 
     assert len(gemma.layer_types) == gemma.num_hidden_layers == 6
 
 
+@pytest.mark.parametrize(("num_layers", "num_shared"), [(35, 20), (10, 5), (6, 2)])
+def test_small_copy_has_layers_that_read_others_keys_and_those_others(num_layers: int, num_shared: int) -> None:
+    kinds = ["sliding_attention", "full_attention"] * 3 if num_layers == 6 else [
+        "full_attention" if i % 5 == 4 else "sliding_attention" for i in range(num_layers)
+    ]  # fmt: skip
+    config = AutoConfig.for_model(
+        "gemma4_text", num_hidden_layers=num_layers, layer_types=kinds, num_kv_shared_layers=num_shared
+    )
+    small = shrunk(config, 131072)
+    assert (small.num_hidden_layers, small.num_kv_shared_layers) == (4, 2)
+    assert small.layer_types == ["sliding_attention", "full_attention"] * 2
+    exactness._check(config, 512)
+
+
 def test_random_numbers_of_the_process_go_on_as_they_were(tmp_path: Path) -> None:
     AutoConfig.for_model("mistral", sliding_window=64).save_pretrained(tmp_path)
     torch.manual_seed(3)

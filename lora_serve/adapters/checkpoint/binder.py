@@ -41,12 +41,11 @@ from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec, Shape
 
 _FEW_REASONS = 3
+Tensors = Mapping[str, TensorInfo]
 _LOW_RANK = ("lora_A", "lora_B", "lora_bias", "magnitude", "embedding_A", "embedding_B")
 
 
-def bind(
-    config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec, max_rank: int | None = None
-) -> BoundAdapter:
+def bind(config: PeftConfig, tensors: Tensors, spec: ModelSpec, max_rank: int | None = None) -> BoundAdapter:
     """Binds every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit.
 
     `max_rank`: for what is converted to LoRA (None: no limit).
@@ -169,7 +168,9 @@ class _Binder:
     def _refuse_rest(self, adapted: frozenset[str]) -> None:
         untargeted = {place.module for place in self._left if place.role in _LOW_RANK} - adapted
         for module in sorted(untargeted):
-            self.reasons.append(f"the file has weights for {module}, but the config does not target it")
+            is_layer = module in {**self._spec.linears, **self._spec.embeddings}
+            why = "but the config does not target it" if is_layer else "which PEFT cannot run, as it is no plain layer"
+            self.reasons.append(f"the file has weights for {module}, {why}")
         for place, name in self._left.items():
             if place.module not in untargeted:
                 self.reasons.append(f"tensor {name[:200]!r} is there, but the config does not say that it is trained")
@@ -296,9 +297,7 @@ class _Binder:
         return with_labels(shape, module, self._num_labels, self._spec)
 
 
-def _bind_method(
-    config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec, max_rank: int | None
-) -> BoundAdapter:
+def _bind_method(config: PeftConfig, tensors: Tensors, spec: ModelSpec, max_rank: int | None) -> BoundAdapter:
     """The layers of a method other than LoRA (see `methods/`), and the modules that were saved beside them."""
     method = OTHER_METHODS[config.peft_type]
     saved, misfits = _bind_saved_modules(config, tensors, spec)
@@ -323,9 +322,7 @@ def _bind_method(
     return replace(saved, conversions=Conversions(config.peft_type, plan, bound))
 
 
-def _bind_saved_modules(
-    config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec
-) -> tuple[BoundAdapter, list[str]]:
+def _bind_saved_modules(config: PeftConfig, tensors: Tensors, spec: ModelSpec) -> tuple[BoundAdapter, list[str]]:
     """Every parameter of the modules that the config names; what is missing or has a wrong shape is a reason."""
     whole = saved_whole(config, spec.modules)
     places = {place: name for name in tensors if (place := place_of(name)) is not None and place.module in whole}

@@ -169,6 +169,14 @@ def test_trained_tokens_of_a_tied_head_with_a_bias_are_refused_as_peft_leaves_th
         bound(rows, spec, trained_tokens=(("", (4, 5, 49)),))
 
 
+def test_lora_of_what_is_no_plain_layer_is_refused_in_these_words() -> None:
+    router = f"{MLP}.router"
+    tensors = {**LORA_Q, f"{router}.lora_A.weight": (2, 8), f"{router}.lora_B.weight": (4, 2)}
+    spec = dataclasses.replace(SPEC, modules={**SPEC.modules, place_of(f"{router}.weight").module: {"weight": (4, 8)}})
+    with pytest.raises(InvalidAdapterError, match="router, which PEFT cannot run, as it is no plain layer"):
+        bound(tensors, spec, target_modules=("q_proj", "router"))
+
+
 def test_experts_are_told_apart_by_the_order_in_which_peft_wraps_them() -> None:
     experts = f"{MLP}.experts"
     found = bound(
