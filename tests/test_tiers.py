@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,15 +185,18 @@ def test_some_of_many_are_spread_over_all(count: int, most: int, wanted: list[in
     assert spread(count, most) == wanted
 
 
-def collected(*nodeids: str) -> list[Any]:
+def collected(*nodeids: str, marked: Sequence[pytest.Mark] = ()) -> list[Any]:
     class Item(SimpleNamespace):
-        def get_closest_marker(self, _: str) -> None:
-            return None
+        def get_closest_marker(self, name: str) -> Any:
+            return next((mark for mark in self.marked if mark.name == name), None)
+
+        def iter_markers(self) -> Any:
+            return iter(self.marked)
 
         def add_marker(self, marker: Any) -> None:
             self.marks.append(marker.name)
 
-    return [Item(nodeid=nodeid, marks=[]) for nodeid in nodeids]
+    return [Item(nodeid=nodeid, marks=[], marked=marked) for nodeid in nodeids]
 
 
 @pytest.mark.parametrize("left_out", [[], ["console"]])
@@ -203,6 +207,15 @@ def test_every_test_is_in_the_tier_of_the_day_or_of_the_night(tier: str, left_ou
     mark(config, items)
     nightly = [bool(item.marks) for item in items]
     assert nightly == ([bool(left_out), False, False] if tier == BY_DAY else [True, True, False])
+
+
+def test_of_many_cases_some_run_by_day_and_the_others_by_night() -> None:
+    names = [f"tests/server/test_chat.py::a[{number}]" for number in range(9)]
+    items = collected(*names, marked=[pytest.mark.many(3).mark])
+    for number, item in enumerate(items):
+        item.callspec = SimpleNamespace(params={"number": number})
+    mark(SimpleNamespace(option=SimpleNamespace(markexpr=BY_DAY, left_out=[])), items)  # type: ignore[arg-type]
+    assert [number for number, item in enumerate(items) if not item.marks] == [0, 4, 8]
 
 
 def test_workers_leave_out_what_the_process_that_started_them_does() -> None:

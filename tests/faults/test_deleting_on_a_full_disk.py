@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.adapters.stores import files
 from tests.canary.house import running, settings_of
 from tests.canary.questions import World
 from tests.faults.injecting import settle
@@ -15,7 +16,11 @@ from tests.hostile.sending import as_admin
 pytestmark = pytest.mark.engines("thread")
 
 
-def test_deletion_is_done_on_a_full_disk_and_noted_afterwards(world: World, tmp_path: Path) -> None:
+def test_deletion_is_done_on_a_full_disk_and_noted_afterwards(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(files, "MAX_PAUSE", 1.0)  # else it looks again after ten seconds
     disk = SmallDisk(tmp_path / "disk")
     if not disk.is_mounted:
         pytest.skip("no file system can be mounted here")

@@ -86,7 +86,6 @@ def test_redis_that_is_away_disturbs_no_answer_and_refuses_changes(
     assert register_again(house, folder, f"new/{how}") == 201
 
 
-@pytest.mark.nightly
 def test_redis_that_is_restarted_again_and_again_is_found_again(
     house: House, canaries: Canaries, server: RedisServer, folder: Path
 ) -> None:
