@@ -184,10 +184,11 @@ def newer(report: Report) -> str:
     rows = []
     for name, found in report["shapes"].items():
         for case, figures in found["cases"].items():
-            ratios = (figures.get(key) for key in ("step_over_floor", "step_over_fast_floor", "before_over_floor"))
+            keys = "step_over_floor", "step_over_fast_floor", "before_over_floor"
+            ratios = [f"{figures[key]:.2f}" if key in figures else "" for key in keys]
             rows.append([
                 name, case, f"{found['weights'] / 1e6:.0f}", _mb(figures["expert_bytes"]), _mb(figures["other_bytes"]),
-                f"{figures['floor_ms']:.1f}", f"{figures['ms']:.1f}", *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+                f"{figures['floor_ms']:.1f}", f"{figures['ms']:.1f}", *ratios,
             ])  # fmt: skip
     head = ["shape", "16 rows", "millions of weights", "experts, MB", "adapters + KV, MB", "floor, ms", "step, ms"]
     return table([*head, "step / floor", "/ floor in huge pages", "before"], rows)

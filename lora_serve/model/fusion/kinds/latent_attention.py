@@ -20,6 +20,7 @@ from lora_serve.model.step_context import AttentionSettings, ChangeTable, StepCo
 STAGE = 1
 _LATENT, _KEYS, _OUTPUT = "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"
 _NORMS = ("q_a_layernorm", "kv_a_layernorm")
+_FACTS = ("layer_idx", "num_heads", "q_lora_rank", "qk_head_dim", "qk_rope_head_dim", "v_head_dim")
 _NAMES = frozenset(
     {_LATENT, _KEYS, _OUTPUT, *_NORMS, "ALL_ATTENTION_FUNCTIONS", "_attn_implementation", "apply_rotary_pos_emb"}
     | {"apply_rotary_pos_emb_interleave", "attention_dropout", "cat", "config", "contiguous", "copy_"}
@@ -84,7 +85,7 @@ def could_be(module: nn.Module) -> bool:
     """True for modules with the projections of such attention that name nothing that it has no use for."""
     needed = (_LATENT, _KEYS, _OUTPUT)
     is_like = all(isinstance(getattr(module, name, None), LoraLinear) for name in needed)
-    return is_like and hasattr(module, "layer_idx") and names_only(module, _NAMES)
+    return is_like and all(hasattr(module, name) for name in _FACTS) and names_only(module, _NAMES)
 
 
 def candidates(module: nn.Module, parts: FusionParts) -> list[FusedLatentAttention]:

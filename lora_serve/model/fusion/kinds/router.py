@@ -35,8 +35,9 @@ def could_be(module: nn.Module) -> bool:
     parameters = dict(module.named_parameters())
     if not {"weight"} <= parameters.keys() <= {"weight", "bias"} or parameters["weight"].dim() != 2:
         return False
-    forward: Any = inspect.unwrap(type(module).forward)
-    return not isinstance(module, nn.Linear | nn.Embedding) and "linear" in forward.__code__.co_names
+    code: Any = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    is_other = isinstance(module, nn.Linear | nn.Embedding) or "forward" in vars(module)
+    return not is_other and code is not None and "linear" in code.co_names
 
 
 def candidates(module: nn.Module, parts: FusionParts) -> list[FusedRouter]:
