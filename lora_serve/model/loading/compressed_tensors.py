@@ -136,8 +136,6 @@ class _Integers(Scheme):
         if layer.forms.get("weight_shape", ("", []))[1] != [2]:
             raise ValueError("the files lack weight_shape, two numbers")
         num_outputs, num_inputs = layer.read("weight_shape").tolist()
-        if not (0 < num_outputs < 1 << 31 and 0 < num_inputs < 1 << 31):
-            raise ValueError(f"weight_shape is {num_outputs}, {num_inputs}")
         return num_outputs, num_inputs
 
     def parts(self, num_outputs: int, num_inputs: int) -> Mapping[str, Part]:

@@ -89,6 +89,8 @@ class Scheme(ABC):
         if len(layer.forms[self.numbers][1]) != 2:
             raise ValueError(f"{self.numbers} is {layer.forms[self.numbers][1]}, no matrix")
         size = self.size(layer)
+        if min(size) < 1:
+            raise ValueError(f"its size is {list(size)}")
         parts = self.parts(*size)
         for name, part in parts.items():
             if name not in layer.forms:

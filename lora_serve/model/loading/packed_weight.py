@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_ROWS_AT_ONCE = 1024  # of a weight that is dequantised, so that no whole copy of it in float32 is made
+_ROWS_AT_ONCE = 64  # of a weight that is dequantised, so that their float32 stays in the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,23 @@ class PackedWeight:
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """W, computed in float32 and rounded once."""
         found = torch.empty(self.codes.shape, dtype=dtype)
-        groups = self.beside.groups
-        if groups is None:
-            groups = torch.arange(self.codes.shape[1]) // self.beside.group_size
         for start in range(0, len(found), _ROWS_AT_ONCE):
             rows = slice(start, start + _ROWS_AT_ONCE)
             numbers = self.codes[rows].float()
             if self.beside.zeros is not None:
-                numbers -= _spread(self.beside.zeros[rows], groups)
-            found[rows] = numbers.mul_(_spread(self.beside.scales[rows], groups))
+                numbers -= self._spread(self.beside.zeros[rows])
+            found[rows] = numbers.mul_(self._spread(self.beside.scales[rows]))
         return found
+
+    def _spread(self, numbers: Tensor) -> Tensor:
+        """[rows, num_groups] -> [rows, in] float32; a single group stays one column."""
+        numbers, groups = numbers.float(), self.beside.groups
+        if numbers.shape[1] == 1:
+            return numbers
+        if groups is not None:
+            return numbers.index_select(1, groups)
+        whole = numbers[..., None].expand(-1, -1, self.beside.group_size).flatten(1)
+        return whole[:, : self.codes.shape[1]]
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
@@ -64,8 +71,3 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
     numbers = (words.flatten().view(torch.uint8)[:, None] >> shifts) & ((1 << bits) - 1)
     return numbers.view(len(words), -1).sub_(1 << (bits - 1)).view(torch.int8)  # bytes wrap, as two's complement does
-
-
-def _spread(numbers: Tensor, groups: Tensor) -> Tensor:
-    """[rows, num_groups] -> [rows, in] float32; a single group stays one column."""
-    return numbers.float() if numbers.shape[1] == 1 else numbers.float()[:, groups]

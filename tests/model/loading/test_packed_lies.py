@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -17,8 +19,10 @@ from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model.exactness import try_base
 from lora_serve.model.loading.frozen_model import load_frozen
+from lora_serve.model.loading.packed_checkpoints import plan_packed
 from tests.float8_packer import WEIGHTS, edit_config, rewritten
 from tests.oracle import save_tiny_model
+from tests.tiers import mostly_nightly
 from tests.weight_packer import KINDS, Tensors, save_packed
 
 LAYER = "model.layers.1.self_attn.q_proj"  # [32, 32]
@@ -71,7 +75,7 @@ LIES: Mapping[str, tuple[str, str, Change, str]] = {
     "scales cut off": ("w4a16", "weight_scale", lambda x: x[1:], r"weight_scale is F32 \[31, 2\]; of \[32, 32\] it is"),
     "scales of another group": ("w4a16", "weight_scale", lambda x: x[:, :1], r"weight_scale is F32 \[32, 1\]"),
     "codes cut off": ("w4a16", "weight_packed", lambda x: x[:, 1:], r"weight_packed is I32 \[32, 3\]"),
-    "a shape of nothing": ("w4a16", "weight_shape", lambda x: x * 0, "weight_shape is 0, 0"),
+    "a shape of nothing": ("w4a16", "weight_shape", lambda x: x * 0, r"its size is \[0, 0\]"),
     "a shape that is too large": ("w8a16", "weight_shape", lambda x: x * 2, r"is F32 \[32, 1\]; of \[64, 64\]"),
     "groups that do not divide": ("w4a16", "weight_shape", lambda x: x - 7, "groups of 16 do not divide its 25 inputs"),
     "a scale that is no number": ("w4a16", "weight_scale", with_last(float("nan")), "negative, infinite or none"),
@@ -203,3 +207,78 @@ def test_check_tells_that_the_weights_are_dequantised(
 ) -> None:
     try_base(part_of(packed("gptq_8")))
     assert "gptq, 8 bits; layers that do not stay packed are dequantised at load" in caplog.text
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1.5,
+    10**30,
+    "",
+    "x",
+    [],
+    [[]],
+    [8, "x"],
+    {},
+    {"x": {}},
+    {"format": []},
+)
+
+
+def places_of(table: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of each field of a table and of the tables in it."""
+    for name in table:
+        yield (*path, name)
+        if isinstance(table[name], dict):
+            yield from places_of(table[name], (*path, name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_value_of_a_field_ends_in_an_error_that_is_not_drawn(kind: str) -> None:
+    config = Settings(model="some/model").part(ModelConfig)
+    refused = 0
+    for *path, last in places_of(KINDS[kind].config):
+        for value in ODD:
+            stored = copy.deepcopy(KINDS[kind].config)
+            table = stored
+            for part in path:
+                table = table[part]
+            table[last] = copy.deepcopy(value)
+            try:
+                plan_packed(config, SimpleNamespace(quantization_config=stored), torch.device("cpu"))
+            except ModelError as error:
+                assert str(error).startswith("--model some/model: quantization_config")  # noqa: PT017
+                refused += 1
+    assert refused > len(ODD)
+
+
+CHANGES: tuple[Change, ...] = (
+    without, torch.flatten, torch.zeros_like, Tensor.float, lambda x: x.flatten()[:0], lambda x: x[None],
+    lambda x: x.reshape(-1)[0], lambda x: x.float().to(torch.int32), lambda x: x.float().to(torch.int8),
+    lambda x: x.float() > 0, lambda x: torch.stack([x, x]), lambda x: torch.cat([x, x], -1) if x.dim() else x,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", mostly_nightly(KINDS, "w4a16_actorder", "gptq_desc_act", "awq", "fp8_blocks"))
+def test_no_tensor_of_a_layer_ends_in_an_error_that_is_not_drawn(
+    kind: str, packed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = packed(kind)
+    tensors, refused = load_file(model / WEIGHTS), 0
+    part = part_of(tmp_path)
+    for name in [name for name in tensors if name.startswith(f"{LAYER}.")]:
+        for change in CHANGES:
+            found = change(tensors[name])
+            changed = {**tensors, name: found} if found is not None else {n: x for n, x in tensors.items() if n != name}
+            save_file({n: x.contiguous() for n, x in changed.items()}, tmp_path / WEIGHTS, {"format": "pt"})
+            plan = plan_packed(part, SimpleNamespace(quantization_config=KINDS[kind].config), torch.device("cpu"))
+            assert plan is not None
+            try:
+                plan.check()
+            except ModelError as error:
+                assert LAYER in str(error)  # noqa: PT017
+                refused += 1
+    assert refused > len(CHANGES)
