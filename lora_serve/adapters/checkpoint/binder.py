@@ -71,7 +71,7 @@ class _Binder:
         self.reasons: list[str] = list(experts.reasons)
         self._left: dict[TensorPlace, str] = {}
         self._copies: list[tuple[str, str]] = []
-        self._misfits: list[tuple[Shape, Shape]] = []  # of lora_A: the file's shape, and the one asked for
+        self._shapes: list[tuple[Shape, Shape]] = []  # of each lora_A: the file's, and the one asked for
         for name in self._tensors:
             self._place(name)
         self._placed = bool(self._left)
@@ -115,11 +115,11 @@ class _Binder:
         base = self._config.base_model or "another base model"
         table = self._spec.embeddings.get(self._spec.input_embedding)
         hidden = 0 if table is None else table.embedding_dim
-        widths = {found[-1] for found, wanted in self._misfits if wanted[-1] == hidden != found[-1]}
-        ranks = {(found[0], wanted[0]) for found, wanted in self._misfits if found[1:] == wanted[1:]}
-        if len(widths) == 1:
+        widths = {found[-1] for found, wanted in self._shapes if wanted[-1] == hidden}
+        ranks = {(found[0], wanted[0]) for found, wanted in self._shapes if found[0] != wanted[0]}
+        if len(widths) == 1 and hidden not in widths:
             cause = f"it was trained for {base} (hidden size {widths.pop()}), and this base model has {hidden}"
-        elif not widths and len(ranks) == 1:
+        elif len(ranks) == 1 and all(found[1:] == wanted[1:] for found, wanted in self._shapes):
             cause = "adapter_config.json says rank {1}, and the tensors have rank {0}".format(*ranks.pop())
         elif len(self._tensors) > _FEW_REASONS and not self._placed:
             cause = f"it was trained for {base}: none of its tensors is named as a module of this base model"
@@ -151,8 +151,8 @@ class _Binder:
         depths = (0, 1) if depth is None else (depth,)
         places = [TensorPlace(module, role, parameter, number) for number in depths]
         name = next((self._left.pop(place) for place in places if place in self._left), None)
+        self._shapes += [(self._tensors[name].shape, shape)] if name is not None and role == "lora_A" else []
         if name is not None and self._tensors[name].shape != shape:
-            self._misfits += [(self._tensors[name].shape, shape)] if role == "lora_A" else []
             self.reasons.append(
                 f"tensor {name!r} has shape {list(self._tensors[name].shape)}, but its rank and the base model's "
                 f"layer ask for {list(shape)}"

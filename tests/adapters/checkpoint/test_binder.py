@@ -72,6 +72,18 @@ def test_cause_of_many_misfits_comes_first() -> None:
     assert all(len(reasons) == 5 and reasons[-1].endswith("more of the kind") for reasons in (other, ranks, strange))
 
 
+def test_width_of_an_inner_layer_alone_is_no_hidden_size() -> None:
+    """As of a latent query's second layer, or an expert's."""
+    names = [f"model.layers.{layer}.q_{end}_proj" for layer in range(9) for end in "ab"]
+    linears = {name: LinearShape(8, 8) for name in names} | {HEAD: LINEARS[HEAD]}
+    spec = dataclasses.replace(SPEC, linears=linears, modules={name: {"weight": (8, 8)} for name in names})
+    shapes = {f"{n}.lora_A.weight": (2, 4 if "q_b" in n else 8) for n in names}
+    shapes |= {f"{n}.lora_B.weight": (8, 2) for n in names}
+    with pytest.raises(InvalidAdapterError) as caught:
+        bound(shapes, spec, target_modules=("q_a_proj", "q_b_proj"))
+    assert not any("hidden size" in reason for reason in caught.value.reasons)
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [
