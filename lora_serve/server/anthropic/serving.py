@@ -93,15 +93,17 @@ def chat_fields(fields: CountTokensFields, given: dict[str, Any]) -> dict[str, A
             asked["stop"] = list(fields.stop_sequences)
         if fields.metadata is not None and fields.metadata.user_id is not None:
             asked.setdefault("user", fields.metadata.user_id)
-    return {**asked, **_thinking(fields.thinking), **_output(fields.output_config), **_tools(fields)}
+    return {**_thinking(fields.thinking), **asked, **_output(fields.output_config), **_tools(fields)}
 
 
 def _thinking(value: Any) -> dict[str, Any]:
-    """A model that can think does so unless it is told not to; how much is not limited apart from `max_tokens`."""
+    """A model that can think does so unless it is told not to, and if it does all the same, nothing of it is shown; how
+    much is not limited apart from `max_tokens`.
+    """
     kind = value.get("type") if isinstance(value, dict) else None
     if value is not None and kind not in ("enabled", "adaptive", "disabled"):
         raise _wrong("thinking.type", "must be enabled, adaptive or disabled")
-    return {"reasoning_effort": "none"} if kind == "disabled" else {}
+    return {"reasoning_effort": "none", "include_reasoning": False} if kind == "disabled" else {}
 
 
 def _output(value: Any) -> dict[str, Any]:
