@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lora_serve.model.attention import native as native_attention
-from lora_serve.model.fusion.kinds.norm import FusedNorm
 from lora_serve.model.lora.adapted_model import LinearGroup, LoraLinear
 from lora_serve.model.lora.kernels import native as native_lora
 from lora_serve.model.lora.lora_slots import LoraSlots
@@ -88,11 +87,6 @@ class NativeCall:
 def are_native(*linears: LoraLinear) -> bool:
     """True if linear layers and what adapters add to them run in C."""
     return all(linear.base.packed is not None and isinstance(linear.kernel, native_lora.Kernel) for linear in linears)
-
-
-def are_fused(*norms: Any) -> bool:
-    """True if norms run in C, and have weights."""
-    return all(isinstance(norm.__dict__.get("forward"), FusedNorm) and norm.weight is not None for norm in norms)
 
 
 def weight_of(linear: LoraLinear | LinearGroup) -> native.Weight:

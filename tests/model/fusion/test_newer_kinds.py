@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers.models.mixtral import modeling_mixtral
 
+from lora_serve.model.experts import is_experts
 from lora_serve.model.fusion.kinds import experts
 from lora_serve.model.fusion.kinds.decoder_layer import FusedDecoderLayer
 from lora_serve.model.fusion.kinds.latent_layer import NativeLatentAttention
@@ -79,3 +80,13 @@ def test_experts_of_a_wrong_gate_are_not_taken(dtype: str, tmp_path: Path, monke
     monkeypatch.setattr(experts, "_computes", lambda module, gate, kernels: gate.activation == "gelu_tanh")
     engine = LocalEngine(save_tiny_model("mixtral", tmp_path / "model", **SHAPE), dtype=dtype, **LIMITS)
     assert fused_kinds(engine) == {k: n for k, n in FUSED["mixtral"].items() if k != "Experts"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_experts_are_held_once(dtype: str, tmp_path: Path) -> None:
+    engine = LocalEngine(save_tiny_model("mixtral", tmp_path / "model", **SHAPE), dtype=dtype, **LIMITS)
+    parts = [part for part in engine.parts.runner._model.module.modules() if is_experts(part)]
+    assert len(parts) == 2
+    for part in parts:
+        assert not list(part.parameters())
+        assert part.gate_up_proj.dense().shape == part.gate_up_proj.shape

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from lora_serve.model.attention import native as native_attention
 from lora_serve.model.fusion.kinds.latent_attention import FusedLatentAttention
-from lora_serve.model.fusion.native_step import NativeCall, are_fused, are_native, weight_of
+from lora_serve.model.fusion.kinds.norm import are_fused
+from lora_serve.model.fusion.native_step import NativeCall, are_native, weight_of
 from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import operators as native

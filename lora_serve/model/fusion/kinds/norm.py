@@ -66,3 +66,8 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedNorm]:
 def _epsilon(module: nn.Module) -> float:
     found = getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))
     return float(found) if isinstance(found, float | int) else 0.0
+
+
+def are_fused(*norms: Any) -> bool:
+    """True if norms run in C, and have weights, as larger kernels want them."""
+    return all(isinstance(norm.__dict__.get("forward"), FusedNorm) and hasattr(norm, "weight") for norm in norms)
