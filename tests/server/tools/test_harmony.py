@@ -149,3 +149,16 @@ async def test_responses_and_messages_read_the_same(
         blocks = (await found.json())["content"]
     assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use"]
     assert (blocks[1]["text"], blocks[2]["input"]) == ("I look.", {"city": "Köln"})
+
+
+@pytest.mark.parametrize(("thinking", "kinds"), [("enabled", ["thinking", "text"]), ("disabled", ["text"])])
+async def test_messages_show_no_thinking_that_is_disabled(
+    http: aiohttp.ClientSession, says: Says, thinking: str, kinds: list[str]
+) -> None:
+    """This model thinks all the same."""
+    says(f"{THOUGHT}{FINAL}It rains.")
+    body = {"messages": HI, "max_tokens": 500, "thinking": {"type": thinking}}
+    async with http.post("/v1/messages", json=body) as answer:
+        content = (await answer.json())["content"]
+    assert [block["type"] for block in content] == kinds
+    assert content[-1]["text"] == "It rains."
