@@ -174,7 +174,8 @@ def test_own_chat_template_is_told_and_is_in_the_digest(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(("changes", "words"), [
     ({}, "can be served, as far as"),
     ({"layer_types": ["linear_attention", "full_attention"]}, "do not all attend"),
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with gptq"),
+    ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "quantised with hqq"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "quantization_config.bits is 3; of gptq served is"),
     ({"architectures": ["BertModel"]}, "is a model for embed"),
 ])  # fmt: skip
 def test_base_is_tried_by_its_config_alone(

@@ -155,13 +155,12 @@ class _Integers(Scheme):
 
     def scales(self, layer: StoredLayer) -> Scales:
         num_outputs, num_inputs = self.size(layer)
-        scales, zeros = layer.read("weight_scale"), None
-        if not self._is_symmetric:
-            zeros = layer.read("weight_zero_point")
-            if self._is_packed:
-                zeros = unpacked(zeros.t(), self.bits)[:, :num_outputs].t()
+        scales, zeros = layer.read("weight_scale"), None if self._is_symmetric else layer.read("weight_zero_point")
+        if zeros is not None and self._is_packed:
+            zeros = unpacked(zeros.t(), self.bits)[:, :num_outputs].t()
         if self._is_one:
-            scales, zeros = (None if x is None else x.reshape(1, 1).expand(num_outputs, 1) for x in (scales, zeros))
+            scales = scales.reshape(1, 1).expand(num_outputs, 1)
+            zeros = None if zeros is None else zeros.reshape(1, 1).expand(num_outputs, 1)
         groups = layer.read("weight_g_idx").long() if self._has_order else None
         return Scales(scales, self._group_size or num_inputs, zeros, groups)
 

@@ -150,4 +150,5 @@ class _Awq(_Gptq):
         return self._zeros(layer.read("qweight"))
 
     def _zeros(self, words: Tensor) -> Tensor:
-        return unpacked(words, 4).unflatten(1, (-1, 8))[..., _AWQ_PLACES].flatten(1).t()
+        numbers = unpacked(words, 4)
+        return numbers.view(len(numbers), -1, 8)[..., _AWQ_PLACES].flatten(1).t()

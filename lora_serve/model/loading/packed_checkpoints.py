@@ -56,10 +56,9 @@ def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
         if not float8.multiplies_float8(device):
             raise ConfigError("--quantization fp8: needs a GPU that multiplies FP8 (Ada, Hopper or later)")
         return QuantizationPlan(config.dtype, settle=float8.quantize_linears)
-    find = _FORMATS.get(str(stored.get("quant_method"))) if isinstance(stored, Mapping) else None
-    if find is None:
+    if not isinstance(stored, Mapping) or (find := _FORMATS.get(str(stored.get("quant_method")))) is None:
         return None
-    with _told(f"--model {config.model}", ModelError):
+    with _reported(f"--model {config.model}", ModelError):
         schemes = find(stored)
     check_asked(config, schemes[0].words)
     plain = copy.deepcopy(hf_config)
@@ -78,7 +77,7 @@ class _Packed:
     size: tuple[int, int]  # outputs and inputs
 
     def weight(self) -> PackedWeight:
-        with _told(f"--model {self.model}: {self.layer.path}", ModelError):
+        with _reported(f"--model {self.model}: {self.layer.path}", ModelError):
             return self.scheme.weight(self.layer)
 
 
@@ -107,7 +106,7 @@ class _Checkpoint:
         _log.warning("--model %s: %s", self.model, self._words())
         if any(Path(self.model).glob("*.safetensors")):
             try:
-                with _told(f"--model {self.model}", ModelError):
+                with _reported(f"--model {self.model}", ModelError):
                     self._read()
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"--model {self.model}: its weights cannot be read: {first_line(error)}") from error
@@ -116,7 +115,7 @@ class _Checkpoint:
         """The plain checkpoint that the files stand for. Raises ModelError."""
         with torch.device("meta"):
             model = auto_class.from_config(self.plain)
-        with _told(f"--model {self.model}", ModelError):
+        with _reported(f"--model {self.model}", ModelError):
             layers, tensors = self._read()
             self._place(layers, tensors, model, dtype)
         self.num_layers = len(layers)
@@ -140,13 +139,13 @@ class _Checkpoint:
         """The layers that are packed, and all other tensors by name. Raises ValueError."""
         parts: dict[str, dict[str, Any]] = {}
         for file in _files(self.model):
-            stored = safe_open(file, "pt")
+            stored: Any = safe_open(file, "pt")
             for name in stored.keys():  # noqa: SIM118 - it is no mapping
                 path, _, last = name.rpartition(".")
                 parts.setdefault(path, {})[last] = stored.get_slice(name)
         layers, tensors = [], dict[str, Any]()
         for path, slices in parts.items():
-            with _told(path):
+            with _reported(path):
                 found = self._packed(path, slices)
             if found is not None:
                 layers.append(found)
@@ -215,12 +214,12 @@ def _files(model: str) -> Sequence[str | Path]:
     if (whole := cached_file(model, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)) is not None:
         return [whole]
     index = cached_file(model, SAFE_WEIGHTS_INDEX_NAME)
-    files: list[str] = get_checkpoint_shard_files(model, index)[0]
+    files: list[str] = get_checkpoint_shard_files(model, index)[0]  # type: ignore[no-untyped-call]
     return files
 
 
 @contextmanager
-def _told(place: str, kind: type[Exception] = ValueError) -> Iterator[None]:
+def _reported(place: str, kind: type[Exception] = ValueError) -> Iterator[None]:
     """Inside the block, what is wrong with the files is said to be of this place, as an error of this kind."""
     try:
         yield

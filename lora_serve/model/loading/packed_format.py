@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,8 @@ class Scheme(ABC):
 
     words: str  # the format and its kind, for messages: "gptq, 4 bits"
     bits: int
-    numbers: ClassVar[str] | str  # the last name of the tensor of codes
-    types: ClassVar[tuple[str, ...]] = ("I32",)  # of it
+    numbers: str  # the last name of the tensor of codes
+    types: tuple[str, ...] = ("I32",)  # of it
 
     def is_of(self, layer: StoredLayer) -> bool:
         """True if the layer has the tensor of codes of this way."""
@@ -126,7 +126,7 @@ class Scheme(ABC):
         return PackedWeight(self.codes(layer), self.scales(layer))
 
     def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
-        """What makes such a layer with the weight as it is packed; None: the device has no product of it."""
+        """A function that makes such a layer with the weight as it is packed; None: the device has no product of it."""
         return None
 
 
