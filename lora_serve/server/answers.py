@@ -87,6 +87,8 @@ def spaced(value: Any) -> bytes:
 
 def as_given(value: Any) -> Any:
     """A value from a caller's JSON, to be written as Python spells it."""
+    if value is None or value == {}:
+        return value
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         return msgspec.Raw(text.encode())

@@ -201,9 +201,7 @@ def adapter_card(
         ],
     }
     copied: wire.AdapterCard = to_builtins(card)  # an answer is emptied while written: nothing in it is the catalog's
-    copied["metadata"], copied["defaults"] = (
-        as_given(value) if value else value for value in (entry.metadata, defaults)
-    )
+    copied["metadata"], copied["defaults"] = as_given(entry.metadata), as_given(defaults)
     return copied
 
 

@@ -64,6 +64,7 @@ class Format(ToolCallFormat):
 
     def read(self, answer: ToolCallParser) -> Reading[None]:
         reader = answer.reader
+        is_empty = False  # the last call, which has been read past its end
 
         def call(begin: str) -> Reading[CallEnd]:
             nonlocal is_empty
@@ -88,6 +89,5 @@ class Format(ToolCallFormat):
             found = CALL if is_empty else (yield from reader.until((CALL, END, *_BEGINS), nowhere))
             return found if found in _BEGINS else (yield from reader.until(_BEGINS, answer.content))
 
-        is_empty = False  # the last call, which has been read past its end
         first = yield from reader.literal(f" {RECIPIENT}", RECIPIENT)
         yield from answer.marked_calls(_BEGINS, call, next_begin, first)
