@@ -196,6 +196,7 @@ class _Binder:
         *experts, num_out, num_in = self._spec.modules[module][parameter]
         if experts and module in self._spec.transposed:
             num_in, num_out = num_out, num_in
+            self.reasons += [f"PEFT adds a LoRA of {module}, a single expert, transposed"] if experts == [1] else []
         num_experts = experts[0] if experts else 1
         a = self._need(module, "lora_A", (rank * num_experts, num_in), depth=depth)
         b = self._need(module, "lora_B", (num_out, rank * num_experts), depth=depth)

@@ -181,6 +181,22 @@ def test_trained_tokens_of_a_tied_head_with_a_bias_are_refused_as_peft_leaves_th
         bound(rows, spec, trained_tokens=(("", (4, 5, 49)),))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_stack_of_one_expert_that_lies_in_out_is_refused_as_peft_gets_it_wrong(count: int) -> None:
+    experts = f"{MLP}.experts"
+    tensors = {f"{experts}.lora_A.weight": (2 * count, 8), f"{experts}.lora_B.weight": (8, 2 * count)}
+    module = place_of(f"{experts}.lora_A.weight")
+    assert module is not None
+    modules = {**SPEC.modules, module.module: {"down_proj": (count, 8, 8)}}
+    spec = dataclasses.replace(SPEC, modules=modules, transposed=frozenset({module.module}))
+    config = {"target_modules": (), "target_parameters": ("experts.down_proj",)}
+    if count > 1:
+        assert bound(tensors, spec, **config).deltas.keys() == {module.module}
+    else:
+        with pytest.raises(InvalidAdapterError, match="a single expert, transposed"):
+            bound(tensors, spec, **config)
+
+
 def test_lora_of_what_is_no_plain_layer_is_refused_in_these_words() -> None:
     router = f"{MLP}.router"
     tensors = {**LORA_Q, f"{router}.lora_A.weight": (2, 8), f"{router}.lora_B.weight": (4, 2)}
