@@ -192,7 +192,9 @@ class _Checkpoint:
             if converted is not None or found not in names:
                 continue
             linear, wanted = model.get_submodule(path), tuple(names[found].shape)
-            if wanted != packed.size or isinstance(linear, Conv1D):
+            if isinstance(linear, Conv1D):
+                raise ValueError(f"{name} is packed, and {type(model).__name__} has it as a Conv1D, not as nn.Linear")
+            if wanted != packed.size:
                 raise ValueError(
                     f"config.json does not fit the weights: {name} is {list(packed.size)} in the weights and "
                     f"{list(wanted)} by config.json"

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.settings import Settings
 from lora_serve.model.loading.frozen_model import load_frozen
-from tests.float8_packer import WEIGHTS
+from tests.float8_packer import WEIGHTS, edit_config, rewritten
 from tests.oracle import load_plain, save_tiny_model
 from tests.packed_place import NEAR, PackedPlace, save_adapters
 from tests.tiers import mostly_nightly
@@ -120,3 +121,25 @@ def test_end_of_an_answer_is_that_of_generation_config(llama: Path, tmp_path: Pa
     assert loaded(packed).generation_config.eos_token_id == [5, 7]
     (packed / "generation_config.json").unlink()
     assert loaded(packed).generation_config.eos_token_id == 2
+
+
+def test_groups_of_layers_may_be_packed_in_different_ways(llama: Path, tmp_path: Path) -> None:
+    kinds = {"self_attn": KINDS["w4a16_asymmetric"], "down": KINDS["w8a16"], "up": KINDS["fp8_blocks_compressed"]}
+    groups = {
+        part: kind.config["config_groups"]["group_0"] | {"format": kind.config["format"]}
+        for part, kind in kinds.items()
+    }
+    config = KINDS["w4a16"].config | {"format": "mixed-precision", "config_groups": groups}
+    plain, dequantized = load_file(llama / WEIGHTS), load_file(llama / WEIGHTS)
+    packed = dict[str, Tensor]()
+    for name, weight in plain.items():
+        kind = next((kind for part, kind in kinds.items() if part in name), None)
+        if kind is None:
+            packed[name] = weight
+        else:
+            parts, dequantized[name] = kind.pack(weight)
+            packed |= {f"{name.removesuffix('weight')}{last}": part.contiguous() for last, part in parts.items()}
+    model = edit_config(rewritten(llama, tmp_path / "model", lambda name, x: {}), quantization_config=config)
+    save_file(packed, model / WEIGHTS, {"format": "pt"})
+    found = loaded(model, dtype="float32").state_dict()
+    assert all(torch.equal(found[name], dequantized[name]) for name in dequantized)

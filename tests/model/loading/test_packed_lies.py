@@ -282,3 +282,9 @@ def test_no_tensor_of_a_layer_ends_in_an_error_that_is_not_drawn(
                 assert LAYER in str(error)  # noqa: PT017
                 refused += 1
     assert refused > len(CHANGES)
+
+
+def test_layers_that_are_no_linear_ones_are_refused(tmp_path: Path) -> None:
+    plain = save_tiny_model("gpt2", tmp_path / "source")
+    with pytest.raises(ModelError, match=r"c_proj.weight is packed, and GPT2LMHeadModel has it as a Conv1D"):
+        load(save_packed(KINDS["gptq"], plain, tmp_path)[0])
