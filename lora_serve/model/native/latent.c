@@ -10,7 +10,7 @@ typedef struct {
     Weight joined, query, keys, output; /* query.panels NULL: there is none */
     Adapters adapters[5];               /* of what queries come of, of what keys come of, query, keys, output */
     Norm query_norm, latent_norm;
-    int64_t heads, own, rotated, value, block_size, window, by_pairs;
+    int64_t heads, own, rotated, value, block_size, window, chunk, by_pairs;
     float scale, softcap;
 } Latent;
 
@@ -65,7 +65,8 @@ void latent_attention(const Latent *l, const Step *s, const real *x, void *room,
     latent_store(q, q_stride, r.kv, l->keys.out, r.joined + first + rank, stride, tokens, l->heads, l->own, l->rotated,
                  l->value, s->cos, s->sin, l->by_pairs, s->places, key_pool, value_pool);
     paged_attention(q, q_stride, key_pool, value_pool, r.out, l->heads, l->heads, size, l->block_size, s->tables,
-                    s->attention_pieces, s->num_attention_pieces, s->most_tokens, l->scale, l->window, l->softcap, NULL);
+                    s->attention_pieces, s->num_attention_pieces, s->most_tokens, l->scale, l->window, l->chunk,
+                    l->softcap, NULL);
     for (int64_t i = 1; l->value < size && i < tokens * l->heads; i++) /* values without the zeros behind them */
         memmove(r.out + i * l->value, r.out + i * size, l->value * sizeof(real));
     product(&l->output, s, l->adapters + 4, 1, r.out, r.shrunk, r.y);

@@ -222,7 +222,7 @@ class Latent(ctypes.Structure):
         *((name, Weight) for name in ("joined", "query", "keys", "output")),
         ("adapters", Adapters * 5),  # of what queries come of, of what keys come of, query, keys, output
         *((name, Norm) for name in ("query_norm", "latent_norm")),
-        *((name, _SIZE) for name in ("heads", "own", "rotated", "value", "block_size", "window", "by_pairs")),
+        *((name, _SIZE) for name in ("heads", "own", "rotated", "value", "block_size", "window", "chunk", "by_pairs")),
         ("scale", _FLOAT),
         ("softcap", _FLOAT),
     )

@@ -82,6 +82,7 @@ def _layer_of(parts: FusedLatentAttention) -> native.Latent:
         value=parts.value,
         block_size=parts.cache.block_size,
         window=parts.settings.window or 0,
+        chunk=parts.settings.chunk or 0,
         by_pairs=parts.by_pairs,
         scale=parts.settings.scale,
         softcap=parts.settings.softcap or 0.0,
