@@ -111,6 +111,10 @@ class BlockManager:
             blocks.append(block)
         return blocks
 
+    def block_of(self, key: bytes) -> int:
+        """The known block of a key; 0: there is none."""
+        return self._by_key.get(key, 0)
+
     def num_shared_of(self, blocks: list[int]) -> int:
         """The number of blocks at the beginning of a sequence that have other users."""
         return next((i for i, block in enumerate(blocks) if self._num_users[block] == 1), len(blocks))
@@ -129,12 +133,12 @@ class BlockManager:
         if parent is not None:
             self._parent_of[key] = parent
 
-    def forget(self, blocks: Iterable[int]) -> None:
-        """Drops the keys of these blocks and of all blocks computed from them."""
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Drops these keys and those of all blocks computed from theirs."""
         children: dict[bytes, list[bytes]] = defaultdict(list)
         for key, parent in self._parent_of.items():
             children[parent].append(key)
-        lost = [self._key_of[block] for block in blocks if block in self._key_of]
+        lost = [*keys]
         while lost:
             key = lost.pop()
             lost.extend(children.pop(key, ()))
@@ -199,19 +203,23 @@ class PrefixCache:
         if num_held <= self._blocks.num_free:
             return True
         found = self._find(sequence)
-        return min(num_held, num_needed - len(found)) + self._blocks.num_free_of(found) <= self._blocks.num_free
+        num_taken = num_needed - len(found) + self._blocks.num_free_of(filter(None, found))
+        return min(num_held, num_taken) <= self._blocks.num_free
 
     def num_known(self, sequence: Sequence) -> int:
         """The tokens that the sequence would not have to compute if it began now."""
         return len(self._find(sequence)) * self._blocks.block_size
 
     def attach(self, sequence: Sequence) -> None:
-        """Gives a newly admitted sequence its longest known prefix; it starts behind that."""
+        """Gives a newly admitted sequence its longest known prefix, as far as later tokens see it; it starts behind
+        that.
+        """
         if not self._can_look_up(sequence):
             return
         found = self._find(sequence)
-        self._blocks.share(found)
+        self._blocks.share(filter(None, found))
         sequence.blocks.extend(found)
+        sequence.num_dropped = found.count(0)
         sequence.num_computed = sequence.num_published = len(found) * self._blocks.block_size
         if sequence.first_scheduled is None:
             sequence.num_cached = sequence.num_computed
@@ -245,17 +253,30 @@ class PrefixCache:
 
     def invalidate(self, sequence: Sequence) -> None:
         """Makes the blocks of a row that ended with an error unfindable, as any of them may be at fault."""
-        self._blocks.forget(sequence.blocks)
+        self._blocks.forget(sequence.block_keys)
 
     def clear(self) -> None:
         self._blocks.forget_all()
 
     def _find(self, sequence: Sequence) -> list[int]:
-        """Never all of its tokens: logits need one computed token, and a shared block cannot take its K and V."""
+        """The blocks of the longest known prefix; 0 stands for those that no later token sees, known or not.
+
+        Never all of its tokens: logits need one computed token, and a shared block cannot take its K and V.
+        """
         if not self._can_look_up(sequence):
             return []
-        most = (len(sequence.token_ids) - 1) // self._blocks.block_size
-        return self._blocks.find(self.keys_of(sequence)[:most])
+        size = self._blocks.block_size
+        keys = self.keys_of(sequence)[: (len(sequence.token_ids) - 1) // size]
+        if self._num_unseen is None:
+            return self._blocks.find(keys)
+        blocks = [self._blocks.block_of(key) for key in keys]
+        end = num_known = 0
+        for index, block in enumerate(blocks, start=1):
+            num_known = num_known + 1 if block else 0
+            if num_known and num_known >= index - self._num_unseen(index * size, size):
+                end = index
+        num_unseen = self._num_unseen(end * size, size)
+        return [0] * num_unseen + blocks[num_unseen:end]
 
     def _can_look_up(self, sequence: Sequence) -> bool:
         return self._is_enabled and not sequence.is_pooling and not sequence.wants_prompt_logprobs

@@ -121,11 +121,13 @@ class Swapping:
         swapped, size = sequence.swapped, self._blocks.block_size
         if swapped is None:
             return
-        if len(sequence.blocks) < swapped.first == swapped.num_dropped:
-            self._blocks.free(sequence.blocks)
-            sequence.blocks[:] = [0] * swapped.num_dropped
-            sequence.num_dropped = swapped.num_dropped
-            sequence.num_computed = sequence.num_published = swapped.num_dropped * size
+        dropped = swapped.num_dropped
+        if dropped and (len(sequence.blocks) >= swapped.first or swapped.first == dropped):
+            self._blocks.free(sequence.blocks[:dropped])
+            sequence.blocks[:dropped] = [0] * dropped
+            sequence.num_dropped = max(sequence.num_dropped, dropped)
+            if sequence.num_computed < dropped * size:
+                sequence.num_computed = sequence.num_published = dropped * size
         num_found = len(sequence.blocks) - swapped.first
         if num_found < 0 or sequence.num_computed >= swapped.num_tokens:
             self.discard(sequence)

@@ -152,12 +152,61 @@ def test_row_whose_beginning_was_found_and_lost_again_is_computed_again() -> Non
     sequence.blocks.extend(blocks.allocate(3))
     sequence.num_computed = 12
     swapping.swap_in(sequence)
-    assert (sequence.num_dropped, sequence.num_computed) == (0, 14)
-    assert all(sequence.blocks)
+    assert (sequence.blocks[:2], sequence.num_dropped, sequence.num_computed) == ([0, 0], 2, 14)
+    assert all(sequence.blocks[2:])
+    assert blocks.num_free == 6
     swapping.swap_out(sequence)
     give_back(blocks, sequence)
+    sequence.num_dropped = 0
     swapping.swap_in(sequence)
     assert (sequence.blocks, sequence.num_computed, sequence.swapped) == ([], 0, None)
+
+
+def test_row_that_finds_its_prompt_takes_its_window_alone_where_others_hold_the_rest() -> None:
+    """All of the pool is cached or held: nobody fails, and nothing is let in that has no room."""
+    world = World(64, window=WINDOW, max_num_batched_tokens=16, max_model_len=256)
+    prompt = [50 + i % 40 for i in range(200)]
+    world.add("cached", prompt, max_tokens=1)
+    world.run()
+    for i in range(3):
+        world.add(f"r{i}", [i] * 9, max_tokens=60)
+    for _ in range(4):
+        world.step()
+    world.add("found", [*prompt, 1, 2, 3], max_tokens=20)
+    most = 0
+    while world.step():
+        check_tables(world)
+        most = max(most, *held(world), 0)
+    world.check_answers()
+    assert world.prompts["found"].num_cached_tokens > 100
+    assert most <= -(-(WINDOW + 16) // 4) + 1
+    assert world.scheduler.num_preemptions == 0
+    world.check_nothing_held()
+
+
+def test_prompt_is_found_by_its_last_blocks_where_its_first_were_given_away() -> None:
+    world = World(40, window=WINDOW, max_num_batched_tokens=16)
+    world.add("first", PROMPT, max_tokens=2)
+    world.step()
+    (sequence,) = world.scheduler.running
+    world.run()
+    for key in sequence.block_keys[:2]:
+        world.scheduler.prefix_cache._blocks._forget_key(key)
+    world.add("second", [*PROMPT, 1, 2], max_tokens=20)
+    world.run()
+    world.check_answers()
+    assert world.prompts["second"].num_cached_tokens == 40
+
+
+def test_row_that_ends_with_an_error_leaves_nothing_that_can_be_found() -> None:
+    world = World(40, window=WINDOW)
+    world.add("first", PROMPT, max_tokens=30)
+    for _ in range(8):
+        world.step()
+    (sequence,) = world.scheduler.running
+    assert sequence.num_dropped > 0
+    world.scheduler.prefix_cache.invalidate(sequence)
+    assert world.scheduler.prefix_cache._blocks.num_known == 0
 
 
 @pytest.mark.parametrize("window", [5, WINDOW])

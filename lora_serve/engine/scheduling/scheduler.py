@@ -214,8 +214,8 @@ class Scheduler:
             if sequence.first_scheduled is None:
                 events.append(StartedEvent(sequence.request.request_id))
             self._start(sequence, now)
-            if count := rows.fitting(sequence, chunk_of(sequence, rows.budget)):
-                self._reserve(sequence, count, rows)
+            count = rows.fitting(sequence, chunk_of(sequence, rows.budget))
+            if count and self._reserve(sequence, count, rows):
                 rows.add(row_of(sequence, count), max(bucket, count))
             if self.batcher.is_bucketed:
                 buckets = frozenset((bucket,))
