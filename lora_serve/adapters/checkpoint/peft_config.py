@@ -225,6 +225,9 @@ def _lora_config(fields: ConfigFields) -> PeftConfig:
     fields.require(
         not (config.use_dora and config.lora_bias), "use_dora cannot go with lora_bias: PEFT does not define it"
     )
+    for key in ("use_dora", "lora_bias"):
+        is_defined = not (getattr(config, key) and config.target_parameters)
+        fields.require(is_defined, f"{key} cannot go with target_parameters: PEFT does not define it")
     return config
 
 

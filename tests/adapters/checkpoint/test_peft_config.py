@@ -132,6 +132,10 @@ def test_the_types_are_pefts_own(config: type[PeftConfigOfPeft]) -> None:
         ({"bias": "some"}, "none, all, lora_only"),
         ({"use_dora": 1}, "use_dora"),
         ({"use_dora": True, "lora_bias": True}, "cannot go with lora_bias"),
+        *(
+            ({key: True, "target_parameters": ["x.weight"]}, "cannot go with target_param")
+            for key in ("use_dora", "lora_bias")
+        ),
         ({"modules_to_save": "lm_head"}, "modules_to_save"),
         ({"trainable_token_indices": {"embed_tokens": ["a"]}}, "trainable_token_indices"),
         ({"trainable_token_indices": {"embed_tokens": [-1]}}, "trainable_token_indices"),
@@ -181,7 +185,6 @@ def test_what_would_change_the_maths_or_makes_no_sense_is_refused(setting: dict[
 
 def test_everything_that_peft_trains_beside_lora_is_understood() -> None:
     config = parse(
-        use_dora=True,
         bias="all",
         modules_to_save=["lm_head"],
         target_parameters=["experts.down_proj"],
@@ -189,7 +192,8 @@ def test_everything_that_peft_trains_beside_lora_is_understood() -> None:
         alora_invocation_tokens=[1, 2],
         ensure_weight_tying=True,
     )
-    assert (config.use_dora, config.bias, config.modules_to_save) == (True, "all", ("lm_head",))
+    assert (config.bias, config.modules_to_save) == ("all", ("lm_head",))
+    assert parse(use_dora=True).use_dora
     assert config.target_parameters == ("experts.down_proj",)
     assert config.trained_tokens == (("embed_tokens", (5, 7)),)
     assert config.invocation_tokens == (1, 2)
