@@ -140,7 +140,7 @@ def test_k_and_v_before_an_activated_adapters_start_are_the_bases(
 
     monkeypatch.setattr(runner, "run", recording)
     ask(engine, ACTIVATING, "activated")  # loads it
-    engine.run([engine.request(ACTIVATING, name, max_tokens=2) for name in ("activated", None)])
+    engine.run([engine.request(ACTIVATING, name, max_tokens=1) for name in ("activated", None)])
     assert not set(tables[True]) & set(tables[False])
     for layer in range(2):
         for pool in runner._cache.layer(layer):

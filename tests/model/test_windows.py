@@ -24,21 +24,34 @@ def test_window_is_the_widest_of_all_layers_and_none_if_one_sees_all(architectur
     assert found.window == WINDOWS[architecture]
 
 
-@pytest.mark.parametrize("attention", ["native", "sdpa"])
-def test_long_rows_in_few_blocks_are_those_of_peft(attention: str, tmp_path: Path) -> None:
-    """Three rows of 121 tokens together in 32 blocks of 4, of which one alone would fill 31."""
-    model = save_tiny_model("mistral", tmp_path / "model", sliding_window=13)
+@pytest.mark.parametrize(
+    ("attention", "window", "num_rows", "length"), [("native", 13, 3, 31), ("sdpa", 13, 3, 31), ("native", 21, 8, 3)]
+)
+def test_long_rows_in_few_blocks_are_those_of_peft(
+    attention: str, window: int, num_rows: int, length: int, tmp_path: Path
+) -> None:
+    """Three rows of 121 tokens together in 32 blocks of 4, of which one alone would fill 31; and rows that grow until
+    some of them are preempted.
+    """
+    model = save_tiny_model("mistral", tmp_path / "model", sliding_window=window)
     folders = {name: save_adapter(model, tmp_path / name, seed=i) for i, name in enumerate("ab")}
     engine = LocalEngine(
-        model, folders, block_size=4, kv_cache_memory="32KiB", max_model_len=124, attention=attention, speculate="off"
+        model,
+        folders,
+        block_size=4,
+        kv_cache_memory="32KiB",
+        max_model_len=124,
+        attention=attention,
+        speculate="off",
+        max_num_seqs=8,
     )
     oracle = load_peft(model, folders)
-    prompts = [[(7 * i + 3 * j) % 70 + 20 for j in range(31)] for i in range(3)]
-    rows = list(zip(prompts, (None, "a", "b"), strict=True))
+    prompts = [[(7 * i + 3 * j) % 70 + 20 for j in range(length)] for i in range(num_rows)]
+    rows = [(prompt, (None, "a", "b")[i % 3]) for i, prompt in enumerate(prompts)]
     answers = engine.run([engine.request(p, name, max_tokens=90, ignore_eos=True, logprobs=0) for p, name in rows])
     stats = engine.engine.stats()
-    assert (stats.num_preemptions, stats.num_free_blocks) == (0, stats.num_blocks)
-    assert stats.num_blocks == 32
+    assert stats.num_free_blocks == stats.num_blocks == 32
+    assert (stats.num_preemptions > 0) == (num_rows > 3)
     for (prompt, name), answer in zip(rows, answers, strict=True):
         truth = logprobs_with_peft(oracle, name, prompt + answer.token_ids)[len(prompt) - 1 : -1]
         logprobs = [item.logprob for item in answer.logprobs if item is not None]
