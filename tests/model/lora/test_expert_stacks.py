@@ -102,8 +102,8 @@ def test_rows_with_adapters_of_experts_are_captured(world: World) -> None:
 @pytest.mark.nightly
 def test_rows_with_adapters_of_experts_say_what_peft_says(world: World) -> None:
     """In one step, long enough for tiles, and each beside the others."""
-    is_slow = not world.engine.parts.spec.transposed  # once is enough for rows of more than one segment
-    check_against_peft(world.engine, {"a": 5, None: 3, "b": 66 if is_slow else 18})
+    longest = 18 if world.engine.parts.spec.transposed else 66  # of more than one segment, which is slow: once
+    check_against_peft(world.engine, {"a": 5, None: 3, "b": longest})
 
 
 STACKS: dict[str, dict[str, Any]] = {
