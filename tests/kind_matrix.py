@@ -120,9 +120,11 @@ def verdicts_of(model_type: str, model: Any, folder: Path) -> dict[str, str]:
 
 def _save_working(kind: str, model_type: str, base: Any, folder: Path) -> Any:
     """A live PEFT model, saved too. Raises PeftFailsError, also for one that cannot be run."""
-    live = save_live(kind, model_type, base, folder)
     try:
+        live = save_live(kind, model_type, base, folder)
         logprobs_alone(live, INVOCATION, ())
+    except PeftFailsError:
+        raise
     except Exception as error:  # whatever PEFT and the model raise
         raise PeftFailsError(f"PEFT itself fails: {error}") from error
     return live

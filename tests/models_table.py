@@ -227,15 +227,15 @@ def bfloat16_errors(model_type: str, folder: Path) -> dict[str, tuple[float, flo
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plain = build_tiny(model_type).to(torch.bfloat16)
-        plain.save_pretrained(folder / "model")
+        tiny = build_tiny(model_type)
+        tiny.to(torch.bfloat16).save_pretrained(folder / "model")
+        build = auto_class_of(tiny.config).from_pretrained
+        plain = build(folder / "model", dtype=torch.bfloat16, attn_implementation="eager").eval().requires_grad_(False)
         rounded = save_all_linear(copy.deepcopy(plain).float(), folder / "adapter", seed=1)
         exact = {"base": copy.deepcopy(plain).float(), "adapter": rounded}
         peft = copy.deepcopy(rounded)
         for name, parameter in peft.named_parameters():
             parameter.data = parameter.data if "lora_" in name else parameter.data.to(torch.bfloat16)
-        for name, buffer in copy.deepcopy(plain).named_buffers():
-            peft.get_base_model().get_buffer(name).data = buffer.data
         engine = LocalEngine(folder / "model", {"adapter": folder / "adapter"}, dtype="bfloat16", **LIMITS)
         found = {}
         for name, theirs in (("base", plain), ("adapter", peft)):
