@@ -221,9 +221,9 @@ def read_table(document: str) -> dict[str, str]:
     }
 
 
-def bfloat16_errors(model_type: str, folder: Path) -> dict[str, tuple[float, float]]:
-    """How far the log-probabilities of prompts are in the mean from those of the rounded weights computed in float32:
-    the engine's in bfloat16, and transformers' or PEFT's; of the base and of a LoRA on every linear layer.
+def bfloat16_errors(model_type: str, folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """How far each log-probability of prompts is from that of the rounded weights computed in float32: the engine's in
+    bfloat16, and transformers' or PEFT's; of the base and of a LoRA on every linear layer.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -247,7 +247,7 @@ def bfloat16_errors(model_type: str, folder: Path) -> dict[str, tuple[float, flo
                 told = torch.tensor([one.logprob for one in answer.prompt_logprobs or () if one is not None])
                 ours.append((told - truth).abs())
                 others.append((_of_prompt(theirs, prompt) - truth).abs())
-            found[name] = float(torch.cat(ours).mean()), float(torch.cat(others).mean())
+            found[name] = torch.cat(ours), torch.cat(others)
         return found
 
 
