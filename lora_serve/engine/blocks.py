@@ -93,6 +93,14 @@ class BlockManager:
                 if block not in self._key_of:  # it cannot be found: it is given away before those that can
                     self._free.move_to_end(block, last=False)
 
+    def drop(self, sequence: Sequence, count: int) -> None:
+        """Gives back a sequence's first `count` blocks, as far as it holds them; 0 stands in their places."""
+        before = sequence.num_dropped
+        if count > before:
+            self.free(sequence.blocks[before:count])
+            sequence.blocks[before:count] = [0] * (count - before)
+            sequence.num_dropped = count
+
     def take_fresh(self) -> tuple[int, ...]:
         fresh, self._fresh = tuple(self._fresh), []
         return fresh
@@ -241,15 +249,7 @@ class PrefixCache:
             for index in range(first, end):
                 self._blocks.publish(sequence.blocks[index], keys[index], keys[index - 1] if index else None)
         if self._num_unseen is not None:
-            self._drop(sequence, self._num_unseen(sequence.num_computed, size))
-
-    def _drop(self, sequence: Sequence, count: int) -> None:
-        """Gives back a sequence's first `count` blocks, as far as it holds them."""
-        before = sequence.num_dropped
-        if count > before:
-            self._blocks.free(sequence.blocks[before:count])
-            sequence.blocks[before:count] = [0] * (count - before)
-            sequence.num_dropped = count
+            self._blocks.drop(sequence, self._num_unseen(sequence.num_computed, size))
 
     def invalidate(self, sequence: Sequence) -> None:
         """Makes the blocks of a row that ended with an error unfindable, as any of them may be at fault."""

@@ -123,9 +123,7 @@ class Swapping:
             return
         dropped = swapped.num_dropped
         if dropped and (len(sequence.blocks) >= swapped.first or swapped.first == dropped):
-            self._blocks.free(sequence.blocks[:dropped])
-            sequence.blocks[:dropped] = [0] * dropped
-            sequence.num_dropped = max(sequence.num_dropped, dropped)
+            self._blocks.drop(sequence, dropped)
             if sequence.num_computed < dropped * size:
                 sequence.num_computed = sequence.num_published = dropped * size
         num_found = len(sequence.blocks) - swapped.first

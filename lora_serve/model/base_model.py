@@ -43,7 +43,6 @@ from lora_serve.model.lora.expert_stacks import adapt_stacks
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import library
 from lora_serve.model.native.layer_kernels import LayerKernels
-from lora_serve.model.packed_past import PackedPast, tell_past
 from lora_serve.model.paged_attention import can_run
 from lora_serve.model.step_context import AttentionSettings, StepContext, StepInputs
 
@@ -204,3 +203,33 @@ def _saved_paths(module: PreTrainedModel, observation: Observation) -> dict[str,
 
 def _listed(eos: int | list[int] | None) -> list[int]:
     return [] if eos is None else eos if isinstance(eos, list) else [eos]
+
+
+class PackedPast:
+    """Stands for transformers' cache before one layer of attention whose code asks it, and not `position_ids`, how many
+    tokens come before: Llama 4's layers without rotary positions scale their queries by it (arXiv 2501.19399).
+    """
+
+    def __init__(self, context: StepContext[StepInputs]) -> None:
+        self._context = context
+
+    def get_seq_length(self, *_: Any) -> Tensor:
+        """How far each packed token's position is from its place in the step, [num_tokens] int64."""
+        positions = self._context.step.position_ids[0]
+        return positions - torch.arange(len(positions), device=positions.device)
+
+    def update(self, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        """Returns both as they are."""
+        return key, value
+
+
+def tell_past(module: nn.Module, past: PackedPast) -> None:
+    """Hands `past` to the layers of attention whose code asks how long the cache is."""
+
+    def give(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, Any]:
+        return arguments, {**keywords, "past_key_values": past}
+
+    for part in module.modules():
+        code = getattr(type(part).forward, "__code__", None)
+        if hasattr(part, "layer_idx") and code is not None and "get_seq_length" in code.co_names:
+            part.register_forward_pre_hook(give, with_kwargs=True)

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, Shape
 from lora_serve.model.kv_cache import KVHeads, KVShape
-from lora_serve.model.loading.masks import WatchedMasks, is_applied
 from lora_serve.model.loading.number_type import is_quantized
 from lora_serve.model.step_context import AttentionSettings
 
@@ -165,6 +164,35 @@ class ModuleWatch:
         return note
 
 
+class _WatchedMasks:
+    """transformers' plain masks; tells afterwards which of them end with chunks, however few tokens it was made for."""
+
+    def __init__(self) -> None:
+        self._chunked: list[tuple[Tensor, int]] = []
+
+    def __call__(self, *, mask_function: Callable[..., Any], config: Any, device: torch.device, **given: Any) -> Any:
+        mask = eager_mask(mask_function=mask_function, config=config, device=device, **given)
+        size = given.get("local_size")
+        if size is not None and size == getattr(config, "attention_chunk_size", None):
+            zero = torch.zeros((), dtype=torch.int64, device=device)
+            if not mask_function(zero, zero, zero + size, zero + size - 1):
+                self._chunked.append((mask, size))
+        return mask
+
+    def chunk_of(self, mask: Tensor | None) -> int | None:
+        """The size of the chunks that a mask is of; None: of none."""
+        return next((size for one, size in self._chunked if one is mask), None)
+
+
+def _is_applied(mask: Tensor, settings: AttentionSettings) -> bool:
+    """True for the mask [..., T, T] of tokens that see themselves and what these settings let them see before."""
+    tokens = torch.arange(mask.shape[-1], device=mask.device)
+    is_seen = (tokens <= tokens[:, None]) & (tokens >= settings.first_seen(tokens)[:, None])
+    if mask.shape[-2:] != is_seen.shape:
+        return False
+    return bool((mask == is_seen if mask.dtype == torch.bool else torch.where(is_seen, mask == 0, mask < -1e4)).all())
+
+
 @torch.inference_mode()
 def observe(module: PreTrainedModel, device: torch.device) -> Observation:
     """Runs a few tokens and notes what each layer would cache, and which modules see every token once.
@@ -175,7 +203,7 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
     keys: dict[int, Tensor] = {}
     chunks: dict[nn.Module, int] = {}
     seen: list[int] = []  # tokens, at most, of each layer
-    masks = WatchedMasks()
+    masks = _WatchedMasks()
 
     def attend(
         layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
@@ -191,7 +219,7 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
             chunks[layer] = chunk
         settings = AttentionSettings(1.0, keywords.get("sliding_window") or None, chunk=chunk)
         seen.append(min(settings.window or sys.maxsize, chunk or sys.maxsize))
-        if attention_mask is not None and not is_applied(attention_mask, settings):
+        if attention_mask is not None and not _is_applied(attention_mask, settings):
             raise ModelError("its attention has a mask that is neither causal nor a window's or a chunk's")
         keys[layer_index(layer)] = key if key.shape[-1] >= value.shape[-1] else value
         return F.pad(query.transpose(1, 2), (0, value.shape[-1] - query.shape[-1])).contiguous(), None

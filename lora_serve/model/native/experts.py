@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from lora_serve.model.native.operators import PackedLinear
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """How a model keeps the weight of an expert that lies as [out, in] here."""
 
@@ -32,12 +33,17 @@ class Layout:
 
     def own(self, weight: Tensor) -> Tensor:
         """The inverse: weight [..., out, in] as the model keeps it."""
-        weight = weight if self.order is None else weight[..., self.order.argsort(), :]
+        weight = weight if self.order is None else weight[..., self._inverse, :]
         return weight.mT if self.is_transposed else weight
 
     def outputs(self, y: Tensor) -> Tensor:
         """y [..., out] in the order of the model."""
-        return y if self.order is None else y[..., self.order.argsort()]
+        return y if self.order is None else y[..., self._inverse]
+
+    @functools.cached_property
+    def _inverse(self) -> Tensor:
+        assert self.order is not None
+        return self.order.argsort()
 
 
 AS_IS = Layout()
