@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from lora_serve.model.experts import ADAPTERS
 from lora_serve.model.frozen_linear import FrozenLinear
-from lora_serve.model.native.experts import PackedMatrix, PackedStack
+from lora_serve.model.native.experts import PRODUCTS, PackedMatrix, PackedStack
 
 
 class Change(Protocol):
@@ -124,9 +124,6 @@ class Twin:
             old.copy_(new.view(old.shape))  # `old` may have copies of all tokens as a dimension of their own
 
 
-_PRODUCTS: Any = (F.linear, torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__)
-
-
 class LowRankWeight:
     """A weight W + scale * L^T R, where L is LoRA's B, or its A if W lies [in, out]. Products with it, on the right,
     compute both terms, and any other use forms the one matrix.
@@ -169,7 +166,11 @@ class LowRankWeight:
         weight: Any
         named = keywords or {}
         x, weight, *_ = *arguments, None, None
-        if function not in _PRODUCTS or isinstance(x, LowRankWeight) or not isinstance(weight, LowRankWeight):
+        if (
+            function not in (F.linear, *PRODUCTS)
+            or isinstance(x, LowRankWeight)
+            or not isinstance(weight, LowRankWeight)
+        ):
             return function(*map(_as_tensor, arguments), **{name: _as_tensor(value) for name, value in named.items()})
         y = function(x, weight.base, *arguments[2:], **named)
         wide = torch.promote_types(x.dtype, weight.left.dtype)

@@ -47,7 +47,7 @@ class Layout:
 
 
 AS_IS = Layout()
-_PRODUCTS: Any = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__)  # by a weight [in, out]
+PRODUCTS: Any = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__)  # by a weight [in, out]
 
 
 class PackedMatrix:
@@ -60,7 +60,7 @@ class PackedMatrix:
         size = packed.out_features, packed.in_features
         self.shape, self.dtype = torch.Size(size[::-1] if layout.is_transposed else size), packed.dtype
         self.device = packed.panels.device
-        self.products = _PRODUCTS if layout.is_transposed else (F.linear,)
+        self.products = PRODUCTS if layout.is_transposed else (F.linear,)
         self._others: dict[torch.dtype, PackedMatrix] = {}
 
     def type(self, dtype: torch.dtype) -> PackedMatrix:

@@ -93,7 +93,7 @@ def chat_fields(fields: CountTokensFields, given: dict[str, Any]) -> dict[str, A
             asked["stop"] = list(fields.stop_sequences)
         if fields.metadata is not None and fields.metadata.user_id is not None:
             asked.setdefault("user", fields.metadata.user_id)
-    return {**_thinking(fields.thinking), **asked, **_output(fields.output_config), **_tools(fields)}
+    return {**asked, **_thinking(fields.thinking), **_output(fields.output_config), **_tools(fields)}
 
 
 def _thinking(value: Any) -> dict[str, Any]:
