@@ -21,7 +21,7 @@ from transformers.core_model_loading import WeightRenaming, apply_renamings
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.attention import Attention, create_attention, over_rows
-from lora_serve.model.experts import group_experts
+from lora_serve.model.experts import choose_products, group_experts
 from lora_serve.model.fusion import fuse
 from lora_serve.model.fusion.compiled import CompiledLayers, LayerParts, compile_layers
 from lora_serve.model.fusion.joining import join_linears
@@ -169,6 +169,7 @@ def positions_of(hf_config: Any) -> int:
 def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
     """A frozen model with the facts that one forward pass of it tells. Raises ModelError."""
     module, device = found.module, found.device
+    choose_products(module)
     with position_calls(module) as calls:
         observation = observe(module, device)
     spec = _spec(config, found, observation)

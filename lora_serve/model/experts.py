@@ -21,6 +21,7 @@ from lora_serve.model.expert_products import OPERATORS
 _log = logging.getLogger(__name__)
 NAME = "lora_serve_grouped"
 ADAPTERS = "adapters"  # a child of a module of experts: by weight, what adds the rows' deltas to its products
+_ALIGNED = 16  # bytes, of which each row of torch's grouped products is a multiple
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -33,6 +34,13 @@ def group_experts(module: PreTrainedModel) -> int:
     if found:
         _log.info("experts: %d of %d modules by products that are grouped on the device", len(grouped), len(found))
     return len(grouped)
+
+
+def choose_products(module: PreTrainedModel) -> None:
+    """Has experts computed one by one if they are of sizes that torch's grouped product refuses."""
+    weights = [weight for part in expert_modules(module) for weight in part.parameters(recurse=False)]
+    if any(size * weight.element_size() % _ALIGNED for weight in weights for size in weight.shape[1:]):
+        module.set_experts_implementation("eager")
 
 
 def expert_modules(module: nn.Module) -> Iterator[Any]:

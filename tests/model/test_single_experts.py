@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from tests.kind_matrix import Found, mismatches
 from tests.local_engine import LocalEngine
-from tests.oracle import load_alone, load_fresh, logprobs_alone, save_tiny_model
+from tests.oracle import load_alone, load_fresh, load_plain, logprobs_alone, save_tiny_model
 
 EQUAL, OTHER_SCALE = "equal", "another scale"
 NUM_EXPERTS = 4
@@ -170,3 +170,15 @@ def test_single_experts_act_as_they_were_trained(
     found, truth, base = answers[name]
     assert mismatches(found, truth) == []
     assert mismatches(found, base)
+
+
+def test_experts_of_sizes_that_torchs_grouped_product_refuses_are_served(tmp_path: Path) -> None:
+    model = save_tiny_model("qwen3_moe", tmp_path / "model", moe_intermediate_size=18)
+    engine = LocalEngine(model)
+    (answer,) = engine.run([engine.request([5, 17, 40, 8], None, max_tokens=6, ignore_eos=True, logprobs=2)])
+    plain = load_plain(model)
+    plain.set_experts_implementation("eager")
+    truth = logprobs_alone(plain, [5, 17, 40, 8], answer.token_ids)[3:-1]
+    assert answer.token_ids == truth.argmax(-1).tolist()
+    found = torch.tensor([item.logprob for item in answer.logprobs if item is not None])
+    assert torch.allclose(found, truth.max(-1).values, atol=1e-3)
