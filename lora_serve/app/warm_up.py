@@ -272,7 +272,21 @@ async def _answer_text(services: Services) -> None:
 def _rendered(services: Services) -> str:
     """The text, in the model's chat template if that takes a user's message."""
     if services.spec.pooling is None:
-        _ = services.text.template.reasoning_format  # the formats' files are read once
+        _log.info("chat: %s", _formats_note(services))  # the formats' files are read once
         with suppress(InvalidRequestError):
             return render_chat(services.text, (ChatMessage("user", _TEXT),)).text
     return _TEXT
+
+
+def _formats_note(services: Services) -> str:
+    """The formats in which the base model's answers are read."""
+    template, config = services.text.template, services.config
+    found = {
+        "tool calls": (config.tool_call_parser, template.call_format),
+        "reasoning": (config.reasoning_parser, template.reasoning_format),
+    }
+    words = []
+    for what, (asked, own) in found.items():
+        name = type(own).__module__.rpartition(".")[2] if own else "none"
+        words.append(f"{what}: {f'{name} (by the template)' if asked == 'auto' else asked}")
+    return "; ".join(words)

@@ -13,7 +13,7 @@ from lora_serve.adapters.checkpoint.content import dummy_adapter_ref
 from lora_serve.app import warm_up
 from lora_serve.app.warm_up import TEXT_ID
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import EngineConfig
+from lora_serve.core.config import EngineConfig, ServerConfig
 from lora_serve.core.errors import ConfigError, InternalError
 from lora_serve.core.messages import Evict, Pin
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
@@ -24,6 +24,7 @@ from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.server.lifecycle import EngineHistory
 from lora_serve.text.tokenizer import TextModel
+from lora_serve.text.tool_calls import tool_call_format
 from tests.mock_engine import MockEngineClient, MockReply
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
@@ -40,10 +41,11 @@ async def warmed(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, **fi
     text = TextModel(byte_level_tokenizer())
     pooling = fields.pop("pooling", None)
     spec = ModelSpec("fake", "Fake", text.vocab_size, 128, (), 1, {}, 0, "float32", "cpu", pooling=pooling)
-    services: Any = SimpleNamespace(
-        client=engine, spec=spec, text=text, catalog=SimpleNamespace(snapshot=None), history=EngineHistory()
-    )
     settings = Settings(model="fake", max_num_seqs=4, **fields)
+    services: Any = SimpleNamespace(
+        client=engine, spec=spec, text=text, catalog=SimpleNamespace(snapshot=None), history=EngineHistory(),
+        config=settings.part(ServerConfig),
+    )  # fmt: skip
     await warm_up.warm_up(services, settings)
     planned = warmup_stages(settings.warmup, spec, settings.part(EngineConfig), dummy_adapter_ref(spec))
     expected = [request for stage in planned for request in stage.requests]
@@ -158,3 +160,12 @@ async def test_later_engine_gets_what_was_pinned_while_there_was_none(engine: Mo
     await preparation.run()
     assert Pin(ref) in engine.commands
     await preparation.close()
+
+
+def test_start_says_in_which_formats_chats_are_read() -> None:
+    template = SimpleNamespace(call_format=tool_call_format("hermes"), reasoning_format=None)
+    config = SimpleNamespace(tool_call_parser="auto", reasoning_parser="auto")
+    services: Any = SimpleNamespace(text=SimpleNamespace(template=template), config=config)
+    assert warm_up._formats_note(services) == "tool calls: hermes (by the template); reasoning: none (by the template)"
+    config.tool_call_parser, config.reasoning_parser = "mistral", "none"
+    assert warm_up._formats_note(services) == "tool calls: mistral; reasoning: none"
