@@ -41,11 +41,13 @@ class Features:
     windows: bool
     groups: bool  # fewer KV heads than query heads
     pages: bool
+    splits: bool  # how many parts a row's keys are summed in, which else follows from all rows of the call
 
     @staticmethod
     def of(varlen: Varlen) -> Features:
         names = inspect.signature(varlen).parameters
-        return Features("window_size" in names, "enable_gqa" in names, {"block_table", "seqused_k"} <= names.keys())
+        pages = {"block_table", "seqused_k"} <= names.keys()
+        return Features("window_size" in names, "enable_gqa" in names, pages, "num_splits" in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,8 @@ class Backend:
             given["is_causal"] = True
         if self._features.groups:
             given["enable_gqa"] = True
+        if self._features.splits:
+            given["num_splits"] = 1  # so that a row's bits do not depend on the others
         found: Tensor = self._varlen(
             query.contiguous(), keys, values, query_ends, key_ends, max_query, max_keys, scale=settings.scale, **given
         )

@@ -31,7 +31,7 @@ class TableSlots:
     """Stands for `LoraSlots`: an adapter is a number that is added, in the memory that graphs read."""
 
     def __init__(self, num_slots: int = 16) -> None:
-        self.num_slots, self.max_rank, self.types = num_slots, 8, {torch.bfloat16}
+        self.num_slots, self.max_rank, self.expected = num_slots, 8, 0
         self.shifts = torch.zeros(num_slots + 1, dtype=torch.float64)  # the last is the base model's
         self._owners: dict[int, SlotRef] = {}
 
@@ -50,6 +50,9 @@ class TableSlots:
 
     def has_changes(self, slot: int) -> bool:
         return False
+
+    def expect(self, slots: frozenset[int]) -> int:
+        return 0
 
     def vocab_size(self, slot: int) -> int:
         return 0
