@@ -80,8 +80,10 @@ class Backend:
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
-        out = torch.empty_like(query) if step.tiled is None else torch.zeros_like(query)
         rows = step.decode.num_rows
+        if rows == len(query):
+            return self._decode(layer, query, step, settings)
+        out = torch.empty_like(query) if step.tiled is None else torch.zeros_like(query)
         if rows:
             out[:rows] = self._decode(layer, query[:rows], step, settings)
         if step.tiled is not None:

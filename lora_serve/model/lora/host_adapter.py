@@ -78,9 +78,6 @@ class SlotTables(NamedTuple):
         for table, column in zip(self, columns, strict=True):
             table[:, slot] = column
 
-    def column(self, slot: int) -> SlotTables:
-        return SlotTables(*(table[:, slot] for table in self))
-
     def moved(self, distance: int) -> SlotTables:
         """The same with every address so many bytes further on."""
         addresses = (torch.where(table == 0, 0, table + distance) for table in self[:4])

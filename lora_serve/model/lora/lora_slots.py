@@ -118,8 +118,7 @@ class LoraSlots:
         self.shapes: list[LinearShape] = []  # by module
         self._targets = targets
         self.expected = 0  # the modules that captured steps launch for, a bit each by its number; it only grows
-        self._add(linears)
-        self.tables = SlotTables.empty(len(linears), num_slots)  # another object after growth: kernels look again
+        self.tables = SlotTables.empty(0, num_slots)  # another object after growth: kernels look again
         self.device = device
         self.max_rank = first_rank  # or of any adapter that was ever here, as a power of two
         self._records: SlotRecords | None = None
@@ -127,22 +126,20 @@ class LoraSlots:
         self._contents: dict[int, _SlotContent] = {}  # by slot
         self._touched: dict[frozenset[int], dict[torch.dtype, int]] = {}  # by slots, what was asked for lately
         self._changes: dict[str, dict[int, tuple[Change, ...]]] = {}  # module path -> slot
+        self.add_modules(linears)
 
     @property
     def num_slots(self) -> int:
         return self.tables.num_slots
 
-    def _add(self, shapes: Mapping[str, LinearShape]) -> None:
+    def add_modules(self, shapes: Mapping[str, LinearShape]) -> None:
+        """More modules that deltas can be of; before any adapter is loaded."""
+        assert not self._contents
         for path, shape in shapes.items():
             if not self._targets or any(f".{path}".endswith(f".{name}") for name in self._targets):
                 self.expected |= 1 << len(self.shapes)
             self.module_index[path] = len(self.shapes)
             self.shapes.append(shape)
-
-    def add_modules(self, shapes: Mapping[str, LinearShape]) -> None:
-        """More modules that deltas can be of; before any adapter is loaded."""
-        assert not self._contents
-        self._add(shapes)
         self.tables = SlotTables.empty(len(self.module_index), self.num_slots)
         if self._records is not None:
             self._records.tensor = self._records.tensor.new_zeros(self.num_slots, len(self.module_index), RECORD_WORDS)
@@ -156,9 +153,8 @@ class LoraSlots:
             columns, arena = self._place(slot.index, adapter)
         has_changes = bool(adapter.changes or adapter.vocab_size)
         deltas = columns.deltas if arena is None else ()
-        self._contents[slot.index] = _SlotContent(
-            slot, deltas, columns.touched, adapter.vocab_size, has_changes, arena, event
-        )
+        own = slot, deltas, columns.touched, adapter.vocab_size, has_changes, arena, event
+        self._contents[slot.index] = _SlotContent(*own)
 
     def clear(self, index: int) -> None:
         """Forgets the slot's weights; their bytes are free when nothing else refers to them."""
@@ -219,18 +215,15 @@ class LoraSlots:
 
     def columns(self, y: Tensor, modules: Sequence[int]) -> Sequence[Tensor]:
         """The columns of y [tokens, sum of out] that are each module's outputs, as views."""
-        return (
-            torch.split(y, [self.shapes[module].out_features for module in modules], dim=1)
-            if len(modules) > 1
-            else (y,)
-        )
+        sizes = [self.shapes[module].out_features for module in modules]
+        return torch.split(y, sizes, dim=1) if len(sizes) > 1 else (y,)
 
     def device_records(self) -> SlotRecords:
         """The tables on the device, made at the first call and kept up to date from then on."""
         if self._records is None:
             self._records = SlotRecords(self.tables.num_slots, len(self.module_index), self.device)
             for slot in self._contents:
-                self._records.write(slot, self.tables.column(slot))
+                self._records.write(slot, SlotTables(*(table[:, slot] for table in self.tables)))
         return self._records
 
     def has_changes(self, slot: int) -> bool:
@@ -274,18 +267,17 @@ class LoraSlots:
 
     def _columns(self, adapter: HostAdapter) -> tuple[SlotColumns, Tensor | None]:
         """The adapter's columns on the CPU; those of its copy on a GPU, and the copy, if it is one of its arena."""
-        columns, is_copied = adapter.columns, self._stream is not None
-        in_one = is_copied and adapter.arena is not None
-        if columns is None or len(columns.deltas) != len(self.module_index) or (is_copied and not in_one):
+        columns, arena = adapter.columns, adapter.arena if self._stream is not None else None
+        is_moved = self._stream is not None and arena is None  # each tensor by itself
+        if columns is None or len(columns.deltas) != len(self.module_index) or is_moved:
             unknown = adapter.deltas.keys() - self.module_index.keys()
             assert not unknown, f"no linear layers of this model: {sorted(unknown)}"
             deltas = [adapter.deltas.get(path) for path in self.module_index]
-            columns = SlotColumns.of([d if d is None or in_one else d.to(self.device) for d in deltas])
-        if not in_one:
+            columns = SlotColumns.of([d if d is None or arena is not None else d.to(self.device) for d in deltas])
+        if arena is None:
             return columns, None
-        assert adapter.arena is not None
-        moved = adapter.arena.to(self.device, non_blocking=True, copy=True)
-        return replace(columns, tables=columns.tables.moved(moved.data_ptr() - adapter.arena.data_ptr())), moved
+        moved = arena.to(self.device, non_blocking=True, copy=True)
+        return replace(columns, tables=columns.tables.moved(moved.data_ptr() - arena.data_ptr())), moved
 
     def _in_copy(self, arena: Tensor, module: int, slot: int) -> LinearDelta | None:
         """The delta of a linear layer that the tables lead to, as views of the copy."""

@@ -122,7 +122,8 @@ class StepGraphs:
         self._cannot_be_captured = False  # none was, and that not for lack of memory
 
     def stats(self) -> GraphStats:
-        return GraphStats(self._num_replayed, self._num_captured, self._num_failed, self._capture_seconds)
+        counts = self._num_replayed, self._num_captured, self._num_failed
+        return GraphStats(*counts, self._capture_seconds, self._model.compiled.seconds)
 
     def launch(
         self, rows: Sequence[Row], places: Mapping[int, int] = MappingProxyType({}), *, is_ahead: bool = False

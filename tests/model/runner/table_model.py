@@ -65,6 +65,7 @@ class TableModel:
 
     def __init__(self, cache: KVCache, slots: TableSlots) -> None:
         self.spec = SimpleNamespace(vocab_size=NUM_TOKENS)
+        self.compiled = SimpleNamespace(seconds=0.0)
         self.table = 3 * torch.randn(_NUM_STATES, NUM_TOKENS, generator=torch.Generator().manual_seed(5))
         self._cache, self._slots = cache, slots
 
