@@ -10,8 +10,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SHARED = 99 * 1024  # bytes of a program: every GPU since Ampere has them, an H100 twice
-    99 * 1024
-)  # bytes of a program that GPUs since Ampere have, the small ones too: two fit beside each other on an H100
 
 
 def test_programs_compile_to_whole_vectors_and_without_spills(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ class SlotTables(NamedTuple):
 
     def moved(self, distance: int) -> SlotTables:
         """The same with every address so many bytes further on."""
-        addresses = (torch.where(table == 0, 0, table + distance) for table in self[:4])
-        return SlotTables(*addresses, *self[4:])
+        a, b, gain, shift = (torch.where(table == 0, 0, table + distance) for table in self[:4])
+        return self._replace(a=a, b=b, gain=gain, shift=shift)
 
     def clear(self, slot: int) -> None:
         for addresses in (self.a, self.b, self.gain, self.shift):

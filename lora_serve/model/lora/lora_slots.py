@@ -282,17 +282,13 @@ class LoraSlots:
     def _in_copy(self, arena: Tensor, module: int, slot: int) -> LinearDelta | None:
         """The delta of a linear layer that the tables lead to, as views of the copy."""
         shape = self.shapes[module]
-        *addresses, rank, scale, is_bfloat16 = (table[module, slot].item() for table in self.tables)
-        weights, vectors = WEIGHT_TYPES[0 if is_bfloat16 else 1], torch.float32
-        forms = (
-            (weights, rank, shape.in_features),
-            (weights, rank, shape.out_features),
-            *[(vectors, shape.out_features)] * 2,
-        )
-        a, b, gain, shift = (
-            arena[address - arena.data_ptr() :][: math.prod(size) * dtype.itemsize].view(dtype).view(size)
-            if address
-            else None
-            for address, (dtype, *size) in zip(addresses, forms, strict=True)
-        )
-        return LinearDelta(a, b, scale, gain, shift) if any(addresses) else None
+        a, b, gain, shift, rank, scale, is_bfloat16 = (table[module, slot].item() for table in self.tables)
+        dtype = WEIGHT_TYPES[0 if is_bfloat16 else 1]
+
+        def view(address: Any, dtype: torch.dtype, *size: Any) -> Tensor | None:
+            memory = arena[address - arena.data_ptr() :] if address else None
+            return None if memory is None else memory[: math.prod(size) * dtype.itemsize].view(dtype).view(size)
+
+        low_rank = view(a, dtype, rank, shape.in_features), view(b, dtype, rank, shape.out_features)
+        vectors = (view(one, torch.float32, shape.out_features) for one in (gain, shift))
+        return LinearDelta(*low_rank, float(scale), *vectors) if a or gain or shift else None
