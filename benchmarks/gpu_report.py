@@ -3,10 +3,15 @@
     python -m benchmarks.gpu_report [PART ...] [--seconds 540] [--device cuda] [--shape 8b] [--out FILE.json]
 
 - `truth`: the card's ceilings, the tests of `tests/gpu`, where a step's time goes by class of kernel, eager steps.
-- `step`: the step with and without graphs beside its floor, with a prompt's chunk in it, over long contexts.
-- `server`: 16, 64 and 256 users of a real server, base and adapters of mixed ranks, greedy and sampled.
-- `variants`: 64 users again without launching ahead, without joined layers, without compiled ones.
-- `rest`: prompts of 2k to 32k tokens, 1 000 registered adapters over 128 slots, what captures cost in memory and time.
+- `step`: the step beside its floor, with a prompt's chunk in it, over long contexts; in the same process without
+  graphs, without joined layers, without compiled ones, and with adapters on queries and values alone.
+- `server`: 16, 64 and 256 users of a real server, base and adapters of mixed ranks, greedy and sampled, prompts of 4k.
+- `kinds`: experts beside a dense base of as many products, with LoRA of experts, and by transformers' own code; the
+  base in FP8; a plain model's step compiled by torch, as a stand-in for a peer (`gpu_kinds.py`).
+- `variants`: 64 users again without launching ahead, without joined layers, without compiled ones, in FP8.
+- `rest`: prompts of 2k to 32k tokens, 1 000 registered adapters over 128 slots, what captures cost in memory and time,
+  a capture without memory, the LoRA kernel under compute-sanitizer where that is installed.
+- `crowd`: 256 adapters over 32 slots.
 
 The most important come first. `--seconds` is the time for all of them together: what has not begun by then is noted as
 "not run", and a failure as its error; the file is written after each figure, and what an earlier call left in it stays.
@@ -17,10 +22,10 @@ Exits 3 where CUDA is asked for and torch sees none.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -37,18 +42,36 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu_step import copy_bandwidth, floor_bytes, machine, registered_table, step_seconds
-from benchmarks.gpu_world import SHAPES, World, load, make_world, mixed, random_adapter
+from benchmarks.gpu_house import (
+    WARM,
+    House,
+    bytes_per_second,
+    long_row,
+    release,
+    seconds_of,
+    synchronize,
+    timed,
+    with_prompt,
+)
+from benchmarks.gpu_kinds import capture_without_memory, kinds
+from benchmarks.gpu_step import machine, registered_table
+from benchmarks.gpu_world import SHAPES, mixed
 from lora_serve.commands.bench.running import BASE, SpawnConfig, Spawned, default_cache, spawned
-from lora_serve.core.batch import RowAdapter
 
 ROOT = Path(__file__).parents[1]
 POINTS = ((1, 0), (1, 1), (16, 16), (64, 0), (64, 64))  # rows, different adapters
-WARM, STEPS, PROFILED = 6, 24, 4
+PROFILED = 4
 CHUNKS = (16, 128, 512)  # of a prompt, beside 63 rows that decode
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 PROMPTS = (2048, 8192, 32768)
 USERS = (64, 16, 256)  # the most important first
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (  # of the step
+    ("graphs", {}),
+    ("eager", {"graphs": False}),
+    ("layers not joined", {"joined": False}),
+    ("layers not compiled", {"compiled": False}),
+    ("queries and values", {"ends": ("q_proj", "v_proj"), "targets": ("q_proj", "v_proj")}),
+)
 CLASSES = {  # of kernels, by the first pattern that their names match
     "attention": r"attn|attend|flash|fmha|decode_chunks|fold_chunks|scaled_dot",
     "LoRA": r"shrink|expand|lora",
@@ -59,6 +82,7 @@ CLASSES = {  # of kernels, by the first pattern that their names match
 }
 RANKS = (8, 16, 32, 64)
 SERVER_FLAGS = ("--max-num-seqs", "256", "--max-loras", "32", "--speculate", "off")
+USUAL, LONG = "32-256", "4096"  # tokens of prompts
 SAMPLED = json.dumps({"temperature": 0.8, "top_p": 0.9})
 
 
@@ -121,7 +145,7 @@ def main() -> int:
 def truth(report: Report, arguments: argparse.Namespace) -> None:
     """What is so, before anything is changed."""
     report.add("truth", "ceilings", lambda: ceilings(arguments.device))
-    house = House(arguments, num_rows=64, context=512, steps=WARM + STEPS)
+    house = House(arguments, num_rows=64, context=512)
     for num_rows, num_adapters in POINTS:
         name = f"{num_rows} rows, {num_adapters} adapters"
         report.add("truth", f"profile of {name}", lambda house=house, at=(num_rows, num_adapters): profiled(house, *at))
@@ -133,8 +157,8 @@ def truth(report: Report, arguments: argparse.Namespace) -> None:
 def step(report: Report, arguments: argparse.Namespace) -> None:
     """The step, its variants side by side in one process."""
     bandwidth, few = bytes_per_second(arguments.device), 1 if arguments.device == "cpu" else None
-    for name, graphs in (("graphs", True), ("eager", False))[:few]:
-        house = House(arguments, num_rows=256, context=512, steps=WARM + STEPS, graphs=graphs)
+    for name, world in VARIANTS[:few]:
+        house = House(arguments, num_rows=256, context=512, **world)
         for at in (*POINTS, (256, 64)):
             report.add("step", f"{name}: {at[0]} rows, {at[1]} adapters", lambda h=house, a=at: timed(h, *a, bandwidth))
         for chunk in CHUNKS[:few]:
@@ -149,24 +173,32 @@ def step(report: Report, arguments: argparse.Namespace) -> None:
 def server(report: Report, arguments: argparse.Namespace) -> None:
     """`lora-serve bench` against one server, users one after another as answers differ in length."""
     users = (4,) if arguments.device == "cpu" else USERS
-    loads = [(count, *load) for count in users for load in ((0, False), (16, False), (64, False), (16, True))]
-    ask_server(report, arguments, (), loads)
+    each = ((0, False), (16, False), (64, False), (16, True))
+    loads = [(count, *load, USUAL) for count in users for load in each]
+    ask_server(report, arguments, (), [*loads, (users[0], 16, False, LONG)])
 
 
 def variants(report: Report, arguments: argparse.Namespace) -> None:
     """The server again without what makes it fast, each thing by itself."""
     users = 4 if arguments.device == "cpu" else USERS[0]
-    for flag in ("--no-launch-ahead", "--no-fuse-layers", "--no-compile-layers"):
-        ask_server(report, arguments, (flag,), [(users, 0, False), (users, 16, False)])
+    for flags in (("--no-launch-ahead",), ("--no-fuse-layers",), ("--no-compile-layers",), ("--quantization", "fp8")):
+        ask_server(report, arguments, flags, [(users, 0, False, USUAL), (users, 16, False, USUAL)])
+
+
+def crowd(report: Report, arguments: argparse.Namespace) -> None:
+    """More adapters than slots."""
+    users, count = (4, 8) if arguments.device == "cpu" else (USERS[0], 256)
+    ask_server(report, arguments, (), [(users, count, False, USUAL)], count, (8,))
 
 
 def ask_server(
-    report: Report, arguments: argparse.Namespace, flags: tuple[str, ...], loads: list[tuple[int, int, bool]]
-) -> None:
-    """`loads`: users, adapters, and whether they sample."""
-    num_adapters = 4 if arguments.device == "cpu" else 64
+    report: Report, arguments: argparse.Namespace, flags: tuple[str, ...], loads: list[tuple[int, int, bool, str]],
+    num_adapters: int = 64, ranks: tuple[int, ...] = RANKS,
+) -> None:  # fmt: skip
+    """`loads`: users, adapters, whether they sample, and the tokens of prompts."""
+    num_adapters = min(num_adapters, 8) if arguments.device == "cpu" else num_adapters
     all_flags = ("--device", arguments.device, *SERVER_FLAGS, *flags)
-    config = SpawnConfig(arguments.shape, num_adapters, RANKS, default_cache(), all_flags)
+    config = SpawnConfig(arguments.shape, num_adapters, ranks, default_cache(), all_flags)
     with ExitStack() as stack:
         running: list[Spawned] = []
 
@@ -174,11 +206,11 @@ def ask_server(
             running.append(stack.enter_context(spawned(config)))
             return {"ready_s": round(running[0].start_seconds, 1)}
 
-        ends = "".join(f", {flag}" for flag in flags)
-        report.add("server", f"start{ends}", start, needs=120.0)
-        for users, wanted, sampled in loads:
-            words = f"{users} users, {wanted or 'no'} adapters{', sampled' * sampled}{ends}"
-            ask = partial(bench, running, users, min(wanted, num_adapters), sampled)
+        ends = f", {' '.join(flags)}" if flags else ""
+        report.add("server", f"start with {num_adapters} adapters{ends}", start, needs=120.0)
+        for users, wanted, sampled, prompts in loads:
+            words = f"{users} users, {wanted or 'no'} adapters{', sampled' * sampled}, prompts of {prompts}{ends}"
+            ask = partial(bench, running, users, min(wanted, num_adapters), sampled, prompts)
             report.add("server", words, ask, needs=45.0)
 
 
@@ -190,50 +222,21 @@ def rest(report: Report, arguments: argparse.Namespace) -> None:
         wanted = argparse.Namespace(**vars(arguments), context=512, block_size=16)
         report.add("rest", "registered", lambda: registered_table(wanted), needs=60.0)
         report.add("rest", "captures", lambda: captures(arguments))
+        report.add("rest", "a capture without memory", lambda: capture_without_memory(arguments))
+        if shutil.which("compute-sanitizer"):
+            own = ("compute-sanitizer", "--error-exitcode", "9"), ("-k", "group_of_layers or new_owner")
+            report.add("rest", "compute-sanitizer", lambda: gpu_tests(report.seconds_left, *own), needs=120.0)
 
 
 PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
     "truth": truth,
     "step": step,
     "server": server,
+    "kinds": kinds,
     "variants": variants,
     "rest": rest,
+    "crowd": crowd,
 }
-
-
-class House:
-    """A world and its adapters, all of `--rank`."""
-
-    def __init__(
-        self, arguments: argparse.Namespace, num_rows: int, context: int, steps: int, *, graphs: bool = True
-    ) -> None:
-        self.device = torch.device(arguments.device)
-        num_slots = min(64, num_rows)
-        self.world: World = make_world(arguments.shape, self.device, num_rows, context, steps, num_slots, graphs=graphs)
-        dtype = self.world.cache.shape.dtype
-        made = [random_adapter(self.world.spec, f"d{i}", arguments.rank, self.device, dtype) for i in range(num_slots)]
-        self.adapter_bytes = made[0].num_bytes
-        self.adapters = [load(self.world, i, 1, adapter) for i, adapter in enumerate(made)]
-
-    def rows(self, num_rows: int, num_adapters: int) -> list[RowAdapter | None]:
-        """What each row uses."""
-        return [self.adapters[i % num_adapters] if num_adapters else None for i in range(num_rows)]
-
-
-def release() -> None:
-    """Gives a model's memory back, whose parts refer to each other."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def bytes_per_second(device: str) -> float:
-    return copy_bandwidth() if device == "cuda" else 1e10  # a CPU's trial needs no true one
 
 
 def ceilings(device: str) -> dict[str, float]:
@@ -247,47 +250,6 @@ def ceilings(device: str) -> dict[str, float]:
         "product TFLOP/s": round(2 * side**3 / seconds_of(lambda: a @ b, device) / 1e12, 2),
         "launch us": round(seconds_of(lambda: [small.add_(1) for _ in range(1000)], device) * 1e3, 2),
     }
-
-
-def seconds_of(work: Callable[[], object], device: str) -> float:
-    """The median of a few calls, each waited for."""
-    times = []
-    for _ in range(6):
-        begun = time.perf_counter()
-        work()
-        synchronize(torch.device(device))
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times[1:])
-
-
-def timed(house: House, num_rows: int, num_adapters: int, bandwidth: float) -> dict[str, float]:
-    """One decode step beside its floor."""
-    rows = house.rows(num_rows, num_adapters)
-    seconds = statistics.median(step_seconds(house.world, lambda _: rows))
-    num_bytes = floor_bytes(house.world, num_rows, num_adapters * house.adapter_bytes)
-    return {
-        "step_ms": round(seconds * 1e3, 3),
-        "floor_ms": round(num_bytes / bandwidth * 1e3, 3),
-        "ratio": round(seconds * bandwidth / num_bytes, 3),
-        "tokens_per_s": round(num_rows / seconds, 1),
-    }
-
-
-def with_prompt(house: House, chunk: int, num_adapters: int) -> dict[str, float]:
-    """63 rows that decode, and a chunk of one prompt."""
-    rows = house.rows(64, num_adapters)
-    times = []
-    for number in range(WARM + STEPS // 2):
-        begun = time.perf_counter()
-        outputs = house.world.runner.run(mixed(house.world, number, rows, chunk))
-        times.append(time.perf_counter() - begun)
-        assert all(output.error is None for output in outputs), outputs
-    return {"step_ms": round(statistics.median(times[WARM:]) * 1e3, 3)}
-
-
-def long_row(arguments: argparse.Namespace, context: int, bandwidth: float) -> dict[str, float]:
-    """A decode step of one row behind a long context."""
-    return timed(House(arguments, num_rows=1, context=context, steps=WARM + STEPS), 1, 0, bandwidth)
 
 
 def prompt_seconds(arguments: argparse.Namespace, length: int) -> dict[str, float]:
@@ -359,22 +321,22 @@ def captures(arguments: argparse.Namespace) -> list[dict[str, float]]:
     return found
 
 
-def gpu_tests(seconds: float) -> dict[str, Any]:
+def gpu_tests(seconds: float, before: tuple[str, ...] = (), chosen: tuple[str, ...] = ()) -> dict[str, Any]:
     """The tests that only a GPU can run."""
-    command = [sys.executable, "-m", "pytest", "-q", "-c", "tests/gpu/pytest.ini", "--rootdir", ".", "--confcutdir",
-               "tests/gpu", "--import-mode", "importlib", "tests/gpu"]  # fmt: skip
+    command = [*before, sys.executable, "-m", "pytest", "-q", *chosen, "-c", "tests/gpu/pytest.ini", "--rootdir", ".",
+               "--confcutdir", "tests/gpu", "--import-mode", "importlib", "tests/gpu"]  # fmt: skip
     own = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
     done = subprocess.run(command, check=False, cwd=ROOT, env=own, capture_output=True, text=True, timeout=seconds)
     return {"code": done.returncode, "end": done.stdout.strip().splitlines()[-12:]}
 
 
-def bench(running: list[Spawned], num_users: int, num_adapters: int, sampled: bool) -> dict[str, Any]:
+def bench(running: list[Spawned], num_users: int, num_adapters: int, sampled: bool, prompts: str) -> dict[str, Any]:
     """Tokens a second, and what a user waits for, of answers that end at different times."""
     command = [
         sys.executable, "-m", "lora_serve", "bench", "--url", running[0].process.url, "--model", BASE,
         "--adapters", str(max(1, num_adapters)), "--popularity", "uniform" if num_adapters else "base",
         "--concurrency", str(num_users), "--num-requests", str(4 * num_users),
-        "--warmup-requests", str(max(2, num_adapters)), "--prompt-tokens", "32-256", "--output-tokens", "64-192",
+        "--warmup-requests", str(max(2, num_adapters)), "--prompt-tokens", prompts, "--output-tokens", "64-192",
         "--seed", str(num_users), "--json", *(["--extra-body", SAMPLED] if sampled else []),
     ]  # fmt: skip
     before = counters(running[0].process.url)

@@ -97,18 +97,20 @@ def step_table(
 
 def floor_bytes(world: World, num_rows: int, adapter_bytes: int) -> int:
     """What one step must read."""
-    return world.base_bytes + world.kv_bytes(num_rows) + adapter_bytes
+    return world.weight_bytes(num_rows) + world.kv_bytes(num_rows) + adapter_bytes
 
 
 def step_seconds(world: World, adapters_of: Callable[[int], list[RowAdapter | None]]) -> list[float]:
-    """Of every step after the first WARM. `adapters_of`: what each row uses in a step; loads count as its time."""
+    """Of every step after the first WARM, of the last one at least. `adapters_of`: what each row uses in a step; loads
+    count as its time.
+    """
     times = []
     for step in range(world.steps):
         start = time.perf_counter()
         outputs = world.runner.run(world.batch(step, adapters_of(step)))
         times.append(time.perf_counter() - start)
         assert all(output.error is None for output in outputs), outputs
-    return times[WARM:]
+    return times[min(WARM, len(times) - 1) :]
 
 
 def registered_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:

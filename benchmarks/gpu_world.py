@@ -1,8 +1,9 @@
-"""A Llama of random weights on a device, with adapters in its slots: what `gpu_step` runs steps of."""
+"""A model of random weights on a device, with adapters in its slots: what the GPU's benchmarks run steps of."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -12,7 +13,9 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.base_model import BaseModel, described
+from lora_serve.model.experts import is_experts
 from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.loading.float8 import quantize_linears
 from lora_serve.model.loading.frozen_model import FrozenModule
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
@@ -23,7 +26,12 @@ SHAPES = {  # hidden, intermediate, layers, heads, KV heads, vocabulary
     "8b": (4096, 14336, 32, 32, 8, 128256),
     "1b": (2048, 8192, 16, 32, 8, 128256),
     "tiny": (64, 128, 2, 4, 2, 256),
+    "moe": (2048, 6144, 16, 32, 4, 151936),  # Qwen3-30B-A3B's layers, a third of them
+    "dense": (2048, 6144, 16, 32, 4, 151936),  # with as many products for a token, of one layer instead of experts
+    "tiny-moe": (64, 64, 2, 4, 2, 256),
+    "tiny-dense": (64, 64, 2, 4, 2, 256),
 }
+EXPERTS = {"moe": (128, 8, 768), "tiny-moe": (8, 2, 32)}  # experts, how many a token has, their intermediate size
 _GREEDY = SampleInput(SamplingParams(temperature=0.0), 0, 0, ())
 
 
@@ -37,6 +45,13 @@ class World:
     slots: LoraSlots
     context: int
     steps: int
+    stacks: Mapping[str, int] = field(default_factory=dict)  # experts of each weight that adapters can add to, by path
+    expert_bytes: int = 0
+    chosen: float = 1.0  # the part of the experts that a token has
+
+    def weight_bytes(self, num_rows: int) -> int:
+        """As `base_bytes`, without the experts that no row chooses; each row chooses at random."""
+        return self.base_bytes - int(self.expert_bytes * (1 - self.chosen) ** num_rows)
 
     @property
     def base_bytes(self) -> int:
@@ -85,8 +100,12 @@ def mixed(world: World, step: int, adapters: list[RowAdapter | None], chunk: int
 
 def make_world(
     shape: str, device: torch.device, num_rows: int, context: int, steps: int, num_slots: int,
-    *, block_size: int = 16, graphs: bool = True, lora_kernel: str = "auto",
+    *, block_size: int = 16, graphs: bool = True, lora_kernel: str = "auto", joined: bool = True,
+    compiled: bool = True, float8: bool = False, targets: tuple[str, ...] = (),
 ) -> World:  # fmt: skip
+    """`joined`, `compiled`: as a server on a GPU has it. `float8`: linear layers in FP8, where the device has it.
+    `targets`: --lora-target-modules.
+    """
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = ModelConfig(
         model=shape,
@@ -96,24 +115,51 @@ def make_world(
         attention="auto",
         lora_kernel=lora_kernel,
         quantization="none",
-        fuse_layers=False,
+        fuse_layers=joined and device.type == "cuda",
+        compile_layers=compiled,
     )
-    loaded = described(config, FrozenModule(_random_model(shape, device, dtype), (), dtype, device, None))
+    module = random_model(shape, device, dtype)
+    experts = [part for part in module.modules() if is_experts(part)]
+    if float8:
+        quantize_linears(module, device)
+    loaded = described(config, FrozenModule(module, (), dtype, device, None))
     num_blocks = 1 + num_rows * -(-(context + steps) // block_size)
     cache = KVCache(loaded.observation.kv_shape, num_blocks, block_size, device, num_spare=1)
     for layer in range(loaded.spec.num_layers):
         for pool in cache.layer(layer):
             pool[1:].normal_()
-    slots = LoraSlots(loaded.spec.linears, num_slots, device, copy_stream(device))
+    first_rank = 64 if device.type == "cuda" else 0  # as a server has it
+    slots = LoraSlots(loaded.spec.linears, num_slots, device, copy_stream(device), first_rank, targets)
     base = BaseModel(loaded, cache, slots, config)
+    if joined and device.type == "cpu":
+        base.group_experts()
+    num_experts, per_token, _ = EXPERTS.get(shape, (1, 1, 0))
+    stacks = {path: num_experts for path in slots.module_index if path not in loaded.spec.linears}
     captured = None
     if graphs and device.type == "cuda":
         captured = StepGraphs(base, cache, slots, num_rows)
-    return World(loaded.spec, ModelRunner(base, cache, slots, device, captured), cache, slots, context, steps)
+    return World(
+        loaded.spec, ModelRunner(base, cache, slots, device, captured), cache, slots, context, steps, stacks,
+        sum(parameter.nbytes for part in experts for parameter in part.parameters()), per_token / num_experts,
+    )  # fmt: skip
 
 
-def random_adapter(spec: ModelSpec, digest: str, rank: int, device: torch.device, dtype: torch.dtype) -> HostAdapter:
-    """On every linear layer but the output head, made where it shall lie."""
+def with_experts(world: World, adapter: HostAdapter, rank: int) -> HostAdapter:
+    """The adapter with deltas on all experts beside its own."""
+    like = next(delta.a for delta in adapter.deltas.values() if delta.a is not None)
+    made = {}
+    for path, count in world.stacks.items():
+        shape = world.slots.shapes[world.slots.module_index[path]]
+        sizes = shape.in_features, shape.out_features
+        a, b = (like.new_empty(count, rank, size).normal_().mul_(0.01) for size in sizes)
+        made[path] = LinearDelta(a, b, 1.0)
+    return HostAdapter(f"{adapter.digest} of experts", rank, {**adapter.deltas, **made})
+
+
+def random_adapter(
+    spec: ModelSpec, digest: str, rank: int, device: torch.device, dtype: torch.dtype, ends: tuple[str, ...] = ("",)
+) -> HostAdapter:
+    """On every linear layer but the output head, or those whose path ends so, made where it shall lie."""
     deltas = {
         path: LinearDelta(
             torch.randn(rank, shape.in_features, device=device, dtype=dtype) * 0.01,
@@ -121,7 +167,7 @@ def random_adapter(spec: ModelSpec, digest: str, rank: int, device: torch.device
             1.0,
         )
         for path, shape in spec.linears.items()
-        if path != spec.output_head
+        if path != spec.output_head and path.endswith(ends)
     }
     return HostAdapter(digest, rank, deltas)
 
@@ -132,10 +178,15 @@ def load(world: World, index: int, generation: int, adapter: HostAdapter) -> Row
     return RowAdapter(slot)
 
 
-def _random_model(shape: str, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+def random_model(shape: str, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     hidden, intermediate, layers, heads, kv_heads, vocabulary = SHAPES[shape]
+    sparse: dict[str, int] = {}
+    if shape in EXPERTS:
+        names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+        sparse = {**dict(zip(names, EXPERTS[shape], strict=True)), "head_dim": hidden // heads}
     config = AutoConfig.for_model(
-        "llama",
+        "qwen3_moe" if sparse else "llama",
+        **sparse,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,

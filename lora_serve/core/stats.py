@@ -131,6 +131,7 @@ class GraphStats:
         Count, MetricName("lora_serve_graph_captures_failed", "Sizes of steps that could not be captured.")
     ] = 0
     capture_seconds: Annotated[Seconds, MetricName("lora_serve_graph_capture_seconds", "Seconds of captures.")] = 0.0
+    compile_seconds: Annotated[Seconds, MetricName("lora_serve_layer_compile_seconds", "Seconds of compiling.")] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,7 +285,6 @@ logprobs are those before bias and penalties [raw_logprobs]: --logprobs-mode
 an adapter is computed in the model's dtype [auto]: --lora-dtype
 adapters come with a scale of their own: --long-lora-scaling-factors
 this server takes text only: --default-mm-loras
-an adapter is served on all the modules that it names: *--lora-target-modules
 adapters are LoRA's kind: +--enable-prompt-adapter
 tokens are guessed without a second model (--speculate): --speculative-model --spec-model
 tokens are guessed without a second model (--speculate) [ngram ngram_gpu]: --spec-method

@@ -66,8 +66,9 @@ class BaseModel(AdaptedModel[StepInputs]):
         if config.fuse_layers and self.device.type == "cuda":
             self.group_experts()
             self.join()
+        self.compiled = CompiledLayers()
         if config.compile_layers and self.device.type == "cuda":
-            self.compile()
+            self.compiled = self.compile()
 
     def group_experts(self) -> int:
         """Has experts, and what adapters add to them, computed without waiting for the device; returns how many modules

@@ -100,7 +100,7 @@ def _build_generating_model(
     cache = KVCache(
         loaded.observation.kv_shape, 1, size, loaded.device, _SMOKE_TEST_ROWS * -(-MAX_SMOKE_TEST_TOKENS // size)
     )
-    slots = _slots(loaded, num_slots)
+    slots = _slots(loaded, num_slots, model_config)
     base = BaseModel(loaded, cache, slots, model_config)
     return_freed_memory()  # the weights as they were loaded, of which `base` has laid out its own
     runner = ModelRunner(base, cache, slots, loaded.device)
@@ -140,7 +140,7 @@ def _build_generating_model(
 
 def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int) -> ModelParts:
     parts = load_pooling_model(config, plan)
-    slots = _slots(parts.loaded, num_slots)
+    slots = _slots(parts.loaded, num_slots, config)
     base = PoolingModel(parts, slots, config)
     runner = PoolingRunner(base, slots)
     keep_freed_memory()
@@ -149,7 +149,10 @@ def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int)
     )
 
 
-def _slots(loaded: LoadedModel, num_slots: int) -> LoraSlots:
+def _slots(loaded: LoadedModel, num_slots: int, config: ModelConfig) -> LoraSlots:
     """The slots of adapters and one for smoke tests."""
     first_rank = _FIRST_RANK if loaded.device.type == "cuda" else 0
-    return LoraSlots(loaded.spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device), first_rank)
+    return LoraSlots(
+        loaded.spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device), first_rank,
+        config.lora_target_modules,
+    )  # fmt: skip

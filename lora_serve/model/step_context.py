@@ -75,7 +75,8 @@ class DeviceTokens:
     tiles: Tensor  # [num_tiles, 3] integers
     tile_scales: Tensor  # [num_tiles] float32
     end_of_short: int  # of the last short segment; 0: there is none
-    tile_slots: frozenset[int] | None = frozenset()  # None: a captured graph's, which any slot may have
+    short_slots: frozenset[int] | None = None  # of tokens in short segments; None: a captured graph's, which may be any
+    tile_slots: frozenset[int] | None = frozenset()  # likewise of tiles
 
     @staticmethod
     def of(num_tokens: int, segments: Sequence[LoraSegment], device: torch.device) -> DeviceTokens:
@@ -92,8 +93,13 @@ class DeviceTokens:
         parts = torch.split(moved, [num_tokens, num_tokens, 3 * len(tiles), len(tiles)])
         return DeviceTokens(
             parts[0], parts[1].view(torch.float32), parts[2].view(-1, 3), parts[3].view(torch.float32), end_of_short,
-            frozenset(slot for *_, slot in tiles),
+            frozenset(segment.slot for segment in short), frozenset(slot for *_, slot in tiles),
         )  # fmt: skip
+
+    @property
+    def all_slots(self) -> frozenset[int] | None:
+        """The slots of all tokens; None: a captured graph's."""
+        return None if self.short_slots is None or self.tile_slots is None else self.short_slots | self.tile_slots
 
     def of_each_token(self) -> tuple[Tensor, Tensor]:
         """The slot and the scale of each token [num_tokens], those in tiles too."""

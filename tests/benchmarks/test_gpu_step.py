@@ -73,11 +73,12 @@ def test_the_report_measures_all_that_a_cpu_can_run_and_keeps_what_an_earlier_ca
         found: dict[str, Any] = json.loads(file.read_text())
         return found
 
-    found = report("truth", "step", "rest")
-    figures = [value for part in ("truth", "step", "rest") for value in found[part].values()]
-    assert len(figures) > 15
+    parts = ("truth", "step", "kinds", "rest")
+    found = report(*parts)
+    figures = [value for part in parts for value in found[part].values()]
+    assert len(figures) > 25
     assert all(isinstance(value, dict) and "error" not in value for value in figures)
     assert all(found["truth"][name]["launches"] > 0 for name in found["truth"] if name.startswith("profile"))
     again = report("--seconds", "0")
-    assert all(again[part] == found[part] for part in ("truth", "step", "rest"))
+    assert all(again[part] == found[part] for part in parts)
     assert set(again["server"].values()) == {"not run: no time was left"}

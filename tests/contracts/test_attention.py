@@ -48,8 +48,10 @@ def plain_varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor,
     max_q: int, max_k: int, *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False, seqused_k: torch.Tensor | None = None, block_table: torch.Tensor | None = None,
+    num_splits: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """torch 2.13's varlen_attn, as its documentation defines it, in plain maths."""
+    """torch 2.13's varlen_attn, as its documentation defines it, in plain maths; batch-invariant calls alone."""
+    assert num_splits == 1
     out, group = torch.empty_like(query), query.shape[1] // key.shape[-2]
     if group > 1 and not enable_gqa:
         raise ValueError("Try setting enable_gqa=True for GQA.")
@@ -81,20 +83,22 @@ def older_varlen(
     max_q: int, max_k: int, *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:  # fmt: skip
     """One without pages and groups of heads."""
-    return plain_varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
+    return plain_varlen(
+        query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size, num_splits=1
+    )
 
 
 @functools.wraps(older_varlen)
 def silent_varlen(query: torch.Tensor, key: torch.Tensor, *others: Any, **given: Any) -> torch.Tensor:
     """torch 2.11's: groups of heads are not in its signature, and go well."""
-    return plain_varlen(query, key, *others, **given, enable_gqa=True)
+    return plain_varlen(query, key, *others, **given, enable_gqa=True, num_splits=1)
 
 
 @functools.wraps(older_varlen)
 def wrong_varlen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **given: Any) -> Any:
     """One that takes fewer KV heads and pairs them with the wrong query heads."""
     group = query.shape[1] // key.shape[1]
-    return plain_varlen(query, key.repeat(1, group, 1), value.repeat(1, group, 1), *others, **given)
+    return plain_varlen(query, key.repeat(1, group, 1), value.repeat(1, group, 1), *others, **given, num_splits=1)
 
 
 @functools.wraps(plain_varlen)
@@ -182,8 +186,8 @@ def check_definition(
 
 
 def test_features_are_read_off_the_signature() -> None:
-    assert varlen.Features.of(plain_varlen) == varlen.Features(windows=True, groups=True, pages=True)
-    assert varlen.Features.of(older_varlen) == varlen.Features(windows=True, groups=False, pages=False)
+    assert varlen.Features.of(plain_varlen) == varlen.Features(windows=True, groups=True, pages=True, splits=True)
+    assert varlen.Features.of(older_varlen) == varlen.Features(windows=True, groups=False, pages=False, splits=False)
     own = varlen.torch_varlen()
     assert own is not None
     assert varlen.Features.of(own).windows

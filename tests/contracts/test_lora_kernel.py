@@ -21,7 +21,7 @@ from lora_serve.model.lora.kernels import LoraKernel, create_kernel, native, tri
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step_context import LoraTokens
 from tests.model.tiny import CPU, MODULE, filled_slots, random_adapter
-from tests.tiers import mostly_nightly
+from tests.tiers import by_tier, mostly_nightly
 
 RANKS = (1, 3, 8, 16, 33)
 EMPTY = len(RANKS)  # a slot that targets nothing
@@ -258,6 +258,20 @@ def test_group_of_layers_is_the_formula_for_each_on_its_columns(
     alone = before[:1, 5:].clone()
     kernel.add(alone, x[:1], group, tokens_of(GROUP_ROWS[:1]))
     assert torch.equal(alone, y[:1, 5:])
+
+
+MANY = [(1, slot) for slot in (0, 1, BASE_SLOT) * by_tier(2, 100)]
+
+
+@pytest.mark.parametrize("rows", [MANY, [(70, 0), (3, 1)]])
+def test_triton_of_large_ranks_and_many_rows_is_the_formula(rows: list[tuple[float, ...]]) -> None:
+    torch.manual_seed(0)
+    shape = LinearShape(24, 20)
+    slots, num_tokens = filled_slots(shape, (256, 100)), int(sum(row[0] for row in rows))
+    x, y = torch.randn(num_tokens, 24), torch.randn(num_tokens, 20)
+    found = y.clone()
+    create_kernel("triton", slots).add(found, x, (slots.module_index[MODULE],), tokens_of(rows))
+    assert torch.allclose(found.double(), expected(y, x, slots, rows), atol=1e-3)
 
 
 class Noted:

@@ -1,5 +1,5 @@
 """Compiles the Triton programs for a large GPU, which needs no GPU, and prints the load instructions, registers and
-bytes of stack of each as JSON.
+bytes of stack and of shared memory of each as JSON.
 
 A script, run with TRITON_INTERPRET=0 in a process of its own: the tests' process has them interpreted.
 """
@@ -95,9 +95,10 @@ def facts_of(program: Any, constants: dict[str, Any], options: dict[str, int], m
         {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in divisible},
     )
-    compiled = triton.compile(source, target=H100, options=options or None).asm
+    made = triton.compile(source, target=H100, options=options or None)
+    compiled, shared = made.asm, {"SHARED": int(made.metadata.shared)}
     found = re.findall(r"ld\.global\.[\w.]+|cp\.async\.c[ag]\.shared\.global", compiled["ptx"])
-    return {kind: found.count(kind) for kind in sorted(set(found))} | resources_of(compiled["cubin"])
+    return {kind: found.count(kind) for kind in sorted(set(found))} | resources_of(compiled["cubin"]) | shared
 
 
 def resources_of(cubin: bytes) -> dict[str, int]:

@@ -17,6 +17,7 @@ from lora_serve.core.setting_types import (
     LoraKernelName,
     PolicyName,
     TenantWeights,
+    Texts,
     setting,
 )
 
@@ -171,6 +172,9 @@ class KernelSettings:
     attention: AttentionName = setting("auto", "paged attention; auto: the fastest that runs here")
     fuse_layers: bool = setting(True, "fused kernels (CPU) or joined layers and experts (GPU) where they prove equal")
     lora_kernel: LoraKernelName = setting("auto", "LoRA delta; auto: the fastest that runs here")
+    lora_target_modules: Texts = setting(
+        (), "modules that adapters mostly touch, as q_proj: captured steps on GPUs launch for no others until one does"
+    )
     compile_layers: bool = setting(True, "on GPUs let torch compile decoder layers where they prove to be equal")
     cuda_graphs: bool = setting(True, "on GPUs capture steps once and replay them")
     launch_ahead: bool = setting(True, "on GPUs launch a step before the results of the one before it are here")

@@ -41,11 +41,13 @@ class Features:
     windows: bool
     groups: bool  # fewer KV heads than query heads
     pages: bool
+    splits: bool  # how many parts a row's keys are summed in, which else follows from all rows of the call
 
     @staticmethod
     def of(varlen: Varlen) -> Features:
         names = inspect.signature(varlen).parameters
-        return Features("window_size" in names, "enable_gqa" in names, {"block_table", "seqused_k"} <= names.keys())
+        pages = {"block_table", "seqused_k"} <= names.keys()
+        return Features("window_size" in names, "enable_gqa" in names, pages, "num_splits" in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,10 @@ class Backend:
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
-        out = torch.empty_like(query) if step.tiled is None else torch.zeros_like(query)
         rows = step.decode.num_rows
+        if rows == len(query):
+            return self._decode(layer, query, step, settings)
+        out = torch.empty_like(query) if step.tiled is None else torch.zeros_like(query)
         if rows:
             out[:rows] = self._decode(layer, query[:rows], step, settings)
         if step.tiled is not None:
@@ -160,6 +164,8 @@ class Backend:
             given["is_causal"] = True
         if self._features.groups:
             given["enable_gqa"] = True
+        if self._features.splits:
+            given["num_splits"] = 1  # so that a row's bits do not depend on the others
         found: Tensor = self._varlen(
             query.contiguous(), keys, values, query_ends, key_ends, max_query, max_keys, scale=settings.scale, **given
         )

@@ -22,9 +22,10 @@ from lora_serve.model.step_context import StepContext
 class StackLora(nn.Module):
     """The deltas of one stack of experts' weights."""
 
-    def __init__(self, module: int, kernel: LoraKernel, context: StepContext[Any]) -> None:
+    def __init__(self, module: int, slots: LoraSlots, kernel: LoraKernel, context: StepContext[Any]) -> None:
         super().__init__()
         self.module = module
+        self.slots = slots
         self.kernel = kernel
         self.context = context
 
@@ -32,9 +33,12 @@ class StackLora(nn.Module):
         """Adds to y [pairs, out], the products of x, in place. experts [pairs]; see `LoraKernel.add_pairs`."""
         step = self.context.step
         for tokens in step.lora:
+            placed = tokens.on_device or tokens.placed(y.device).on_device
+            if not self.slots.touches(1 << self.module, placed.all_slots):
+                continue
             key = id(tokens), len(y)
             if key not in step.prepared:  # the same for all layers
-                each = (tokens.on_device or tokens.placed(y.device).on_device).of_each_token()
+                each = placed.of_each_token()
                 step.prepared[key] = [one.repeat_interleave(len(y) // tokens.num_tokens) for one in each]
             slots, scales = step.prepared[key]
             self.kernel.add_pairs(y, x, self.module, slots, scales, experts)
@@ -52,5 +56,5 @@ def adapt_stacks(
         stacks = {name: weight.shape for name, weight in part.named_parameters(recurse=False) if weight.dim() == 3}
         order = slice(1, None) if part.is_transposed else slice(None, 0, -1)  # in, out
         slots.add_modules({f"{path}.{name}": LinearShape(*shape[order]) for name, shape in stacks.items()})
-        own = {name: StackLora(slots.module_index[f"{path}.{name}"], kernel, context) for name in stacks}
+        own = {name: StackLora(slots.module_index[f"{path}.{name}"], slots, kernel, context) for name in stacks}
         part.add_module(ADAPTERS, nn.ModuleDict(own))

@@ -25,6 +25,7 @@ from lora_serve.model.system.process import advise_huge_pages
 _TABLE_TYPES = (*[torch.int64] * 4, torch.int32, torch.float32, torch.int32)  # of SlotTables
 _NOTHING = (0, 0, 0, 0, 0, 0.0, 0)
 ALIGNMENT = 64  # bytes: a cache line
+WEIGHT_TYPES = (torch.bfloat16, torch.float32)  # of A and B
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,11 @@ class SlotTables(NamedTuple):
         for table, column in zip(self, columns, strict=True):
             table[:, slot] = column
 
+    def moved(self, distance: int) -> SlotTables:
+        """The same with every address so many bytes further on."""
+        a, b, gain, shift = (torch.where(table == 0, 0, table + distance) for table in self[:4])
+        return self._replace(a=a, b=b, gain=gain, shift=shift)
+
     def clear(self, slot: int) -> None:
         for addresses in (self.a, self.b, self.gain, self.shift):
             addresses[:, slot] = 0
@@ -92,13 +98,18 @@ class SlotColumns:
 
     deltas: tuple[LinearDelta | None, ...]  # whose memory the addresses are
     tables: SlotTables
+    touched: Mapping[torch.dtype, int]  # see `LoraSlots.touched`
 
     @staticmethod
     def of(deltas: Sequence[LinearDelta | None]) -> SlotColumns:
         """`deltas`: one per linear layer, in the order of `ModelSpec.linears`; None: the layer is not adapted."""
         columns = zip(*(_NOTHING if delta is None else _row(delta) for delta in deltas), strict=True)
         tables = (torch.tensor(column, dtype=dtype) for column, dtype in zip(columns, _TABLE_TYPES, strict=True))
-        return SlotColumns(tuple(deltas), SlotTables(*tables))
+        touched = dict.fromkeys(WEIGHT_TYPES, 0)
+        for module, delta in enumerate(deltas):
+            if delta is not None:
+                touched[torch.bfloat16 if delta.a is None else delta.a.dtype] |= 1 << module
+        return SlotColumns(tuple(deltas), SlotTables(*tables), touched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,20 +190,6 @@ def aligned(position: int) -> int:
 def bytes_of(tensor: Tensor) -> Any:
     """The memory of a contiguous tensor as a flat numpy array of bytes; nothing is copied."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
-
-
-def moved_deltas(deltas: Sequence[LinearDelta | None], arena: Tensor, device: torch.device) -> list[LinearDelta | None]:
-    """The deltas, whose tensors lie in `arena`, in a copy of it on `device`, which may still be under way on return."""
-    moved = arena.to(device, non_blocking=True, copy=True)
-    typed = {dtype: moved.view(dtype) for dtype in {tensor.dtype for tensor in _tensors(filter(None, deltas))}}
-    return [
-        None
-        if delta is None
-        else _with_tensors(
-            delta, (typed[t.dtype].as_strided(t.shape, t.stride(), t.storage_offset()) for t in _tensors([delta]))
-        )
-        for delta in deltas
-    ]
 
 
 def _tensors(deltas: Iterable[LinearDelta]) -> Iterator[Tensor]:

@@ -78,6 +78,7 @@ class _Captured:
     buffers: StepBuffers
     graph: CudaGraph
     logits: Tensor  # [num_logits, vocab]
+    modules: int  # that it launches LoRA for, see `LoraSlots.expected`
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ class StepGraphs:
     A step is hundreds of short programs, and a host takes longer to launch them than a GPU to run them. Sizes are
     rounded up, so that a few graphs serve every step; idle rows and tokens fill the rest. A graph reads buffers, the KV
     pool and the slots' records: a row's adapter is a number in a buffer, and a slot's new owner is found through its
-    record, so neither asks for a new capture. Rows of several tokens need a backend of attention that `reads_tiles`.
+    record, so neither asks for a new capture, as long as that touches no module that the graph launches nothing for.
+    Rows of several tokens need a backend of attention that `reads_tiles`.
     """
 
     def __init__(
@@ -120,7 +122,8 @@ class StepGraphs:
         self._cannot_be_captured = False  # none was, and that not for lack of memory
 
     def stats(self) -> GraphStats:
-        return GraphStats(self._num_replayed, self._num_captured, self._num_failed, self._capture_seconds)
+        counts = self._num_replayed, self._num_captured, self._num_failed
+        return GraphStats(*counts, self._capture_seconds, self._model.compiled.seconds)
 
     def launch(
         self, rows: Sequence[Row], places: Mapping[int, int] = MappingProxyType({}), *, is_ahead: bool = False
@@ -139,7 +142,10 @@ class StepGraphs:
         shape = self.shape_of(rows)
         if shape is None or shape in self._failed:
             return None
-        found = self._captured.get(shape) or self._capture(shape)
+        touched = self._slots.expect(frozenset(adapter.slot.index for row in rows for adapter in row.adapters))
+        found = self._captured.get(shape)
+        if found is None or touched & ~found.modules:
+            found = self._capture(shape)
         if found is None:
             return None
         spans, planned = found.buffers.fill(rows, places)
@@ -217,10 +223,8 @@ class StepGraphs:
         return not any(self._slots.has_changes(adapter.slot.index) for adapter in row.adapters)
 
     def _seen(self) -> tuple[Any, ...]:
-        """The pools whose addresses and sizes are in the graphs, and the types of adapters that they have programs for:
-        when one changes, all graphs are captured anew.
-        """
-        return self._cache.num_resizes, self._slots.num_slots, self._slots.max_rank, frozenset(self._slots.types)
+        """The pools whose addresses and sizes are in the graphs: when one changes, all graphs are captured anew."""
+        return self._cache.num_resizes, self._slots.num_slots, self._slots.max_rank
 
     def _memory(self) -> DrawGraphs:
         """The logits of all graphs, and what is drawn from them: what they computed on the way is free for the next."""
@@ -255,7 +259,7 @@ class StepGraphs:
             return None
         self._num_captured += 1
         self._capture_seconds += time.perf_counter() - start
-        self._captured[shape] = _Captured(buffers, graph, logits)
+        self._captured[shape] = _Captured(buffers, graph, logits, self._slots.expected)
         return self._captured[shape]
 
 

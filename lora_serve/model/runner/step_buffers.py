@@ -195,7 +195,7 @@ class StepBuffers:
             lora = _on_device(
                 DeviceTokens(
                     parts["slots"], scales["scales"], parts["lora_tiles"].view(-1, 3), scales["lora_tile_scales"],
-                    shape.num_tokens, tile_slots=None,
+                    shape.num_tokens, None, None,
                 )
             )  # fmt: skip
             lora_logits = _on_device(DeviceTokens.of_rows(parts["logit_slots"], scales["logit_scales"]))

@@ -163,7 +163,8 @@ def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[M
     yield from _named(stats.constraints, costs)
     if stats.speculation.most:
         yield from _speculation_families(stats.speculation, labels)
-    yield from _named(stats.graphs, ("num_replayed", "num_captured", "num_failed", "capture_seconds"))
+    graphs = ("num_replayed", "num_captured", "num_failed", "capture_seconds", "compile_seconds")
+    yield from _named(stats.graphs, graphs)
     yield from _named(stats, ("num_hung_loads",))
     batches = stats.recent_batches
     for name, text, values in (

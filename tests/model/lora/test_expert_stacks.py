@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.core.batch import BASE_SLOT, SlotRef
+from lora_serve.core.batch import BASE_SLOT, Batch, SlotRef
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, in_arena
 from lora_serve.model.lora.kernels import create_kernel
@@ -97,6 +97,17 @@ def test_rows_with_adapters_of_experts_are_captured(world: World) -> None:
     world.agree([decode(0, 4, tables[0], 9, world.load("c", 0, 2))])
     assert len(world.recorders) == num_captured + 1  # of one row
     assert not world.graphs.stats().num_failed
+
+
+def test_experts_that_no_adapter_of_the_step_touches_are_left_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.plain._model.kernel, "add_pairs", None)
+    narrow, table = world.load("narrow", 0, 9), world.prompt(0, 4)
+    (found,) = world.plain.run(Batch((decode(0, 4, table, 9, narrow),), ()))
+    assert found.error is None
+    with pytest.raises(TypeError):
+        world.plain.run(Batch((decode(0, 4, table, 9, world.load("a", 0, 10)),), ()))
 
 
 @pytest.mark.nightly

@@ -78,11 +78,13 @@ def test_slot_of_columns_refers_to_the_host_tensors_and_forgets_them_when_it_is_
     assert not slots.tables.a.any()
 
 
-def test_adapter_with_columns_of_210_modules_is_in_its_slot_well_within_a_millisecond() -> None:
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_adapter_with_columns_of_210_modules_is_in_its_slot_well_within_a_millisecond(is_copied: bool) -> None:
     linears = {f"layer{i}": SHAPE for i in range(210)}
     deltas = {path: LinearDelta(torch.randn(4, 24), torch.randn(4, 40), 1.0) for path in linears}
-    adapter = HostAdapter("d", 4, deltas, columns=SlotColumns.of(list(deltas.values())))
-    slots = LoraSlots(linears, 8, CPU)
+    adapter = in_arena(HostAdapter("d", 4, deltas), linears, pin=False)
+    slots = LoraSlots(linears, 8, CPU, FakeStream() if is_copied else None)
+    slots.device_records()
 
     def seconds(generation: int) -> float:
         start = time.perf_counter()

@@ -31,7 +31,7 @@ class TableSlots:
     """Stands for `LoraSlots`: an adapter is a number that is added, in the memory that graphs read."""
 
     def __init__(self, num_slots: int = 16) -> None:
-        self.num_slots, self.max_rank, self.types = num_slots, 8, {torch.bfloat16}
+        self.num_slots, self.max_rank, self.expected = num_slots, 8, 0
         self.shifts = torch.zeros(num_slots + 1, dtype=torch.float64)  # the last is the base model's
         self._owners: dict[int, SlotRef] = {}
 
@@ -51,6 +51,9 @@ class TableSlots:
     def has_changes(self, slot: int) -> bool:
         return False
 
+    def expect(self, slots: frozenset[int]) -> int:
+        return 0
+
     def vocab_size(self, slot: int) -> int:
         return 0
 
@@ -62,6 +65,7 @@ class TableModel:
 
     def __init__(self, cache: KVCache, slots: TableSlots) -> None:
         self.spec = SimpleNamespace(vocab_size=NUM_TOKENS)
+        self.compiled = SimpleNamespace(seconds=0.0)
         self.table = 3 * torch.randn(_NUM_STATES, NUM_TOKENS, generator=torch.Generator().manual_seed(5))
         self._cache, self._slots = cache, slots
 

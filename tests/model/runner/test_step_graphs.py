@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class World:
         targets: Sequence[str] | None = None,
         architecture: str = "llama",
         parameters: Sequence[str] = (),
+        settings: Mapping[str, Any] = MappingProxyType({}),
         **config: Any,
     ) -> None:
         model = save_tiny_model(architecture, root / "model", **config)
@@ -48,12 +50,13 @@ class World:
         given |= {"target_parameters": list(parameters)} if parameters else {}
         adapters = {name: save_adapter(model, root / name, seed=i, **given) for i, name in enumerate("abc")}
         adapters["wide"] = save_adapter(model, root / "wide", r=20)
+        adapters["narrow"] = save_adapter(model, root / "narrow", target_modules=["q_proj"])
         with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
             patch.setattr(operators, "why_not", lambda weight: "not on a GPU")
             patch.setattr(ActivationProbe, "learn", lambda *_: ActivationModel())  # the interpreter takes 10 s for it
             self.engine = LocalEngine(
                 model, adapters, block_size=4, max_loras=2, kv_cache_memory="200KiB", lora_kernel="triton",
-                attention="sdpa", fuse_layers=False,
+                attention="sdpa", fuse_layers=False, **settings,
             )  # fmt: skip
         self.plain: Any = self.engine.parts.runner
         self.plain._model.group_experts()  # as on a GPU

@@ -252,14 +252,15 @@ def no_figures() -> EngineStats:
 
 
 def test_captured_steps_are_counted() -> None:
-    stats = replace(no_figures(), graphs=GraphStats(7, 5, 1, 2.5))
+    stats = replace(no_figures(), graphs=GraphStats(7, 5, 1, 2.5, 31.5))
     samples = (sample for family in engine_families(stats, {}) for sample in family.samples)
-    found = {sample.name: sample.value for sample in samples if "graph" in sample.name}
+    found = {sample.name: sample.value for sample in samples if "graph" in sample.name or "layer" in sample.name}
     assert found == {
         "lora_serve_graph_steps_total": 7,
         "lora_serve_graph_captures_total": 5,
         "lora_serve_graph_captures_failed_total": 1,
         "lora_serve_graph_capture_seconds_total": 2.5,
+        "lora_serve_layer_compile_seconds_total": 31.5,
     }
 
 

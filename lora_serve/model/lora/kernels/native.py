@@ -43,7 +43,7 @@ class Kernel:
         wide_y = y if y.dtype == torch.float32 else y.float()
         function, place = self._function(known_x.dtype), wide_y.data_ptr()
         for module in modules:
-            out_features = self._slots.out_features[module]
+            out_features = self._slots.shapes[module].out_features
             function(
                 known_x.data_ptr(), known_x.stride(0), place, wide_y.stride(0), x.shape[1], out_features,
                 tokens.pieces.data_ptr(), len(tokens.pieces),

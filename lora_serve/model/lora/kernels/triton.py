@@ -10,13 +10,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lora_serve.model.lora.host_adapter import WEIGHT_TYPES
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step_context import TILE_TOKENS, DeviceTokens, LoraTokens
 
@@ -58,7 +59,7 @@ class Kernel:
         placed = tokens.on_device or tokens.placed(x.device).on_device
         assert placed is not None
         group = self._group(y, x, modules)
-        if placed.end_of_short:
+        if placed.end_of_short and self._slots.touches(group.bits, placed.short_slots):
             self._add_rows(y, x, group, placed.slots, placed.scales, placed.end_of_short)
         if len(placed.tiles):
             self._add_tiles(y, x, group, placed)
@@ -71,7 +72,7 @@ class Kernel:
         assert x.stride(-1) == y.stride(-1) == 1, "features lie side by side"
         group = self._groups.get(modules)
         if group is None:
-            out_features = [self._slots.out_features[module] for module in modules]
+            out_features = [self._slots.shapes[module].out_features for module in modules]
             group = self._groups[modules] = _Group.of(modules, out_features, x.device)
         assert y.shape[1] == group.width
         return group
@@ -117,18 +118,15 @@ class Kernel:
                 BLOCK_N=group.tile_outputs, ALIGNED=group.is_aligned, num_warps=_EXPAND_TILE_WARPS,
             )  # fmt: skip
 
-    def _types(self, group: _Group, slots: Iterable[int] | None) -> set[torch.dtype]:
+    def _types(self, group: _Group, slots: frozenset[int] | None) -> set[torch.dtype]:
         """The types of weights that these slots have in a group's layers: each has its own program, so that neither
-        takes the other's registers, and a slot's sums have one order whatever the others hold. bfloat16 where there are
-        only a gain or a shift. All of them when the group is first met: later no tenant waits for the compiler.
+        takes the other's registers, and a slot's sums have one order whatever the others hold. All of them when the
+        group is first met: later no tenant waits for the compiler.
         """
         if self._slots.max_rank and group.numbers not in self._met:
             self._met.add(group.numbers)
-            return {torch.bfloat16, torch.float32}
-        if slots is None:
-            return self._slots.types
-        deltas = (self._slots.delta(module, slot) for slot in slots for module in group.numbers)
-        return {torch.bfloat16 if delta.a is None else delta.a.dtype for delta in deltas if delta is not None}
+            return set(WEIGHT_TYPES)
+        return {dtype for dtype, modules in self._slots.touched(slots).items() if modules & group.bits}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +134,7 @@ class _Group:
     """Layers of one input as the programs find them: all that follows from the layers' numbers and sizes."""
 
     numbers: tuple[int, ...]  # the modules
+    bits: int  # the same, a bit each
     width: int  # columns of y
     modules: Tensor  # [group_size] int32
     row_outputs: int  # of each piece
@@ -155,7 +154,15 @@ class _Group:
         )  # fmt: skip
         is_aligned = all(map(_is_aligned, out_features))
         return _Group(
-            numbers, sum(out_features), modules, row_outputs, row_pieces, tile_outputs, tile_pieces, is_aligned
+            numbers,
+            sum(1 << number for number in numbers),
+            sum(out_features),
+            modules,
+            row_outputs,
+            row_pieces,
+            tile_outputs,
+            tile_pieces,
+            is_aligned,
         )
 
 
