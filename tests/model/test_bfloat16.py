@@ -17,7 +17,7 @@ from lora_serve.model import fusion
 from lora_serve.model.fusion.kinds import decoder_layer
 from lora_serve.model.native.layer_kernels import LayerKernels
 from tests.local_engine import Answer, LocalEngine
-from tests.model.fusion.test_fuse import FUSED, SHAPE, fused_kinds
+from tests.model.fusion.test_fuse import FUSED, OWN_SHAPES, SHAPE, fused_kinds
 from tests.oracle import (
     ARCHITECTURES,
     load_plain,
@@ -40,7 +40,7 @@ LENGTHS = (45, 3, 70, 12)  # prompts run in chunks of 32 tokens beside decode ro
 NEW_TOKENS = 8
 LIMITS = {"max_num_batched_tokens": 32, "max_num_seqs": 8, "block_size": 4, "kv_cache_memory": "1MiB"}
 NO_FURTHER = 1.5  # times their error
-EXPERTS = ("mixtral", "qwen3_moe", "llama4_text")
+EXPERTS = ("mixtral", "qwen3_moe", "llama4_text", "gpt_oss")
 ROUTED_ELSEWHERE = 0.05  # of the tokens: between two experts that are nearly as good any rounding decides
 
 
@@ -90,7 +90,7 @@ EXAMINED = tuple(name for name in ARCHITECTURES if name != "deepseek_v3")
 
 @pytest.mark.parametrize("architecture", mostly_nightly(EXAMINED, *BY_DEFAULT))
 def test_answers_are_as_near_to_the_truth_as_those_of_transformers_and_peft(architecture: str, tmp_path: Path) -> None:
-    model = save_rounded(architecture, tmp_path, **SHAPE)
+    model = save_rounded(architecture, tmp_path, **OWN_SHAPES.get(architecture, SHAPE))
     folders = {
         name: save_adapter(model, tmp_path / name, seed=i, **settings)
         for i, (name, settings) in enumerate(ADAPTERS.items())
