@@ -92,7 +92,7 @@ class Row:
     num_draft: int = 0  # of the last token_ids, guesses; fewer than token_ids
     is_long: bool = False  # its positions have the long factors from the first on, see `LongRope`
     is_fed: bool = False  # its only token is the one that the step before draws: token_ids have a 0 in its place
-    windowed_table: tuple[int, ...] = ()  # its blocks in the second kind of layers, as many; (): they have the same numbers
+    windowed_table: tuple[int, ...] = ()  # its blocks in the second kind of layers, as many; (): the same numbers
 
     @property
     def tables(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -167,7 +167,7 @@ class Batch:
     rows: tuple[Row, ...]
     fresh_blocks: tuple[int, ...]  # newly assigned, not shared, KV blocks: zeroed before use, so no residue is read
     moves: BlockMoves = BlockMoves()  # before anything else; no block of `back` is fresh
-    fresh_windowed: tuple[int, ...] | None = None  # those of the second kind of layers; None: they have the same numbers
+    fresh_windowed: tuple[int, ...] | None = None  # those of the second kind of layers; None: the same numbers
 
     def first_part(self, rows: tuple[Row, ...]) -> Batch:
         """A batch of these rows, moved already, that zeroes all fresh blocks, as nothing of this one has run."""

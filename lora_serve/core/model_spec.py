@@ -107,8 +107,8 @@ class ModelSpec:
     saved_paths: Mapping[str, str] = field(default_factory=dict)  # of modules that checkpoints call otherwise
     unmet: Mapping[str, int] = field(default_factory=dict)  # parts that no text runs through -> their parameters
     long_rope: LongRope = ONE_ROPE
-    # The kinds of its layers, first those in which a token sees all before it (None), then those in which it sees so many
-    # at most, itself included.
+    # The kinds of its layers: first those in which a token sees all before it (None), then those in which it sees so
+    # many at most, itself included.
     windows: tuple[int | None, ...] = (None,)
     transposed: frozenset[str] = frozenset()  # modules marked as having stacks of experts' weights [expert, in, out]
 

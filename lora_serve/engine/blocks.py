@@ -11,7 +11,7 @@ from lora_serve.engine.sequence import Sequence
 
 
 class BlockManager:
-    """Blocks 1 .. num_blocks of `block_size` tokens each, of layers of one kind; block 0 is padding and never allocated.
+    """Blocks 1 .. num_blocks of `block_size` tokens each in layers of one kind; block 0 is padding, never allocated.
 
     A block has any number of users; only an allocated block, never a shared one, may be written.
     """
@@ -155,8 +155,8 @@ class BlockManager:
 class BlockTables:
     """The blocks of sequences: in each kind of layers a table as long as the sequence.
 
-    Layers in which a token sees all before it are the first kind, those with a window the last. What no later token sees
-    in these is given back, and 0 stands in its place.
+    Layers in which a token sees all before it are the first kind, those with a window the last. What no later token
+    sees in these is given back, and 0 stands in its place.
     """
 
     def __init__(self, *kinds: BlockManager) -> None:

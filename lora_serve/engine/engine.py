@@ -194,7 +194,10 @@ def build_engine(
     memory = memory or MemoryPlan()
     counts = num_blocks, memory.num_windowed_blocks
     blocks = BlockTables(
-        *(BlockManager(count, engine_config.block_size, seen) for count, seen in zip(counts, spec.windows, strict=False))
+        *(
+            BlockManager(count, engine_config.block_size, seen)
+            for count, seen in zip(counts, spec.windows, strict=False)
+        )
     )
     eviction = (adapter_config.adapter_eviction, adapter_config.adapter_tenant_floor)
     slot_bytes = memory.adapter_bytes if adapter_config.adapter_memory is None else adapter_config.adapter_memory

@@ -106,7 +106,8 @@ class Execution:
         except Exception:
             _log.exception("a batch of %d rows failed; its rows run alone", len(batch.rows))
         return [
-            self._run_alone(batch.first_part((row,)) if i == 0 else Batch((row,), ())) for i, row in enumerate(batch.rows)
+            self._run_alone(batch.first_part((row,)) if i == 0 else Batch((row,), ()))
+            for i, row in enumerate(batch.rows)
         ]
 
     def _run_alone(self, batch: Batch) -> RowOutput:

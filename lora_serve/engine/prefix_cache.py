@@ -74,7 +74,8 @@ class PrefixCache:
             return True
         found = dict(zip(self._blocks.kinds, self._find(sequence), strict=True))
         return all(
-            num_needed - len(found[kind]) + kind.num_free_of(filter(None, found[kind])) <= kind.num_free for kind in short
+            num_needed - len(found[kind]) + kind.num_free_of(filter(None, found[kind])) <= kind.num_free
+            for kind in short
         )
 
     def num_known(self, sequence: Sequence) -> int:

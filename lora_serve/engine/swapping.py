@@ -162,7 +162,9 @@ class Swapping:
 
     def take_moves(self) -> BlockMoves:
         """The copies that are due before the step that is being composed."""
-        out, back = zip(*((moves.out, moves.back) for moves in (space.take_moves() for space in self._spaces)), strict=True)
+        out, back = zip(
+            *((moves.out, moves.back) for moves in (space.take_moves() for space in self._spaces)), strict=True
+        )
         for sequence in list(self._returning):
             self.discard(sequence)
         return BlockMoves(tuple(chain(*out)), tuple(chain(*back)))

@@ -196,8 +196,8 @@ def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) ->
 
 
 def _kinds(windows: tuple[int | None, ...], max_model_len: int) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-    """The kinds of layers as `ModelSpec` has them, and the kind of each layer: one kind has the widest window of all that
-    hide anything. `windows`: by layer.
+    """The kinds of layers as `ModelSpec` has them, and the kind of each layer. All that have a window are of one kind,
+    with the widest, but for windows that hide nothing. `windows`: by layer.
     """
     hiding = [None if window is None or window >= max_model_len else window for window in windows]
     widest = [max(found)] if (found := [window for window in hiding if window is not None]) else []

@@ -53,7 +53,7 @@ class KVShape:
 class KVCache:
     """K and V of every layer in blocks of `block_size` tokens (PagedAttention, Kwon et al., SOSP 2023).
 
-    Block 0 is never allocated and stays zero: block tables are padded with it. Layers of one kind and one shape lie in one
+    Block 0 is never allocated and stays zero: block tables are padded with it. Layers of one kind and shape lie in one
     pool.
     """
 
@@ -127,8 +127,8 @@ class KVCache:
         return [tuple(range(first + i * width, first + (i + 1) * width)) for i in range(num_rows)]
 
     def zero(self, blocks: Sequence[int], windowed: Sequence[int] | None = None) -> None:
-        """Clears blocks before their new owner uses them: no residue, not even a NaN behind a mask. `windowed`: those of
-        the second kind; None: the same.
+        """Clears blocks before their new owner uses them: no residue, not even a NaN behind a mask. `windowed`: those
+        of the second kind; None: the same.
         """
         for kind, own in enumerate((blocks, blocks if windowed is None else windowed)[: self.shape.num_kinds]):
             if own:

@@ -214,7 +214,9 @@ class BlockNeeds:
         longest = -(-spec.max_model_len // size)
         held = [longest if window is None else min(longest, -(-window // size) + 3) for window in windows]
         step = -(-config.batch.max_num_batched_tokens // size)
-        least = tuple(longest if window is None else min(longest, n + step) for n, window in zip(held, windows, strict=True))
+        least = tuple(
+            longest if window is None else min(longest, n + step) for n, window in zip(held, windows, strict=True)
+        )
         return BlockNeeds(longest, least, longest * rows, min(longest * rows, held[-1] * rows + step))
 
     def shared(self, num_bytes: int, costs: tuple[int, ...]) -> tuple[int, ...]:
@@ -262,13 +264,11 @@ class MemorySetup:
         shares = share_out(facts, spec, self.config, activations, num_slots, adapter_bytes, self.captured)
         num_blocks, num_host_blocks = shares.num_blocks, shares.num_host_blocks
         cache.resize(num_blocks[0] + 1, num_host_blocks[0], (num_blocks[-1] + 1, num_host_blocks[-1]))
-        _log.info(
-            "KV cache: %s", "; ".join(
-                f"{count * cache.block_size} tokens of layers that see {'all before' if seen is None else f'{seen} tokens'}"
-                f" ({count * size} bytes)"
-                for count, size, seen in zip(num_blocks, block_bytes, spec.windows, strict=True)
-            ),
-        )  # fmt: skip
+        for count, size, seen in zip(num_blocks, block_bytes, spec.windows, strict=True):
+            what = "all tokens before one" if seen is None else f"{seen} tokens at most"
+            _log.info(
+                "KV cache of layers that see %s: %d tokens, %d bytes", what, count * cache.block_size, count * size
+            )
         return MemoryPlan(
             limit,
             spec.num_bytes,

@@ -62,7 +62,7 @@ class FakeRunner:
     num_accepted: int = 0  # guesses that were right
     next_token: Callable[[object, list[int]], int] = field(default=next_token)
     long_rope: LongRope = ONE_ROPE
-    # Of each kind of layers, tokens that one sees, itself included, and at least 2: the last K and V tell of all before.
+    # Of each kind of layers, tokens that one sees, itself included; at least 2, as the last K and V tell of all before.
     windows: tuple[int | None, ...] = (None,)
     histories: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the tokens up to each K and V, by digest
 

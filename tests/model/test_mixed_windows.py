@@ -59,12 +59,14 @@ def wrong(live: dict[str | None, Any], rows: list[tuple[list[int], str | None]],
 def test_long_rows_of_several_windows_are_those_of_live_peft(
     architecture: str, num_blocks: int, num_windowed: int, tmp_path: Path
 ) -> None:
-    """Rows of up to 140 tokens in chunks of 32 at most, in pools that hold one of full length and few windows beside it,
-    then in larger ones: preempted, and again with prompts that are known.
+    """Rows of up to 140 tokens in chunks of 32 at most, in pools that hold one of full length and few windows, or in
+    larger ones: preempted, and again with prompts that are known.
     """
     model = build_tiny(architecture)
     model.save_pretrained(tmp_path / "model")
-    live = {None: model} | {name: save_all_linear(copy.deepcopy(model), tmp_path / name, i) for i, name in enumerate("ab")}
+    live = {None: model} | {
+        name: save_all_linear(copy.deepcopy(model), tmp_path / name, i) for i, name in enumerate("ab")
+    }
     seeing_all, windowed = windowed_part(model)
     size = (seeing_all * num_blocks + windowed * num_windowed) * layer_bytes(model)
     folders = {name: tmp_path / name for name in "ab"}

@@ -16,7 +16,8 @@ from tests.local_engine import LocalEngine
 from tests.oracle import load_fresh, load_peft, logprobs_with_peft, save_adapter, save_tiny_model
 
 WINDOWS = {
-    "mistral": (6,), "starcoder2": (6,), "mixtral": (6,), "llama": (None,), "gemma2": (None, 6), "llama4_text": (None, 6),
+    "mistral": (6,), "starcoder2": (6,), "mixtral": (6,), "llama": (None,), "gemma2": (None, 6),
+    "llama4_text": (None, 6),
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from lora_serve.engine.batcher import Batcher
 from lora_serve.engine.blocks import BlockTables
 from lora_serve.engine.drafter import Drafter, NgramCaches
 from lora_serve.engine.policies.base import Policy
+from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.scheduling.step_rows import StepRows
 from lora_serve.engine.sequence import Sequence, continue_with, is_end, pooled_events
 from lora_serve.engine.step_cost import StepCost
@@ -54,7 +55,7 @@ class Drafting:
     guesses poor, there are none. What was expected is held against what is measured (`DraftTrial`).
     """
 
-    def __init__(self, setting: str, cost: StepCost, blocks: BlockManager) -> None:
+    def __init__(self, setting: str, cost: StepCost, blocks: BlockTables) -> None:
         """`setting`: "auto", "off" or the number of tokens of every draft."""
         self._is_auto = setting == "auto"
         self._most = 0 if setting == "off" else MAX_DRAFT if self._is_auto else int(setting)

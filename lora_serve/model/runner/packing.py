@@ -60,7 +60,11 @@ class StepPacker:
                 layout.logit_positions or [0],
                 [row.start + 1 for row in rows[:num_decode]],
                 [row.is_long for row in rows for _ in row.token_ids] if any(row.is_long for row in rows) else [],
-                *(column for kind in kinds for column in self._placed(rows, [row.tables[kind] for row in rows], num_decode)),
+                *(
+                    column
+                    for kind in kinds
+                    for column in self._placed(rows, [row.tables[kind] for row in rows], num_decode)
+                ),
             ],
             self._device,
         )
@@ -110,13 +114,20 @@ class StepPacker:
     ) -> Iterator[Sequence[int]]:
         """The places of all tokens, the table of rows of one token, and the blocks of each longer row."""
         size, width = self._cache.block_size, max(map(len, tables[:num_decode]), default=0)
-        yield [table[p // size] * size + p % size for row, table in zip(rows, tables, strict=True) for p in _positions(row)]
+        yield [
+            table[p // size] * size + p % size for row, table in zip(rows, tables, strict=True) for p in _positions(row)
+        ]
         yield [b for table in tables[:num_decode] for b in (*table, *[0] * (width - len(table)))]
         yield from tables[num_decode:]
 
     @staticmethod
     def _fields(
-        rows: Sequence[Row], bounds: Sequence[tuple[int, int]], lengths: Tensor, places: Tensor, table: Tensor, *blocks: Tensor
+        rows: Sequence[Row],
+        bounds: Sequence[tuple[int, int]],
+        lengths: Tensor,
+        places: Tensor,
+        table: Tensor,
+        *blocks: Tensor,
     ) -> dict[str, Any]:
         """The fields of a step that follow from its blocks, as they came from `_placed`."""
         long = slice(len(lengths), None)

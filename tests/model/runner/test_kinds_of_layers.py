@@ -42,6 +42,9 @@ def test_replays_read_each_kinds_own_blocks(reads_in_place: bool, tmp_path: Path
         world.plain._model._attention = backend
     a = world.load("a", 0, 1)
     places = [(1, 21), (5, 11), (9, 1)]
+    for layer in range(2):
+        for pool in world.plain._cache.layer(layer):
+            pool[1:] = torch.nan  # of owners before
     for i, (first, second) in enumerate(places):
         prompt = row(i, 0, 14, first, second, 0)
         world.plain.run(Batch((prompt,), prompt.block_table, BlockMoves(), prompt.windowed_table))
@@ -60,11 +63,11 @@ def test_tables_of_both_kinds_are_those_of_buffers_that_are_filled_for_the_first
         return StepBuffers(GraphShape(6, 64, 8, with_lora=True), 4, [99, 88], CPU)
 
     generator, kept = random.Random(3), new_buffers()
-    lengths = {i: 1 for i in range(8)}
+    lengths = [1] * 8
     for _ in range(60):
-        for i in lengths:
-            lengths[i] = min(30, lengths[i] + generator.randrange(4)) if generator.random() < 0.9 else 1
-        chosen = sorted(generator.sample(sorted(lengths), generator.randrange(1, 7)))
+        for i, length in enumerate(lengths):
+            lengths[i] = min(30, length + generator.randrange(4)) if generator.random() < 0.9 else 1
+        chosen = sorted(generator.sample(range(8), generator.randrange(1, 7)))
         num_long = generator.randrange(min(len(chosen), 3))
         counts = [2 if place >= len(chosen) - num_long else 1 for place in range(len(chosen))]
         rows = [
