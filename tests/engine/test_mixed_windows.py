@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_serve.core.batch import Batch, BlockCopy, BlockMoves
 from lora_serve.core.messages import FinishEvent
+from lora_serve.core.request import InferenceRequest
+from lora_serve.engine.blocks import BlockManager, BlockTables
+from lora_serve.engine.sequence import Sequence
 from tests.engine.fake_launcher import FakeLauncher
 from tests.engine.test_swapping import check_tables, drain, flood, swapping_world
 from tests.engine.world import World, adapter
@@ -155,6 +159,38 @@ def test_swapped_row_brings_back_all_of_one_kind_and_its_window_of_the_other() -
     copied = [[copy.kind for copy in batch.moves.out] for batch in world.runner.batches if batch.moves.out]
     assert all(kinds.count(0) > kinds.count(1) > 0 for kinds in copied)
     world.check_nothing_held()
+
+
+def test_what_came_back_behind_a_gap_is_not_offered_as_if_it_were_there() -> None:
+    """The prefix cache finds less of the second kind than the row had given back: there is nothing in between."""
+    world = swapping_world(40, window=WINDOW, num_windowed=40)
+    flood(world, 4, max_tokens=60)
+    while not (left := [s for s in world.scheduler.waiting if s.num_preemptions]):
+        world.step()
+    (sequence,) = left
+    assert sequence.swapped is not None
+    assert sequence.swapped.num_dropped > 4
+    for key in sequence.block_keys[4:]:
+        for kind in world.scheduler._blocks.kinds:
+            kind.forget([key])
+    while sequence not in world.scheduler.running:
+        world.step()
+    assert sequence.num_published >= 16
+    drain(world)
+    world.check_answers()
+    world.check_nothing_held()
+
+
+def test_fresh_blocks_of_each_kind_are_zeroed_by_what_runs_first() -> None:
+    tables = BlockTables(BlockManager(8, 4), BlockManager(8, 4, WINDOW))
+    tables.kinds[1].allocate(2, is_filled=True)
+    tables.add(Sequence(0, InferenceRequest("r", (1,)), 0, [1], ()), 2)
+    fresh, windowed = tables.take_fresh()
+    assert (fresh, windowed) == ((1, 2), (3, 4))
+    batch = Batch((), fresh, BlockMoves((BlockCopy(1, 1),)), windowed)
+    assert batch.first_part(()) == Batch((), fresh, BlockMoves(), windowed)
+    tables.give_back_fresh(batch)
+    assert tables.take_fresh() == [fresh, windowed]
 
 
 def test_room_in_host_memory_is_asked_of_each_kind() -> None:
