@@ -114,8 +114,8 @@ class Swapping:
         if not any(own) or not self._is_worth_it([len(blocks) for blocks in own], num_tokens):
             self._num_recomputed += 1
             return
-        held = tuple(space.swap_out(blocks) for space, blocks in zip(self._spaces, own, strict=True))
-        sequence.swapped = SwappedBlocks(first, held, sequence.num_computed, dropped)
+        on_host = tuple(space.swap_out(blocks) for space, blocks in zip(self._spaces, own, strict=True))
+        sequence.swapped = SwappedBlocks(first, on_host, sequence.num_computed, dropped)
         self._num_swapped += 1
 
     def swap_in(self, sequence: Sequence) -> None:
