@@ -106,7 +106,7 @@ def measure(num_rows: int, context: int) -> dict[str, float]:
     step = median_ms(engine.step)
     batch = device.batch
     width = next(width for width in WIDTHS if width * BLOCK_SIZE >= length)
-    buffers = StepBuffers(GraphShape(num_rows, 0, width, with_lora=True), BLOCK_SIZE, 0, torch.device("cpu"))
+    buffers = StepBuffers(GraphShape(num_rows, 0, width, with_lora=True), BLOCK_SIZE, [0], torch.device("cpu"))
     places = {row.sequence_id: place for place, row in enumerate(batch.rows)}
     inputs = median_ms(lambda: buffers.fill(batch.rows, places))
     core = (step + inputs) / num_rows * 100

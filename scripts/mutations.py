@@ -45,11 +45,11 @@ MUTATIONS = (
         "model/runner",
     ),
     Mutation(
-        "a KV block's key forgets the adapter's scale", "1", "engine/blocks.py",
+        "a KV block's key forgets the adapter's scale", "1", "engine/prefix_cache.py",
         "sorted((use.ref.digest, use.scale, ", "sorted((use.ref.digest, 1.0, ", "engine/test_prefix_cache.py",
     ),
     Mutation(
-        "tenants share KV blocks", "7", "engine/blocks.py",
+        "tenants share KV blocks", "7", "engine/prefix_cache.py",
         'self._root("" if shares_base else scope, is_long)', 'self._root("", is_long)',
         "engine/test_prefix_cache.py isolation/test_prefix_salt.py",
     ),

@@ -92,6 +92,12 @@ class Row:
     num_draft: int = 0  # of the last token_ids, guesses; fewer than token_ids
     is_long: bool = False  # its positions have the long factors from the first on, see `LongRope`
     is_fed: bool = False  # its only token is the one that the step before draws: token_ids have a 0 in its place
+    windowed_table: tuple[int, ...] = ()  # its blocks in the second kind of layers, as many; (): the same numbers
+
+    @property
+    def tables(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Its blocks by kind of layers."""
+        return self.block_table, self.windowed_table or self.block_table
 
     @property
     def is_plain(self) -> bool:
@@ -140,6 +146,7 @@ class BlockCopy:
 
     block: int
     host_block: int
+    kind: int = 0  # of layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,11 @@ class Batch:
     rows: tuple[Row, ...]
     fresh_blocks: tuple[int, ...]  # newly assigned, not shared, KV blocks: zeroed before use, so no residue is read
     moves: BlockMoves = BlockMoves()  # before anything else; no block of `back` is fresh
+    fresh_windowed: tuple[int, ...] | None = None  # those of the second kind of layers; None: the same numbers
+
+    def first_part(self, rows: tuple[Row, ...]) -> Batch:
+        """A batch of these rows, moved already, that zeroes all fresh blocks, as nothing of this one has run."""
+        return replace(self, rows=rows, moves=BlockMoves())
 
     @property
     def num_tokens(self) -> int:
@@ -290,3 +302,5 @@ class MemoryPlan:
     num_host_blocks: int = 0  # KV blocks that fit into host memory
     block_copy_seconds: float = 0.0  # of one KV block to host memory or back, measured at start
     measured_peak: Callable[[], int] = int  # bytes in use at most since start; 0: not measured
+    num_windowed_blocks: int = 0  # of the second kind of layers, on the device
+    num_windowed_host_blocks: int = 0

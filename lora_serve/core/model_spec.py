@@ -75,6 +75,11 @@ class LongRope:
 ONE_ROPE = LongRope()  # no sequence is long: what is computed of a position depends on nothing else
 
 
+def num_unseen(window: int | None, num_computed: int, block_size: int) -> int:
+    """The blocks at a sequence's beginning that no token behind its first `num_computed` sees in layers of `window`."""
+    return 0 if window is None else max(0, (num_computed + 1 - window) // block_size)
+
+
 @dataclass(frozen=True)  # without slots, as it keeps its fingerprint
 class ModelSpec:
     """The facts of a loaded base model. Modules are named by their paths, as in `named_modules()`."""
@@ -102,16 +107,14 @@ class ModelSpec:
     saved_paths: Mapping[str, str] = field(default_factory=dict)  # of modules that checkpoints call otherwise
     unmet: Mapping[str, int] = field(default_factory=dict)  # parts that no text runs through -> their parameters
     long_rope: LongRope = ONE_ROPE
-    window: int | None = None  # the most tokens that one sees in any layer, itself included; None: some see all before
+    # The kinds of its layers: first those in which a token sees all before it (None), then those in which it sees so
+    # many at most, itself included.
+    windows: tuple[int | None, ...] = (None,)
     transposed: frozenset[str] = frozenset()  # modules marked as having stacks of experts' weights [expert, in, out]
 
     @property
     def task(self) -> Task:
         return Task.GENERATE if self.pooling is None else self.pooling.task
-
-    def num_unseen(self, num_computed: int, block_size: int) -> int:
-        """The blocks at a sequence's beginning that no token behind its first `num_computed` sees."""
-        return 0 if self.window is None else max(0, (num_computed + 1 - self.window) // block_size)
 
     @functools.cached_property
     def fingerprint(self) -> str:

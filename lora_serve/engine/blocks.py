@@ -1,41 +1,26 @@
-"""The table of KV blocks, and automatic prefix caching over it. The bytes are in `model/kv_cache.py`.
-
-A block whose K and V are computed can be found by a key, also while it is free, until it is given to another sequence:
-the free list is the cache, and the longest free block is given away first (as in vLLM's `BlockPool`). A full block is
-known by everything that its K and V depend on, as a chain of digests:
-
-    key[i] = H(key[i - 1], token ids of block i, adapters that act in block i),    key[-1] = H_secret(tenant)
-
-With `shares_base` the chain begins at H_secret(""), unless the request has a salt, and the tenant joins it where the
-first adapter acts. K and V of a token depend on all tokens before it and on the adapters that acted on each of them;
-both are in the chain (vLLM's automatic prefix caching, Kwon et al., SOSP 2023, with digests of content in place of
-names). An activated LoRA (Greenewald et al., 2025, arXiv 2504.12397) is left out of blocks that end before it starts:
-those are the base model's. The chain of a sequence with the long factors of `LongRope` has a root of its own.
-"""
+"""The tables of KV blocks: who has which, by kind of layers. The bytes are in `model/kv_cache.py`."""
 
 from __future__ import annotations
 
-import secrets
-from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
-from hashlib import blake2b
+from collections.abc import Iterable, Iterator
 
-from lora_serve.core.request import AdapterUse
+from lora_serve.core.batch import Batch
+from lora_serve.core.model_spec import num_unseen
 from lora_serve.engine.sequence import Sequence
-
-_DIGEST_BYTES = 32
 
 
 class BlockManager:
-    """Blocks 1 .. num_blocks of `block_size` tokens each; block 0 is padding and never allocated.
+    """Blocks 1 .. num_blocks of `block_size` tokens each in layers of one kind; block 0 is padding, never allocated.
 
     A block has any number of users; only an allocated block, never a shared one, may be written.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, window: int | None = None) -> None:
+        """`window`: the most tokens that one sees in these layers; None: all before it."""
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.window = window
         self._free = OrderedDict.fromkeys(range(1, num_blocks + 1))  # the first is given away first
         self._num_users = [0] * (num_blocks + 1)
         self._fresh: list[int] = []
@@ -51,6 +36,10 @@ class BlockManager:
     def num_known(self) -> int:
         """Blocks with a key, free or not."""
         return len(self._by_key)
+
+    def num_unseen(self, num_computed: int) -> int:
+        """The blocks at a sequence's beginning that no token behind its first `num_computed` sees."""
+        return num_unseen(self.window, num_computed, self.block_size)
 
     def num_needed(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -93,14 +82,6 @@ class BlockManager:
                 if block not in self._key_of:  # it cannot be found: it is given away before those that can
                     self._free.move_to_end(block, last=False)
 
-    def drop(self, sequence: Sequence, count: int) -> None:
-        """Gives back a sequence's first `count` blocks, as far as it holds them; 0 stands in their places."""
-        before = sequence.num_dropped
-        if count > before:
-            self.free(sequence.blocks[before:count])
-            sequence.blocks[before:count] = [0] * (count - before)
-            sequence.num_dropped = count
-
     def take_fresh(self) -> tuple[int, ...]:
         fresh, self._fresh = tuple(self._fresh), []
         return fresh
@@ -110,7 +91,11 @@ class BlockManager:
         self._fresh.extend(blocks)
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest known prefix of a chain of keys."""
+        """The blocks of the longest known prefix of a chain of keys; 0 stands for those that no later token sees, known
+        or not.
+        """
+        if self.window is not None:
+            return self._find_seen([self._by_key.get(key, 0) for key in keys])
         blocks: list[int] = []
         for key in keys:
             block = self._by_key.get(key)
@@ -119,9 +104,14 @@ class BlockManager:
             blocks.append(block)
         return blocks
 
-    def block_of(self, key: bytes) -> int:
-        """The known block of a key; 0: there is none."""
-        return self._by_key.get(key, 0)
+    def _find_seen(self, blocks: list[int]) -> list[int]:
+        end = num_known = 0
+        for index, block in enumerate(blocks, start=1):
+            num_known = num_known + 1 if block else 0
+            if num_known and num_known >= index - self.num_unseen(index * self.block_size):
+                end = index
+        unseen = self.num_unseen(end * self.block_size)
+        return [0] * unseen + blocks[unseen:end]
 
     def num_shared_of(self, blocks: list[int]) -> int:
         """The number of blocks at the beginning of a sequence that have other users."""
@@ -162,141 +152,67 @@ class BlockManager:
         self._parent_of.pop(key, None)
 
 
-def acting_in(adapters: tuple[AdapterUse, ...], start: int, end: int) -> list[tuple[str, float, int]]:
-    """(digest, scale, first position counted from `start`) of the adapters that act on any of start .. end - 1.
+class BlockTables:
+    """The blocks of sequences: in each kind of layers a table as long as the sequence.
 
-    The position matters where an adapter starts inside the block: of two sequences with equal tokens so far, a later
-    token may complete another invocation in one of them and move its start.
-    """
-    return sorted((use.ref.digest, use.scale, max(0, use.start - start)) for use in adapters if use.start < end)
-
-
-class PrefixCache:
-    """Connects sequences with the table of blocks. Unless `is_enabled`, no block is ever found or published.
-
-    Keys are made under a secret of this process, so that none can be guessed from outside. No two tenants share one,
-    but for blocks of the base model alone with `shares_base`: then a tenant can tell from the time to first token, and
-    from `cached_tokens`, that another has sent the same beginning lately without a salt.
+    Layers in which a token sees all before it are the first kind, those with a window the last. What no later token
+    sees in these is given back, and 0 stands in its place.
     """
 
-    def __init__(
-        self,
-        blocks: BlockManager,
-        *,
-        is_enabled: bool,
-        shares_base: bool = False,
-        num_unseen: Callable[[int, int], int] | None = None,
-        step_tokens: int = 0,
-    ) -> None:
-        """`num_unseen`: see `ModelSpec`; None: every token sees all before it. `step_tokens`: of a step, at most."""
-        self._blocks = blocks
-        self._step_tokens = step_tokens
-        self._num_unseen = num_unseen
-        self._is_enabled = is_enabled
-        self._shares_base = shares_base
-        self._secret = secrets.token_bytes(_DIGEST_BYTES)
-        self.num_queries = 0  # tokens of the prompts that were looked up, each once
-        self.num_hits = 0  # and those of them that were found
+    def __init__(self, *kinds: BlockManager) -> None:
+        self.kinds = kinds
+        self.block_size = kinds[0].block_size
 
-    def can_allocate(self, sequence: Sequence) -> bool:
-        """True if the free blocks suffice for all known tokens and one more, or for as many of them as are held at a
-        time; blocks that can be shared are not needed anew.
-        """
-        if sequence.is_pooling:
-            return True
-        num_tokens = len(sequence.token_ids) + 1
-        num_held = num_needed = self._blocks.num_needed(num_tokens)
-        if self._num_unseen is not None:
-            num_held -= self._num_unseen(max(0, num_tokens - self._step_tokens), self._blocks.block_size)
-        if num_held <= self._blocks.num_free:
-            return True
-        found = self._find(sequence)
-        num_taken = num_needed - len(found) + self._blocks.num_free_of(filter(None, found))
-        return min(num_held, num_taken) <= self._blocks.num_free
+    @property
+    def num_free(self) -> int:
+        """The blocks by which a sequence can grow."""
+        return min(kind.num_free for kind in self.kinds)
 
-    def num_known(self, sequence: Sequence) -> int:
-        """The tokens that the sequence would not have to compute if it began now."""
-        return len(self._find(sequence)) * self._blocks.block_size
+    @property
+    def num_unused(self) -> int:
+        """The free blocks of the first kind, or as small a part of them as is free of the other."""
+        most = self.kinds[0].num_blocks
+        return min(kind.num_free * most // max(1, kind.num_blocks) for kind in self.kinds)
 
-    def attach(self, sequence: Sequence) -> None:
-        """Gives a newly admitted sequence its longest known prefix, as far as later tokens see it; it starts behind
-        that.
-        """
-        if not self._can_look_up(sequence):
-            return
-        found = self._find(sequence)
-        self._blocks.share(filter(None, found))
-        sequence.blocks.extend(found)
-        sequence.num_dropped = found.count(0)
-        sequence.num_computed = sequence.num_published = len(found) * self._blocks.block_size
-        if sequence.first_scheduled is None:
-            sequence.num_cached = sequence.num_computed
-            if not sequence.request.is_warm_up:
-                self.num_queries += len(sequence.token_ids)
-                self.num_hits += sequence.num_cached
+    def of(self, sequence: Sequence) -> Iterator[tuple[BlockManager, list[int]]]:
+        """The sequence's table in each kind."""
+        return zip(self.kinds, sequence.tables, strict=False)
 
-    def publish(self, sequence: Sequence) -> None:
-        """Makes the blocks that a sequence has filled, or that came back from host memory, readable by others. From
-        time to time it gives back those that no later token of it sees; others find them while they are free.
-        """
-        size = self._blocks.block_size
-        first, end = sequence.num_published // size, sequence.num_computed // size
-        sequence.num_published = sequence.num_computed
-        if first == end or sequence.is_pooling:
-            return
-        if self._is_enabled:
-            keys = self.keys_of(sequence)
-            for index in range(first, end):
-                self._blocks.publish(sequence.blocks[index], keys[index], keys[index - 1] if index else None)
-        if self._num_unseen is not None:
-            self._blocks.drop(sequence, self._num_unseen(sequence.num_computed, size))
+    def num_needed(self, num_tokens: int) -> int:
+        return self.kinds[0].num_needed(num_tokens)
 
-    def invalidate(self, sequence: Sequence) -> None:
-        """Makes the blocks of a row that ended with an error unfindable, as any of them may be at fault."""
-        self._blocks.forget(sequence.block_keys)
+    def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
+        """The blocks that a sequence lacks, in each kind, for its first `num_tokens` tokens."""
+        return max(0, self.num_needed(num_tokens) - len(sequence.blocks))
 
-    def clear(self) -> None:
-        self._blocks.forget_all()
+    def add(self, sequence: Sequence, count: int) -> None:
+        """Gives a sequence `count` more blocks, which must be free."""
+        for kind, table in self.of(sequence):
+            table.extend(kind.allocate(count))
 
-    def _find(self, sequence: Sequence) -> list[int]:
-        """The blocks of the longest known prefix; 0 stands for those that no later token sees, known or not.
+    def cut(self, sequence: Sequence, count: int) -> None:
+        """Takes from a sequence what is behind its first `count` blocks."""
+        for kind, table in self.of(sequence):
+            kind.free(table[count:])
+            del table[count:]
 
-        Never all of its tokens: logits need one computed token, and a shared block cannot take its K and V.
-        """
-        if not self._can_look_up(sequence):
-            return []
-        size = self._blocks.block_size
-        keys = self.keys_of(sequence)[: (len(sequence.token_ids) - 1) // size]
-        if self._num_unseen is None:
-            return self._blocks.find(keys)
-        blocks = [self._blocks.block_of(key) for key in keys]
-        end = num_known = 0
-        for index, block in enumerate(blocks, start=1):
-            num_known = num_known + 1 if block else 0
-            if num_known and num_known >= index - self._num_unseen(index * size, size):
-                end = index
-        num_unseen = self._num_unseen(end * size, size)
-        return [0] * num_unseen + blocks[num_unseen:end]
+    def drop(self, sequence: Sequence, count: int) -> None:
+        """Gives back a sequence's first `count` blocks in layers with a window, as far as it holds them."""
+        before, table = sequence.num_dropped, sequence.tables[len(self.kinds) - 1]
+        if count > before:
+            self.kinds[-1].free(table[before:count])
+            table[before:count] = [0] * (count - before)
+            sequence.num_dropped = count
 
-    def _can_look_up(self, sequence: Sequence) -> bool:
-        return self._is_enabled and not sequence.is_pooling and not sequence.wants_prompt_logprobs
+    def drop_unseen(self, sequence: Sequence) -> None:
+        """Gives back what no later token of a sequence sees; others find it while it is free."""
+        self.drop(sequence, self.kinds[-1].num_unseen(sequence.num_computed))
 
-    def keys_of(self, sequence: Sequence) -> list[bytes]:
-        """The keys of all full blocks of known tokens, each worked out once.
+    def take_fresh(self) -> list[tuple[int, ...]]:
+        """The blocks of each kind that were allocated since, to be zeroed."""
+        return [kind.take_fresh() for kind in self.kinds]
 
-        Those of a salted request are shared with none beyond its scope, which holds the salt.
-        """
-        keys, size = sequence.block_keys, self._blocks.block_size
-        scope, is_long = sequence.request.scope, sequence.is_long
-        shares_base = self._shares_base and not sequence.request.is_salted
-        for index in range(len(keys), len(sequence.token_ids) // size):
-            start = index * size
-            acting = acting_in(sequence.adapters, start, start + size)
-            parent = keys[-1] if keys else self._root("" if shares_base else scope, is_long)
-            tokens = array("q", sequence.token_ids[start : start + size]).tobytes()
-            identity = repr((acting, scope) if acting and shares_base else acting).encode()
-            keys.append(blake2b(parent + tokens + identity, digest_size=_DIGEST_BYTES).digest())
-        return keys
-
-    def _root(self, scope: str, is_long: bool) -> bytes:
-        return blake2b(scope.encode(), key=self._secret, digest_size=_DIGEST_BYTES, salt=b"long" * is_long).digest()
+    def give_back_fresh(self, batch: Batch) -> None:
+        """Takes back blocks of a step that was not run: nothing has zeroed them."""
+        for kind, blocks in zip(self.kinds, (batch.fresh_blocks, batch.fresh_windowed or ()), strict=False):
+            kind.give_back_fresh(blocks)

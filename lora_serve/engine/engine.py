@@ -18,7 +18,7 @@ from lora_serve.core.messages import Command, Event, StepEvent, Watch
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import EngineStats, GraphStats
 from lora_serve.engine.batcher import Batcher, padded_length
-from lora_serve.engine.blocks import BlockManager, PrefixCache
+from lora_serve.engine.blocks import BlockManager, BlockTables
 from lora_serve.engine.commands import Commands
 from lora_serve.engine.execution import Execution, Runner
 from lora_serve.engine.figures import EngineFigures
@@ -27,6 +27,7 @@ from lora_serve.engine.host_cache import HostCache
 from lora_serve.engine.loader import LoadFinished
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
+from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.ahead import AheadScheduler
@@ -191,7 +192,13 @@ def build_engine(
     `graphs`: what the runner counts of its captured steps. `launcher`: the runner, if it can launch steps ahead.
     """
     memory = memory or MemoryPlan()
-    blocks = BlockManager(num_blocks, engine_config.block_size)
+    counts = num_blocks, memory.num_windowed_blocks
+    blocks = BlockTables(
+        *(
+            BlockManager(count, engine_config.block_size, seen)
+            for count, seen in zip(counts, spec.windows, strict=False)
+        )
+    )
     eviction = (adapter_config.adapter_eviction, adapter_config.adapter_tenant_floor)
     slot_bytes = memory.adapter_bytes if adapter_config.adapter_memory is None else adapter_config.adapter_memory
     recorder = Recorder()
@@ -201,7 +208,6 @@ def build_engine(
     )  # fmt: skip
     prefix_cache = PrefixCache(
         blocks, is_enabled=engine_config.enable_prefix_caching, shares_base=engine_config.share_base_prefixes,
-        num_unseen=None if spec.window is None else spec.num_unseen,
         step_tokens=engine_config.batch.max_num_batched_tokens,
     )  # fmt: skip
     cost = StepCost(spec.device, spec.captured_tokens)
@@ -213,7 +219,9 @@ def build_engine(
     is_padded = spec.pooling is not None and not spec.pooling.is_ragged
     batcher = Batcher(engine_config.batch, cost, padded_length if is_padded else None)
     guard = MemoryGuard(memory, residency.slots)
-    swapping = Swapping(SwapSpace(memory.num_host_blocks), blocks, cost, memory.block_copy_seconds)
+    host_counts = (memory.num_host_blocks, memory.num_windowed_host_blocks)[: len(spec.windows)]
+    spaces = [SwapSpace(count, kind) for kind, count in enumerate(host_counts)]
+    swapping = Swapping(spaces, blocks, cost, memory.block_copy_seconds)
     ends = Ends(spec.eos_token_ids, spec.max_model_len, spec.long_rope)
     scheduler = Scheduler(
         random.Random(engine_config.seed), blocks, prefix_cache, residency, policy, batcher, ends, guard, swapping,

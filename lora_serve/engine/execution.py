@@ -106,7 +106,8 @@ class Execution:
         except Exception:
             _log.exception("a batch of %d rows failed; its rows run alone", len(batch.rows))
         return [
-            self._run_alone(Batch((row,), batch.fresh_blocks if i == 0 else ())) for i, row in enumerate(batch.rows)
+            self._run_alone(batch.first_part((row,)) if i == 0 else Batch((row,), ()))
+            for i, row in enumerate(batch.rows)
         ]
 
     def _run_alone(self, batch: Batch) -> RowOutput:
@@ -141,11 +142,11 @@ def run_in_parts(run: RunBatch, batch: Batch) -> list[RowOutput]:
         return [output for half in halves_of_rows(batch) for output in run_in_parts(run, half)]
     (row,) = batch.rows
     if row.num_draft:
-        return run_in_parts(run, Batch((row.without_draft(),), batch.fresh_blocks))
+        return run_in_parts(run, batch.first_part((row.without_draft(),)))
     if len(row.token_ids) == 1 or row.pool is not None:
         return [RowOutput(row.sequence_id, None, error=failure)]
     first, second = halves_of_row(row)
-    before = run_in_parts(run, Batch((first,), batch.fresh_blocks))[0]
+    before = run_in_parts(run, batch.first_part((first,)))[0]
     if before.error is not None:
         return [before]
     after = run_in_parts(run, Batch((second,), ()))[0]
@@ -156,7 +157,7 @@ def halves_of_rows(batch: Batch) -> tuple[Batch, Batch]:
     """Two batches of half the rows; the first zeroes the fresh blocks of both, and moves were made before."""
     middle = len(batch.rows) // 2
     first, second = batch.rows[:middle], batch.rows[middle:]
-    return Batch(first, batch.fresh_blocks, BlockMoves()), Batch(second, (), BlockMoves())
+    return batch.first_part(first), Batch(second, ())
 
 
 def halves_of_row(row: Row) -> tuple[Row, Row]:

@@ -15,7 +15,7 @@ from lora_serve.core.batch import Batch
 from lora_serve.core.constraints import Constraints
 from lora_serve.core.messages import Watch
 from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats, GraphStats
-from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.blocks import BlockTables
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.scheduler import Scheduler
@@ -32,7 +32,7 @@ class EngineFigures:
 
     _scheduler: Scheduler
     _residency: AdapterResidency[Any]
-    _blocks: BlockManager
+    _blocks: BlockTables
     _memory: MemoryGuard
     _constraints: Constraints | None
     _recorder: Recorder
@@ -60,8 +60,8 @@ class EngineFigures:
             running_adapters=tuple(sorted({slot.name for slot in slots})),
             waiting_adapters=tuple(sorted(waiting)),
             max_loras=residency.slots.num_slots,
-            num_blocks=self._blocks.num_blocks,
-            num_free_blocks=self._blocks.num_free,
+            num_blocks=self._blocks.kinds[0].num_blocks,
+            num_free_blocks=self._blocks.num_unused,
             block_size=self._blocks.block_size,
             num_preemptions=scheduler.num_preemptions,
             num_prefix_queries=scheduler.prefix_cache.num_queries,
@@ -112,9 +112,9 @@ class EngineFigures:
             queue=_queue(scheduler),
             max_loras=residency.slots.num_slots,
             loads=tuple(live.LiveLoad(ref.digest, ref.tenant, ref.name) for ref in residency.loading),
-            num_blocks=blocks.num_blocks,
-            num_free_blocks=blocks.num_free,
-            num_known_blocks=blocks.num_known,
+            num_blocks=blocks.kinds[0].num_blocks,
+            num_free_blocks=blocks.num_unused,
+            num_known_blocks=blocks.kinds[0].num_known,
             num_preemptions=scheduler.num_preemptions,
             settings=_settings(scheduler, residency, blocks.block_size) if asked.in_full else None,
         )

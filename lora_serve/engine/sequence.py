@@ -26,12 +26,12 @@ from lora_serve.engine.drafter import Drafter
 
 @dataclass(frozen=True, slots=True)
 class SwappedBlocks:
-    """The blocks of a preempted sequence in host memory: blocks `first`, first + 1, ... of its first `num_tokens`
-    tokens. It had dropped `num_dropped` blocks.
+    """The blocks of a preempted sequence in host memory: of each kind of layers blocks `first`, first + 1, ... of its
+    first `num_tokens` tokens. It had dropped `num_dropped` blocks.
     """
 
-    first: int
-    host_blocks: tuple[int, ...]
+    first: tuple[int, ...]
+    host_blocks: tuple[tuple[int, ...], ...]
     num_tokens: int
     num_dropped: int = 0
 
@@ -63,7 +63,8 @@ class Sequence:
     num_cached: int = 0  # of those, found in the prefix cache at the first admission
     num_published: int = 0  # of those, in blocks that were offered to the prefix cache
     blocks: list[int] = field(default_factory=list)
-    num_dropped: int = 0  # of those, the first, which no later token sees: given back, and 0 here
+    windowed_blocks: list[int] = field(default_factory=list)  # of the second kind of layers, as many; see `BlockTables`
+    num_dropped: int = 0  # the first in layers with a window, which no later token sees: given back, and 0 there
     swapped: SwappedBlocks | None = None
     block_keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were asked for
     slots: tuple[SlotRef, ...] = ()  # while it runs, one per adapter, in their order
@@ -86,6 +87,11 @@ class Sequence:
     first_scheduled: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
+
+    @property
+    def tables(self) -> tuple[list[int], list[int]]:
+        """Its blocks by kind of layers."""
+        return self.blocks, self.windowed_blocks
 
     @property
     def refs(self) -> tuple[AdapterRef, ...]:

@@ -9,11 +9,13 @@ memory come first.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from lora_serve.core.batch import BlockCopy, BlockMoves
 from lora_serve.core.stats import SwapStats
-from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.blocks import BlockTables
 from lora_serve.engine.sequence import Sequence, SwappedBlocks
 from lora_serve.engine.step_cost import StepCost
 
@@ -21,10 +23,11 @@ _WEIGHT = 0.1  # of the newest copies
 
 
 class SwapSpace:
-    """Host blocks 0 .. num_blocks - 1, each of them free or held."""
+    """Host blocks 0 .. num_blocks - 1 of one kind of layers, each of them free or held."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, kind: int = 0) -> None:
         self.num_blocks = num_blocks
+        self.kind = kind
         self._free = list(range(num_blocks - 1, -1, -1))  # the lowest is given out first, so that few pages are touched
         self._is_held = [False] * num_blocks
         self._out: dict[int, int] = {}  # host block -> block, copies that are due
@@ -69,21 +72,20 @@ class SwapSpace:
 
     def take_moves(self) -> BlockMoves:
         """The copies that are due; the caller makes them before anything is written."""
-        moves = BlockMoves(_copies(self._out), _copies(self._back))
+        moves = BlockMoves(self._copies(self._out), self._copies(self._back))
         self._out, self._back = {}, {}
         return moves
 
-
-def _copies(due: dict[int, int]) -> tuple[BlockCopy, ...]:
-    return tuple(BlockCopy(block, host_block) for host_block, block in due.items())
+    def _copies(self, due: dict[int, int]) -> tuple[BlockCopy, ...]:
+        return tuple(BlockCopy(block, host_block, self.kind) for host_block, block in due.items())
 
 
 @dataclass(eq=False)
 class Swapping:
-    """Connects preempted sequences with the table of host blocks."""
+    """Connects preempted sequences with the tables of host blocks, one for each kind of layers."""
 
-    _space: SwapSpace
-    _blocks: BlockManager
+    _spaces: Items[SwapSpace]
+    _blocks: BlockTables
     _cost: StepCost
     _seconds_per_block: float  # of one copy; measured at start, then learned
     _returning: list[Sequence] = field(default_factory=list)  # their blocks are on the way back
@@ -99,17 +101,21 @@ class Swapping:
         if sequence in self._returning:
             assert sequence.swapped is not None
             self._returning.remove(sequence)
-            self._space.cancel_swap_in(sequence.swapped.host_blocks)
+            for space, held in zip(self._spaces, sequence.swapped.host_blocks, strict=True):
+                space.cancel_swap_in(held)
             self._num_swapped += 1
             return
-        num_found = 0 if sequence.num_dropped else self._blocks.num_shared_of(sequence.blocks)
-        first = num_found or sequence.num_dropped
-        own = sequence.blocks[first : self._blocks.num_needed(sequence.num_computed)]
-        if not own or not self._is_worth_it(len(own), sequence.num_computed - num_found * self._blocks.block_size):
+        dropped, tables = sequence.num_dropped, list(self._blocks.of(sequence))
+        num_found = 0 if dropped else min(kind.num_shared_of(table) for kind, table in tables)
+        first = (*[num_found] * (len(tables) - 1), num_found or dropped)
+        end = self._blocks.num_needed(sequence.num_computed)
+        own = [table[start:end] for (_, table), start in zip(tables, first, strict=True)]
+        num_tokens = sequence.num_computed - num_found * self._blocks.block_size
+        if not any(own) or not self._is_worth_it([len(blocks) for blocks in own], num_tokens):
             self._num_recomputed += 1
             return
-        held = self._space.swap_out(own)
-        sequence.swapped = SwappedBlocks(first, held, sequence.num_computed, sequence.num_dropped)
+        on_host = tuple(space.swap_out(blocks) for space, blocks in zip(self._spaces, own, strict=True))
+        sequence.swapped = SwappedBlocks(first, on_host, sequence.num_computed, dropped)
         self._num_swapped += 1
 
     def swap_in(self, sequence: Sequence) -> None:
@@ -118,25 +124,29 @@ class Swapping:
         If less was found than when it was preempted, its host blocks do not fit behind that and are given up, unless
         what lies before them is not needed.
         """
-        swapped, size = sequence.swapped, self._blocks.block_size
+        swapped = sequence.swapped
         if swapped is None:
             return
-        dropped = swapped.num_dropped
-        if dropped and (len(sequence.blocks) >= swapped.first or swapped.first == dropped):
-            self._blocks.drop(sequence, dropped)
-            if sequence.num_computed < dropped * size:
-                sequence.num_computed = sequence.num_published = dropped * size
-        num_found = len(sequence.blocks) - swapped.first
-        if num_found < 0 or sequence.num_computed >= swapped.num_tokens:
+        end, dropped = len(sequence.blocks), swapped.num_dropped
+        *all_seen, windowed = swapped.first
+        is_behind = all(end >= first for first in all_seen) and (end >= windowed or windowed == dropped)
+        if not is_behind or sequence.num_computed >= swapped.num_tokens:
             self.discard(sequence)
             return
-        found, rest = swapped.host_blocks[:num_found], swapped.host_blocks[num_found:]
-        self._space.release(found)
-        assert sequence.num_computed == len(sequence.blocks) * size, "only full blocks are found"
-        sequence.swapped = replace(swapped, first=swapped.first + num_found, host_blocks=rest)
-        blocks = self._blocks.allocate(len(rest), is_filled=True)
-        self._space.swap_in(rest, blocks)
-        sequence.blocks.extend(blocks)
+        assert sequence.num_computed == end * self._blocks.block_size, "only full blocks are found"
+        self._blocks.drop(sequence, dropped)
+        first, left = [], []
+        for space, (kind, table), start, held in zip(
+            self._spaces, self._blocks.of(sequence), swapped.first, swapped.host_blocks, strict=True
+        ):
+            num_found = len(table) - start
+            space.release(held[:num_found])
+            first.append(start + num_found)
+            left.append(held[num_found:])
+            blocks = kind.allocate(len(left[-1]), is_filled=True)
+            space.swap_in(left[-1], blocks)
+            table.extend(blocks)
+        sequence.swapped = replace(swapped, first=tuple(first), host_blocks=tuple(left))
         sequence.num_computed = swapped.num_tokens
         self._returning.append(sequence)
 
@@ -146,15 +156,18 @@ class Swapping:
             return
         if sequence in self._returning:
             self._returning.remove(sequence)
-        self._space.release(sequence.swapped.host_blocks)
+        for space, held in zip(self._spaces, sequence.swapped.host_blocks, strict=True):
+            space.release(held)
         sequence.swapped = None
 
     def take_moves(self) -> BlockMoves:
         """The copies that are due before the step that is being composed."""
-        moves = self._space.take_moves()
+        out, back = zip(
+            *((moves.out, moves.back) for moves in (space.take_moves() for space in self._spaces)), strict=True
+        )
         for sequence in list(self._returning):
             self.discard(sequence)
-        return moves
+        return BlockMoves(tuple(chain(*out)), tuple(chain(*back)))
 
     def observe(self, num_blocks: int, seconds: float) -> None:
         """Learns from a copy of so many blocks that took `seconds`."""
@@ -162,11 +175,11 @@ class Swapping:
 
     def stats(self) -> SwapStats:
         return SwapStats(
-            self._num_swapped, self._num_recomputed, self._space.num_blocks, self._space.num_used,
-            self._seconds_per_block,
+            self._num_swapped, self._num_recomputed, sum(space.num_blocks for space in self._spaces),
+            sum(space.num_used for space in self._spaces), self._seconds_per_block,
         )  # fmt: skip
 
-    def _is_worth_it(self, num_blocks: int, num_tokens: int) -> bool:
-        if num_blocks > self._space.num_free:
+    def _is_worth_it(self, num_blocks: Items[int], num_tokens: int) -> bool:
+        if any(count > space.num_free for count, space in zip(num_blocks, self._spaces, strict=True)):
             return False
-        return 2 * num_blocks * self._seconds_per_block < num_tokens * self._cost.seconds_per_token
+        return 2 * sum(num_blocks) * self._seconds_per_block < num_tokens * self._cost.seconds_per_token

@@ -141,7 +141,7 @@ class BaseModel(AdaptedModel[StepInputs]):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings
     ) -> Tensor:
         """query [T, num_heads, D], key, value [T, num_kv_heads, D] -> [T, num_heads, D]."""
-        step = self.context.step
+        step = self.context.step.of_kind(self._cache.shape.kind_of(layer))
         self._cache.write(layer, key, value, step.cache_positions)
         return self._attention(layer, query, key, value, step, settings)
 
@@ -174,6 +174,9 @@ def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
     with position_calls(module) as calls:
         observation = observe(module, device)
     spec = _spec(config, found, observation)
+    windows, kinds = _kinds(observation.windows, spec.max_model_len)
+    spec, shape = replace(spec, windows=windows), replace(observation.kv_shape, kinds=kinds)
+    observation = replace(observation, kv_shape=shape)
     long_rope, by_call = find_positions(module, calls, spec.max_model_len)
     return LoadedModel(module, replace(spec, long_rope=long_rope), observation, device, by_call)
 
@@ -191,8 +194,17 @@ def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) ->
         ties_embeddings=head is not None and head.weight is module.get_input_embeddings().weight,
         saved_paths=_saved_paths(module, observation),
         unmet=observation.unmet,
-        window=observation.window,
     )
+
+
+def _kinds(windows: tuple[int | None, ...], max_model_len: int) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+    """The kinds of layers as `ModelSpec` has them, and the kind of each layer. All that have a window are of one kind,
+    with the widest, but for windows that hide nothing. `windows`: by layer.
+    """
+    hiding = [None if window is None or window >= max_model_len else window for window in windows]
+    widest = [max(found)] if (found := [window for window in hiding if window is not None]) else []
+    kinds = (*[None] * (None in hiding), *widest)
+    return kinds, tuple(0 if window is None else len(kinds) - 1 for window in hiding)
 
 
 def _saved_paths(module: PreTrainedModel, observation: Observation) -> dict[str, str]:

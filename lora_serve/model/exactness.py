@@ -15,7 +15,7 @@ import torch
 from lora_serve.core.batch import Batch, Row, RowOutput
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
-from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.model_spec import ModelSpec, num_unseen
 from lora_serve.model.base_model import BaseModel, auto_class_of, described, positions_of
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import (
@@ -109,9 +109,10 @@ def check_exactness(
     starts = [0] * len(probe)
     for lengths in zip(*chunks, strict=True):
         rows = tuple(
-            Row(i, tokens[start : start + n], start, _without(table, spec.num_unseen(start, block_size)), (), None,
-                (*tokens, 0)[start + 1 : start + n + 1], is_long=spec.long_rope.is_long(len(tokens), len(tokens)))
+            Row(i, tokens[start : start + n], start, own[0], (), None, (*tokens, 0)[start + 1 : start + n + 1],
+                is_long=spec.long_rope.is_long(len(tokens), len(tokens)), windowed_table=own[-1])
             for i, (tokens, start, n, table) in enumerate(zip(probe, starts, lengths, tables, strict=True))
+            for own in [[_without(table, num_unseen(window, start, block_size)) for window in spec.windows]]
         )  # fmt: skip
         for i, output in enumerate(
             run(Batch(rows, tuple(b for table in tables for b in table) if not any(starts) else ()))

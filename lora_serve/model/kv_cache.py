@@ -30,56 +30,72 @@ class KVShape:
 
     layers: tuple[KVHeads, ...]
     dtype: torch.dtype
+    kinds: tuple[int, ...] = ()  # by layer, its kind: see `ModelSpec.windows`; (): there is one
 
     @staticmethod
     def alike(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVShape:
         """That of layers with one shape."""
         return KVShape((KVHeads(num_kv_heads, head_dim),) * num_layers, dtype)
 
-    def block_bytes(self, block_size: int) -> int:
-        """Bytes of one block of `block_size` tokens over all layers, K and V."""
-        return 2 * block_size * sum(heads.num_heads * heads.head_dim for heads in self.layers) * self.dtype.itemsize
+    @property
+    def num_kinds(self) -> int:
+        return max(self.kinds, default=0) + 1
+
+    def kind_of(self, layer: int) -> int:
+        return self.kinds[layer] if self.kinds else 0
+
+    def block_bytes(self, block_size: int, kind: int | None = None) -> int:
+        """Bytes of one block of `block_size` tokens over all layers, or those of a kind, K and V."""
+        layers = (heads for layer, heads in enumerate(self.layers) if kind in (None, self.kind_of(layer)))
+        return 2 * block_size * sum(heads.num_heads * heads.head_dim for heads in layers) * self.dtype.itemsize
 
 
 class KVCache:
     """K and V of every layer in blocks of `block_size` tokens (PagedAttention, Kwon et al., SOSP 2023).
 
-    Block 0 is never allocated and stays zero: block tables are padded with it. Layers of one shape lie in one pool.
+    Block 0 is never allocated and stays zero: block tables are padded with it. Layers of one kind and shape lie in one
+    pool.
     """
 
     def __init__(
         self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device, num_spare: int = 0
     ) -> None:
-        """`num_blocks` with block 0; the `num_spare` blocks after those are the runner's own."""
+        """`num_blocks` of each kind with block 0; the `num_spare` blocks after those are the runner's own."""
         self.shape = shape
         self._num_spare = num_spare
         self.block_size = block_size
         self.device = device
         self._places: list[tuple[int, int]] = []  # by layer: the number of its pool, and its place there
-        self._layers_of: dict[KVHeads, int] = {}  # by shape, how many layers have it
-        for heads in shape.layers:
-            place = self._layers_of.setdefault(heads, 0)
-            self._layers_of[heads] += 1
-            self._places.append((list(self._layers_of).index(heads), place))
+        self._layers_of: dict[tuple[int, KVHeads], int] = {}  # by kind and shape, how many layers have it
+        for layer, heads in enumerate(shape.layers):
+            key = shape.kind_of(layer), heads
+            place = self._layers_of.setdefault(key, 0)
+            self._layers_of[key] += 1
+            self._places.append((list(self._layers_of).index(key), place))
         self._pools: list[Tensor] = []  # each [2, layers, blocks, block_size, num_kv_heads, head_dim]
         self._layers: list[tuple[Tensor, Tensor]] = []  # K and V of each
         self.num_resizes = 0  # tells users of the pool's address that it is another pool
         self.resize(num_blocks)
 
-    def resize(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Makes a pool of another number of empty blocks, and blocks in host memory, which a GPU reads by itself."""
+    def resize(self, num_blocks: int, num_host_blocks: int = 0, windowed: tuple[int, int] | None = None) -> None:
+        """Makes a pool of another number of empty blocks, and blocks in host memory, which a GPU reads by itself.
+        `windowed`: both numbers for the second kind of layers; None: the same.
+        """
         shape, size = self.shape, self.block_size
         self.num_resizes += 1
         self.num_blocks = num_blocks
+        on_device, on_host = zip((num_blocks, num_host_blocks), windowed or (num_blocks, num_host_blocks), strict=True)
+        self._counts = on_device
         self._pools, self._layers = [], []  # what was there is freed first
-        for heads, count in self._layers_of.items():
-            self._pools.append(_zeros((2, count, num_blocks + self._num_spare, size, *heads), shape.dtype, self.device))
+        for (kind, heads), count in self._layers_of.items():
+            num_in_all = on_device[kind] + self._num_spare
+            self._pools.append(_zeros((2, count, num_in_all, size, *heads), shape.dtype, self.device))
             advise_huge_pages(self._pools[-1])
         self._layers = [(self._pools[pool][0, place], self._pools[pool][1, place]) for pool, place in self._places]
         is_pinned = self.device.type == "cuda" and num_host_blocks > 0
         self._host = [
-            torch.zeros((num_host_blocks, 2, count, size, *heads), dtype=shape.dtype, pin_memory=is_pinned)
-            for heads, count in self._layers_of.items()
+            torch.zeros((on_host[kind], 2, count, size, *heads), dtype=shape.dtype, pin_memory=is_pinned)
+            for (kind, heads), count in self._layers_of.items()
         ]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -103,25 +119,30 @@ class KVCache:
         found = [[pool.flatten(0, 1).index_select(0, positions).flatten(1) for pool in each] for each in self._layers]
         return torch.stack([F.pad(torch.stack(each), (0, widest - each[0].shape[1])) for each in found])
 
-    def spare_blocks(self, num_rows: int, num_tokens: int) -> list[tuple[int, ...]]:
-        """Block tables of `num_tokens` tokens each out of the spare blocks."""
+    def spare_blocks(self, num_rows: int, num_tokens: int, kind: int = 0) -> list[tuple[int, ...]]:
+        """Block tables of `num_tokens` tokens each out of the spare blocks of a kind."""
         width = -(-num_tokens // self.block_size)
         assert num_rows * width <= self._num_spare, "there are not that many spare blocks"
-        return [tuple(range(self.num_blocks + i * width, self.num_blocks + (i + 1) * width)) for i in range(num_rows)]
+        first = self._counts[kind]
+        return [tuple(range(first + i * width, first + (i + 1) * width)) for i in range(num_rows)]
 
-    def zero(self, blocks: Sequence[int]) -> None:
-        """Clears blocks before their new owner uses them: no residue, not even a NaN behind a mask."""
-        if blocks:
-            indices = to_device(blocks, torch.int64, self.device)
-            for pool in self._pools:
-                pool.index_fill_(2, indices, 0)
+    def zero(self, blocks: Sequence[int], windowed: Sequence[int] | None = None) -> None:
+        """Clears blocks before their new owner uses them: no residue, not even a NaN behind a mask. `windowed`: those
+        of the second kind; None: the same.
+        """
+        for kind, own in enumerate((blocks, blocks if windowed is None else windowed)[: self.shape.num_kinds]):
+            if own:
+                indices = to_device(own, torch.int64, self.device)
+                for (of, _), pool in zip(self._layers_of, self._pools, strict=True):
+                    if of == kind:
+                        pool.index_fill_(2, indices, 0)
 
     def move(self, moves: BlockMoves) -> None:
         """Copies whole blocks to host memory, then others back; done when it returns."""
-        for pool, host in zip(self._pools, self._host, strict=True):
-            for copy in moves.out:
+        for (kind, _), pool, host in zip(self._layers_of, self._pools, self._host, strict=True):
+            for copy in (copy for copy in moves.out if copy.kind == kind):
                 host[copy.host_block].copy_(pool[:, :, copy.block])
-            for copy in moves.back:
+            for copy in (copy for copy in moves.back if copy.kind == kind):
                 pool[:, :, copy.block].copy_(host[copy.host_block])
         if moves and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

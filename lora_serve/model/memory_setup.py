@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,16 +107,16 @@ class DeviceFacts:
     is_cuda: bool
     limit: int  # for all that is ours
     free_now: int  # with the weights loaded
-    block_bytes: int
+    block_bytes: tuple[int, ...]  # by kind of layers
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """`num_blocks`: KV blocks; `adapter_bytes`: of device slots, None: no limit but their number."""
+    """`num_blocks`: KV blocks by kind of layers; `adapter_bytes`: of device slots, None: no limit but their number."""
 
-    num_blocks: int
+    num_blocks: tuple[int, ...]
     adapter_bytes: int | None
-    num_host_blocks: int
+    num_host_blocks: tuple[int, ...]
 
 
 def limit_of(config: EngineConfig, gpu_bytes: int | None, found: int) -> int:
@@ -149,7 +150,8 @@ def share_out(
         adapter_bytes = min(_usual_bytes(spec, num_slots), int(max(0, left) * _MAX_ADAPTER_SHARE))
     num_blocks = _num_blocks(facts, spec, config, activations, left - (adapter_bytes or 0))
     space = config.swap_space if config.swap_space is not None else _CUDA_SWAP_SPACE if facts.is_cuda else 0
-    return MemoryShares(num_blocks, adapter_bytes, space // facts.block_bytes)
+    kv_bytes = _bytes_of(num_blocks, facts.block_bytes)
+    return MemoryShares(num_blocks, adapter_bytes, tuple(space * count // kv_bytes for count in num_blocks))
 
 
 def largest_step(spec: ModelSpec, config: EngineConfig) -> MemoryLoad:
@@ -164,26 +166,73 @@ def largest_step(spec: ModelSpec, config: EngineConfig) -> MemoryLoad:
 
 def _num_blocks(
     facts: DeviceFacts, spec: ModelSpec, config: EngineConfig, activations: ActivationModel, left: int
-) -> int:
-    """The number of blocks that budget and memory pay for; at least one sequence of full length must fit."""
-    per_sequence = -(-spec.max_model_len // config.block_size)
-    wanted = per_sequence * config.batch.max_num_seqs
+) -> tuple[int, ...]:
+    """The number of blocks that budget and memory pay for, by kind; at least one sequence of full length must fit."""
     share = _CUDA_SHARE if facts.is_cuda else _CPU_SHARE
     budget = config.kv_cache_memory if config.kv_cache_memory is not None else int(facts.free_now * share)
-    if budget // facts.block_bytes < per_sequence:
+    need = BlockNeeds.of(spec, config)
+    if budget < _bytes_of(need.least, facts.block_bytes):
+        held = budget // sum(facts.block_bytes) * config.block_size
         raise ConfigError(
-            f"--kv-cache-memory: {budget} bytes hold {budget // facts.block_bytes * config.block_size} tokens, fewer "
-            f"than one sequence of --max-model-len {spec.max_model_len}; give at least "
-            f"{per_sequence * facts.block_bytes} bytes or a smaller --max-model-len"
+            f"--kv-cache-memory: {budget} bytes hold {held} tokens, fewer than one sequence of --max-model-len "
+            f"{spec.max_model_len} needs; give at least {_bytes_of(need.least, facts.block_bytes)} bytes or a smaller "
+            "--max-model-len"
         )
-    in_use = facts.block_bytes + int(activations.per_decode_key * config.block_size)
-    if left // in_use < per_sequence:
+    # the keys of a row's whole table are read, though blocks before its window are none of its own
+    keys = int(activations.per_decode_key * config.block_size)
+    in_use = (facts.block_bytes[0] + keys, *facts.block_bytes[1:])
+    least = _bytes_of(need.least, in_use) + (need.longest - need.least[0]) * keys
+    if left < least:
         raise ConfigError(
             f"--memory-limit: of {facts.limit} bytes, {spec.num_bytes} of weights, the adapters and the largest "
             f"step leave {max(0, left)} for KV blocks; one sequence of --max-model-len {spec.max_model_len} needs "
-            f"{per_sequence * in_use}. Give more, or a smaller --max-model-len or --max-num-batched-tokens"
+            f"{least}. Give more, or a smaller --max-model-len or --max-num-batched-tokens"
         )
-    return min(wanted, budget // facts.block_bytes, left // in_use)
+    shares = need.shared(budget, facts.block_bytes), need.shared(left, in_use)
+    return tuple(map(min, zip(*shares, strict=True)))
+
+
+def _bytes_of(num_blocks: tuple[int, ...], block_bytes: tuple[int, ...]) -> int:
+    return sum(map(operator.mul, num_blocks, block_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNeeds:
+    """The numbers of blocks that sequences can use, by kind of layers."""
+
+    longest: int  # of a sequence of full length
+    least: tuple[int, ...]  # with which it runs alone
+    most: int  # of all rows, if they were of full length
+    ever: int  # that all rows hold at a time of the last kind
+
+    @staticmethod
+    def of(spec: ModelSpec, config: EngineConfig) -> BlockNeeds:
+        """A row holds what its next token sees, the block that this begins in, and one in which it goes on, while
+        another fills; a step holds all its tokens beside that.
+        """
+        size, rows, windows = config.block_size, config.batch.max_num_seqs, spec.windows
+        longest = -(-spec.max_model_len // size)
+        held = [longest if window is None else min(longest, -(-window // size) + 3) for window in windows]
+        step = -(-config.batch.max_num_batched_tokens // size)
+        least = tuple(
+            longest if window is None else min(longest, n + step) for n, window in zip(held, windows, strict=True)
+        )
+        return BlockNeeds(longest, least, longest * rows, min(longest * rows, held[-1] * rows + step))
+
+    def shared(self, num_bytes: int, costs: tuple[int, ...]) -> tuple[int, ...]:
+        """The blocks of each kind for so many bytes, if one costs so much.
+
+        Layers with a window get what they can ever use, but no more than if both had as many: so no work has less room
+        than that. The others get the rest, and the first what these cannot use.
+        """
+        first, *others = costs
+        alike = num_bytes // sum(costs)
+        if not others:
+            return (min(self.most, alike),)
+        second = others[0]
+        windowed = max(self.least[1], min(self.ever, alike))
+        seeing_all = max(self.longest, min(self.most, (num_bytes - windowed * second) // first))
+        return seeing_all, min(self.most, (num_bytes - seeing_all * first) // second)
 
 
 def _usual_bytes(spec: ModelSpec, num_slots: int) -> int:
@@ -210,19 +259,27 @@ class MemorySetup:
         free = free_memory(self.base.device)
         gpu_bytes = torch.cuda.mem_get_info(self.base.device)[1] if is_cuda else None
         limit = limit_of(self.config, gpu_bytes, free + spec.num_bytes)
-        block_bytes = cache.shape.block_bytes(cache.block_size)
+        block_bytes = tuple(cache.shape.block_bytes(cache.block_size, kind) for kind in range(cache.shape.num_kinds))
         facts = DeviceFacts(is_cuda, limit, free, block_bytes)
         shares = share_out(facts, spec, self.config, activations, num_slots, adapter_bytes, self.captured)
-        cache.resize(shares.num_blocks + 1, shares.num_host_blocks)
+        num_blocks, num_host_blocks = shares.num_blocks, shares.num_host_blocks
+        cache.resize(num_blocks[0] + 1, num_host_blocks[0], (num_blocks[-1] + 1, num_host_blocks[-1]))
+        for count, size, seen in zip(num_blocks, block_bytes, spec.windows, strict=True):
+            what = "all tokens before one" if seen is None else f"{seen} tokens at most"
+            _log.info(
+                "KV cache of layers that see %s: %d tokens, %d bytes", what, count * cache.block_size, count * size
+            )
         return MemoryPlan(
             limit,
             spec.num_bytes,
-            block_bytes * shares.num_blocks,
+            _bytes_of(num_blocks, block_bytes),
             shares.adapter_bytes,
             activations,
-            shares.num_host_blocks,
-            self._copy_seconds() if shares.num_host_blocks else 0.0,
+            num_host_blocks[0],
+            self._copy_seconds() if all(num_host_blocks) else 0.0,
             peak_meter(self.base.device, spec.num_bytes),
+            *num_blocks[1:],
+            *num_host_blocks[1:],
         )
 
     def _learn(self) -> ActivationModel:
@@ -239,14 +296,15 @@ class MemorySetup:
             self.slots.clear(_PROBE_SLOT)
 
     def _copy_seconds(self) -> float:
-        """The time of copying one block to host memory or back, the best of a few."""
-        copy = (BlockCopy(self._spare_block(), 0),)
+        """The time of copying one block to host memory or back, the best of a few; the mean of all kinds."""
+        kinds = range(self.cache.shape.num_kinds)
+        copies = tuple(BlockCopy(self.cache.spare_blocks(1, 1, kind)[0][0], 0, kind) for kind in kinds)
         seconds = []
         for _ in range(_COPIES):
             start = time.perf_counter()
-            self.cache.move(BlockMoves(copy, copy))
+            self.cache.move(BlockMoves(copies, copies))
             seconds.append(time.perf_counter() - start)
-        return min(seconds) / 2
+        return min(seconds) / 2 / len(copies)
 
     def _spare_block(self) -> int:
         return self.cache.spare_blocks(1, 1)[0][0]

@@ -302,6 +302,11 @@ class StepInputs(AdapterStep):
     tiled: TiledRows | None = None  # in place of `prefill`, where the backend `reads_tiles`
     vocabularies: StepVocabularies | None = None
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # attention's own, worked out once for all layers
+    windowed: StepInputs | None = None  # in layers of the second kind, whose blocks are others; None: as in all
+
+    def of_kind(self, kind: int) -> StepInputs:
+        """The step as layers of a kind have it."""
+        return self if kind == 0 or self.windowed is None else self.windowed
 
     def changes_any(self, tables: Sequence[ChangeTable]) -> bool:
         """True if a row's adapter changes one of these modules, so that a kernel cannot stand for them all."""

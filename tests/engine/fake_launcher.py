@@ -69,9 +69,10 @@ class FakeFlight:
         """The row has to run again: what it wrote may not be read, but be written again."""
         self.outputs[row.sequence_id] = None
         for position in range(row.start, row.start + len(row.token_ids)):
-            place = self.device._place(row, position)
-            self.device.cache[place] = (0, "")
-            self.device.rejected.add(place)
+            for kind in range(len(self.device.windows)):
+                place = self.device.place(row, position, kind)
+                self.device.cache[place] = (0, "")
+                self.device.rejected.add(place)
 
     def _fed(self, row: Row) -> Row:
         if not row.is_fed:

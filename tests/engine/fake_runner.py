@@ -20,6 +20,7 @@ from tests.engine.fake_constraints import chosen, tokens_in
 
 POISON = 666  # a prompt token that makes its row's logits not a number
 EXPLOSION = 667  # a prompt token that makes the whole forward pass raise
+_SECOND_KIND = 10**6  # what its blocks, and host blocks, are kept under beyond their numbers
 
 
 def next_token(digest: object, tokens: list[int]) -> int:
@@ -61,9 +62,8 @@ class FakeRunner:
     num_accepted: int = 0  # guesses that were right
     next_token: Callable[[object, list[int]], int] = field(default=next_token)
     long_rope: LongRope = ONE_ROPE
-    window: int | None = (
-        None  # tokens that one sees, itself included, and at least 2: the last K and V tell of all before
-    )
+    # Of each kind of layers, tokens that one sees, itself included; at least 2, as the last K and V tell of all before.
+    windows: tuple[int | None, ...] = (None,)
     histories: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the tokens up to each K and V, by digest
 
     def load_slot(self, slot: SlotRef, adapter: str) -> None:
@@ -74,10 +74,12 @@ class FakeRunner:
 
     def run(self, batch: Batch) -> list[RowOutput]:
         self.batches.append(batch)
-        assert not {copy.block for copy in batch.moves.back} & set(batch.fresh_blocks), "zeroed after it was filled"
+        fresh = {(block, 0) for block in batch.fresh_blocks} | {(block, 1) for block in batch.fresh_windowed or ()}
+        assert not {(copy.block, copy.kind) for copy in batch.moves.back} & fresh, "zeroed after it was filled"
         if len(batch.rows) > 1 and any(EXPLOSION in row.token_ids for row in batch.rows):
             raise RuntimeError("out of memory, say")
         self.zero(batch.fresh_blocks)
+        self.zero(_SECOND_KIND + block for block in batch.fresh_windowed or ())
         if self.max_tokens is not None and batch.num_tokens > self.max_tokens:
             raise DeviceMemoryError("the device has no memory")  # after the blocks were zeroed, as a real one may
         return [self._row(row) for row in batch.rows]
@@ -90,17 +92,19 @@ class FakeRunner:
 
     def move_blocks(self, moves: BlockMoves) -> None:
         for copy in moves.out:
-            self.host[copy.host_block] = {
-                offset: self.cache[copy.block, offset]
+            block = copy.block + copy.kind * _SECOND_KIND
+            self.host[copy.host_block + copy.kind * _SECOND_KIND] = {
+                offset: self.cache[block, offset]
                 for offset in range(self.block_size)
-                if (copy.block, offset) in self.cache and (copy.block, offset) not in self.rejected
+                if (block, offset) in self.cache and (block, offset) not in self.rejected
             }
         for copy in moves.back:
+            block = copy.block + copy.kind * _SECOND_KIND
             for offset in range(self.block_size):
-                self.cache.pop((copy.block, offset), None)
-                self.rejected.discard((copy.block, offset))
-            for offset, content in self.host.pop(copy.host_block).items():
-                self.cache[copy.block, offset] = content
+                self.cache.pop((block, offset), None)
+                self.rejected.discard((block, offset))
+            for offset, content in self.host.pop(copy.host_block + copy.kind * _SECOND_KIND).items():
+                self.cache[block, offset] = content
 
     def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
         slot, digest = self.slots[adapter.slot.index]
@@ -126,7 +130,9 @@ class FakeRunner:
         first, *following = self._sampled(row, row.sample, key_of_uses(used), history)
         self.num_accepted += len(following)
         last = row.start + len(row.token_ids)
-        self.rejected.update(self._place(row, last - 1 - i) for i in range(row.num_draft - len(following)))
+        for kind in range(len(self.windows)):
+            wrong = range(last - row.num_draft + len(following), last)
+            self.rejected.update(self.place(row, position, kind) for position in wrong)
         return RowOutput(
             row.sequence_id, first, prompt_logprobs=prompt, following=tuple(NextToken(token) for token in following)
         )
@@ -156,29 +162,41 @@ class FakeRunner:
 
     def _write_and_read(self, row: Row) -> list[int]:
         """Every token of the row so far; what it reads must be what it would have written itself."""
-        first = 0 if self.window is None else max(0, row.start + 1 - self.window)
-        history = [*self.histories[self.cache[self._place(row, row.start - 1)][1]][:first]] if first else []
+        first = self._first_seen(row, 0)
+        history = [*self.histories[self.cache[self.place(row, row.start - 1)][1]][:first]] if first else []
         state = repr((self.tenants.get(row.sequence_id, "default"), row.is_long))
         for position, token in enumerate(history):
             state = _state_after(state, token, row, position)
+        contents = {}
         for position in range(first, row.start + len(row.token_ids)):
-            place = self._place(row, position)
             is_new = position >= row.start
-            token = row.token_ids[position - row.start] if is_new else self.cache[place][0]
+            token = row.token_ids[position - row.start] if is_new else self.cache[self.place(row, position)][0]
             state = _state_after(state, token, row, position)
-            if is_new:
-                assert place not in self.cache or place in self.rejected, (
-                    "a block that was not given to this row as a fresh one is written"
-                )
-                self.cache[place] = (token, state)
-                self.rejected.discard(place)
-            assert place not in self.rejected, "the row reads what a guess that was wrong left behind"
-            assert self.cache[place] == (token, state), "the row reads what another sequence, tenant or adapter wrote"
+            contents[position] = token, state
             history.append(token)
-            if self.window is not None:
+            if self.windows[0] is not None:
                 self.histories[state] = tuple(history)
+        for kind in range(len(self.windows)):
+            for position in range(self._first_seen(row, kind), row.start + len(row.token_ids)):
+                self._write_or_read(self.place(row, position, kind), contents[position], is_new=position >= row.start)
         self.num_tokens_run += len(row.token_ids)
         return history
 
-    def _place(self, row: Row, position: int) -> tuple[int, int]:
-        return row.block_table[position // self.block_size], position % self.block_size
+    def _write_or_read(self, place: tuple[int, int], content: tuple[int, str], *, is_new: bool) -> None:
+        if is_new:
+            assert place not in self.cache or place in self.rejected, (
+                "a block that was not given to this row as a fresh one is written"
+            )
+            self.cache[place] = content
+            self.rejected.discard(place)
+        assert place not in self.rejected, "the row reads what a guess that was wrong left behind"
+        assert self.cache[place] == content, "the row reads what another sequence, tenant or adapter wrote"
+
+    def _first_seen(self, row: Row, kind: int) -> int:
+        window = self.windows[kind]
+        return 0 if window is None else max(0, row.start + 1 - window)
+
+    def place(self, row: Row, position: int, kind: int = 0) -> tuple[int, int]:
+        block = row.tables[kind][position // self.block_size]
+        assert block, "a block that was given back is read"
+        return block + kind * _SECOND_KIND, position % self.block_size

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from lora_serve.core.errors import InternalError, NumericalError
 from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse, InferenceRequest
-from lora_serve.engine.blocks import BlockManager, PrefixCache, acting_in
+from lora_serve.engine.blocks import BlockManager, BlockTables
+from lora_serve.engine.prefix_cache import PrefixCache, acting_in
 from lora_serve.engine.sequence import Sequence
 from tests.engine.fake_runner import EXPLOSION, POISON
 from tests.engine.world import World, adapter
@@ -29,7 +30,7 @@ def cached(world: World, request_id: str) -> int:
 
 def check_tables(world: World) -> None:
     """Who uses a block, and what is known, as an outsider counts it."""
-    blocks = world.scheduler._blocks
+    (blocks,) = world.scheduler._blocks.kinds
     users = Counter(block for sequence in world.scheduler.running for block in sequence.blocks)
     assert all(blocks._num_users[block] == users[block] for block in range(1, blocks.num_blocks + 1))
     assert set(blocks._free) == set(range(1, blocks.num_blocks + 1)) - set(users)
@@ -147,7 +148,7 @@ def test_identity_of_a_block_is_of_the_adapters_that_act_in_it() -> None:
 
 def test_keys_are_this_processs_own() -> None:
     first, second = (
-        PrefixCache(BlockManager(8, 4), is_enabled=True).keys_of(
+        PrefixCache(BlockTables(BlockManager(8, 4)), is_enabled=True).keys_of(
             Sequence(0, InferenceRequest("r", tuple(PROMPT)), 0, PROMPT, ())
         )
         for _ in range(2)
@@ -247,7 +248,7 @@ def test_row_that_ended_with_an_error_leaves_no_block_behind(token: int, error: 
     world.run()
     assert isinstance(world.error("bad"), error)
     assert world.engine.stats().num_prefix_hits == 0
-    assert world.scheduler._blocks.num_known == 0
+    assert world.scheduler._blocks.kinds[0].num_known == 0
     check_tables(world)
     world.check_nothing_held()
 
@@ -256,17 +257,17 @@ def test_blocks_computed_from_those_of_a_bad_row_are_forgotten_too() -> None:
     """Their writer left before anybody saw that what it read was bad."""
     world = World(num_blocks=200, max_num_batched_tokens=200, max_model_len=400)
     run_one(world, "good", [9] * 9)
-    known = world.scheduler._blocks.num_known
+    known = world.scheduler._blocks.kinds[0].num_known
     beginning = [POISON, *range(127)]
     world.add("bad", beginning * 2 + [1], prompt_logprobs=1)
     world.step()
     world.add("reader", beginning + [3] * 100)
     world.step()
     world.scheduler.abort("reader")
-    assert world.scheduler._blocks.num_known == known + (2 * 128 + 72) // 4
+    assert world.scheduler._blocks.kinds[0].num_known == known + (2 * 128 + 72) // 4
     world.run()
     assert isinstance(world.error("bad"), NumericalError)
-    assert world.scheduler._blocks.num_known == known
+    assert world.scheduler._blocks.kinds[0].num_known == known
     check_tables(world)
 
 
@@ -279,7 +280,7 @@ def test_row_that_read_blocks_forgotten_in_this_step_publishes_nothing_behind_th
     world.step()
     assert isinstance(world.error("bad"), NumericalError)
     assert len(world.scheduler.running[0].blocks) == (128 + 72) // 4
-    assert world.scheduler._blocks.num_known == 0
+    assert world.scheduler._blocks.kinds[0].num_known == 0
 
 
 def test_after_a_failed_step_nothing_is_known() -> None:
@@ -304,7 +305,7 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     assert [run_one(world, name, PROMPT) for name in ("cold", "warm")] == [0, 0]
     stats = world.engine.stats()
     assert (stats.num_prefix_queries, stats.num_prefix_hits) == (0, 0)
-    assert world.scheduler._blocks.num_known == 0
+    assert world.scheduler._blocks.kinds[0].num_known == 0
 
 
 @given(st.data())

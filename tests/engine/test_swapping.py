@@ -13,7 +13,7 @@ from lora_serve.core.batch import BlockCopy, BlockMoves, MemoryPlan, StepLoad
 from lora_serve.core.errors import InternalError
 from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse, InferenceRequest
-from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.blocks import BlockManager, BlockTables
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.step_cost import StepCost
 from lora_serve.engine.swapping import Swapping, SwapSpace
@@ -33,7 +33,8 @@ class Slow(StepCost):
 
 def swapping_world(num_blocks: int, num_host_blocks: int = 64, **arguments: Any) -> World:
     """Copies cost next to nothing."""
-    world = World(num_blocks=num_blocks, memory=MemoryPlan(num_host_blocks=num_host_blocks), **arguments)
+    memory = MemoryPlan(num_host_blocks=num_host_blocks, num_windowed_host_blocks=num_host_blocks)
+    world = World(num_blocks=num_blocks, memory=memory, **arguments)
     world.scheduler.swapping._cost = Slow()
     return world
 
@@ -41,13 +42,16 @@ def swapping_world(num_blocks: int, num_host_blocks: int = 64, **arguments: Any)
 def check_tables(world: World) -> None:
     """Who holds which block and host block, as an outsider counts it between two steps."""
     scheduler = world.scheduler
-    users = Counter(block for sequence in scheduler.running for block in sequence.blocks)
-    blocks = scheduler._blocks
-    assert all(blocks._num_users[block] == users[block] for block in range(1, blocks.num_blocks + 1))
-    held = [h for s in scheduler.waiting if s.swapped is not None for h in s.swapped.host_blocks]
     assert not [s for s in scheduler.running if s.swapped is not None], "what runs has nothing on the host"
-    assert len(held) == len(set(held)) == world.engine.stats().swap.num_used
-    assert sorted(scheduler.swapping._space._free + held) == list(range(scheduler.swapping._space.num_blocks))
+    for number, (kind, space) in enumerate(zip(scheduler._blocks.kinds, scheduler.swapping._spaces, strict=True)):
+        tables = [sequence.tables[number] for sequence in scheduler.running]
+        assert [len(table) for table in tables] == [len(sequence.blocks) for sequence in scheduler.running]
+        users = Counter(block for table in tables for block in table)
+        assert all(kind._num_users[block] == users[block] for block in range(1, kind.num_blocks + 1))
+        assert set(kind._free) == set(range(1, kind.num_blocks + 1)) - set(users)
+        held = [h for s in scheduler.waiting if s.swapped is not None for h in s.swapped.host_blocks[number]]
+        assert len(held) == len(set(held)) == space.num_used
+        assert sorted(space._free + held) == list(range(space.num_blocks))
 
 
 def flood(world: World, count: int = 4, **fields: Any) -> None:
@@ -113,7 +117,7 @@ def test_block_that_is_filled_whole_is_not_zeroed_even_if_it_was_fresh_for_someb
 
 def test_sequence_that_comes_back_and_leaves_in_one_step_is_not_copied_and_not_lost() -> None:
     blocks, space = BlockManager(8, 4), SwapSpace(8)
-    swapping = Swapping(space, blocks, Slow(), 0.0)
+    swapping = Swapping([space], BlockTables(blocks), Slow(), 0.0)
     sequence = sequence_of(blocks, 10)
     swapping.swap_out(sequence)
     give_back(blocks, sequence)
@@ -201,9 +205,9 @@ def test_blocks_that_others_read_too_stay_where_they_are() -> None:
         world.step()
     (second,) = world.scheduler.waiting
     assert second.swapped is not None
-    assert second.swapped.first == 4, "four full blocks of the prompt are shared"
+    assert second.swapped.first == (4,), "four full blocks of the prompt are shared"
     assert second.swapped.num_tokens == 35
-    assert len(second.swapped.host_blocks) == 9 - 4
+    assert len(second.swapped.host_blocks[0]) == 9 - 4
     drain(world)
     world.check_answers()
     world.check_nothing_held()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.model_spec import ModelSpec
-from lora_serve.engine.blocks import BlockManager
+from lora_serve.core.model_spec import num_unseen
+from lora_serve.engine.blocks import BlockManager, BlockTables
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.swapping import Swapping, SwapSpace
 from tests.engine.fake_launcher import FakeLauncher
@@ -25,11 +25,10 @@ def held(world: World) -> list[int]:
 
 @pytest.mark.parametrize("window", [1, 4, 5, 8, 11, 50])
 def test_blocks_that_no_token_behind_sees_are_counted(window: int) -> None:
-    spec = ModelSpec("m", "M", 9, 99, (), 1, {}, 0, "float32", "cpu", window=window)
     for num_computed in range(60):
         seen = range(max(0, num_computed - window + 1), num_computed + 1)  # by the next token, itself included
-        assert spec.num_unseen(num_computed, 4) == seen[0] // 4
-    assert ModelSpec("m", "M", 9, 99, (), 1, {}, 0, "float32", "cpu").num_unseen(59, 4) == 0
+        assert num_unseen(window, num_computed, 4) == seen[0] // 4
+    assert num_unseen(None, 59, 4) == 0
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
@@ -127,8 +126,8 @@ def dropping(blocks: BlockManager) -> Sequence:
 
 
 def test_row_that_comes_back_and_leaves_at_once_loses_nothing() -> None:
-    blocks, space = BlockManager(8, 4), SwapSpace(8)
-    swapping, sequence = Swapping(space, blocks, Slow(), 0.0), dropping(blocks)
+    blocks, space = BlockManager(8, 4, WINDOW), SwapSpace(8)
+    swapping, sequence = Swapping([space], BlockTables(blocks), Slow(), 0.0), dropping(blocks)
     swapping.swap_out(sequence)
     for found in (0, 1):
         give_back(blocks, sequence)
@@ -144,8 +143,8 @@ def test_row_that_comes_back_and_leaves_at_once_loses_nothing() -> None:
 
 
 def test_row_whose_beginning_was_found_and_lost_again_is_computed_again() -> None:
-    blocks = BlockManager(8, 4)
-    swapping, sequence = Swapping(SwapSpace(8), blocks, Slow(), 0.0), dropping(blocks)
+    blocks = BlockManager(8, 4, WINDOW)
+    swapping, sequence = Swapping([SwapSpace(8)], BlockTables(blocks), Slow(), 0.0), dropping(blocks)
     swapping.swap_out(sequence)
     give_back(blocks, sequence)
     sequence.num_dropped = 0
@@ -191,7 +190,7 @@ def test_prompt_is_found_by_its_last_blocks_where_its_first_were_given_away() ->
     (sequence,) = world.scheduler.running
     world.run()
     for key in sequence.block_keys[:2]:
-        world.scheduler.prefix_cache._blocks._forget_key(key)
+        world.scheduler._blocks.kinds[0]._forget_key(key)
     world.add("second", [*PROMPT, 1, 2], max_tokens=20)
     world.run()
     world.check_answers()
@@ -206,7 +205,7 @@ def test_row_that_ends_with_an_error_leaves_nothing_that_can_be_found() -> None:
     (sequence,) = world.scheduler.running
     assert sequence.num_dropped > 0
     world.scheduler.prefix_cache.invalidate(sequence)
-    assert world.scheduler.prefix_cache._blocks.num_known == 0
+    assert world.scheduler._blocks.kinds[0].num_known == 0
 
 
 @pytest.mark.parametrize("window", [5, WINDOW])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_serve.core.adapter import AdapterRef
@@ -80,7 +80,7 @@ def batch_limits(
 
 class World:
     """`auto_load`: a requested load, and a grammar, is finished before the next step. `clock`: seconds, e.g. of a
-    `VirtualClock`.
+    `VirtualClock`. `window`: of all layers, or of the second kind, if that has `num_windowed` blocks.
     """
 
     def __init__(
@@ -97,8 +97,12 @@ class World:
         long_rope: LongRope = ONE_ROPE,
         launcher: FakeLauncher | None = None,
         window: int | None = None,
+        num_windowed: int | None = None,
         **settings: Any,
     ) -> None:
+        windows = (window,) if num_windowed is None else (None, window)
+        if num_windowed is not None:
+            memory = replace(memory or MemoryPlan(), num_windowed_blocks=num_windowed)
         defaults = {
             "block_size": 4,
             "max_num_seqs": 8,
@@ -107,13 +111,13 @@ class World:
             "speculate": "off",
         }
         self.settings = Settings(model="fake", **{**defaults, **settings})
-        given: dict[str, Any] = {"next_token": next_token, "long_rope": long_rope, "window": window}
+        given: dict[str, Any] = {"next_token": next_token, "long_rope": long_rope, "windows": windows}
         self.runner = FakeRunner(self.settings.block_size, **given)
         if launcher is not None:
             self.runner = launcher.device = OrderedDevice(self.settings.block_size, **given)
         spec = ModelSpec(
             "fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu", pooling=pooling,
-            long_rope=long_rope, window=window,
+            long_rope=long_rope, windows=windows,
         )  # fmt: skip
         self.loading: list[AdapterRef] = []
         self.engine = build_engine(

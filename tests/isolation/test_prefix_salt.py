@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.blocks import BlockManager, PrefixCache
+from lora_serve.engine.blocks import BlockManager, BlockTables
+from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.sequence import Sequence
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model
@@ -61,7 +62,8 @@ def test_same_keys_in_another_process_are_others() -> None:
     """The salt is made by the server at its start: knowing tenant, tokens and adapter gives nobody a key."""
     request = InferenceRequest("r", tuple(PROMPT), tenant="acme")
     keys = [
-        PrefixCache(BlockManager(16, 4), is_enabled=True).keys_of(Sequence(0, request, 0, PROMPT, ())) for _ in range(2)
+        PrefixCache(BlockTables(BlockManager(16, 4)), is_enabled=True).keys_of(Sequence(0, request, 0, PROMPT, ()))
+        for _ in range(2)
     ]
     assert len(keys[0]) == len(PROMPT) // 4
     assert not set(keys[0]) & set(keys[1])

@@ -16,8 +16,8 @@ from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from lora_serve.core.batch import Batch, Row, RowOutput
-from lora_serve.engine.blocks import BlockManager
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowOutput
+from lora_serve.engine.blocks import BlockTables
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.scheduling.scheduler import Scheduler
 from lora_serve.engine.scheduling.step_rows import MemoryGuard, StepRows, row_of
@@ -33,7 +33,7 @@ class AheadScheduler:
     """Composes batches that can be launched, and says of which outputs anything is still wanted."""
 
     _scheduler: Scheduler
-    _blocks: BlockManager
+    _blocks: BlockTables
     _memory: MemoryGuard
     _policy: Policy
 
@@ -54,12 +54,11 @@ class AheadScheduler:
             for sequence, count in rows.planned([s for s in running if not (s.sequence_id in fed and _is_over(s))]):
                 if count <= 0:
                     continue
-                missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
+                missing = self._blocks.num_missing(sequence, sequence.num_computed + count)
                 before_row = fed.get(sequence.sequence_id)
                 if missing > self._blocks.num_free:
                     return None
-                if missing > 0:
-                    sequence.blocks.extend(self._blocks.allocate(missing))
+                self._blocks.add(sequence, missing)
                 row = row_of(sequence, count, is_fed=before_row is not None)
                 if not row.is_plain or (before_row and before_row.is_long != row.is_long):
                     return None
@@ -67,11 +66,12 @@ class AheadScheduler:
         if not rows:
             return None
         self._memory.composed(rows.load)
-        return Batch(rows.rows(), self._blocks.take_fresh())
+        fresh, *windowed = self._blocks.take_fresh()
+        return Batch(rows.rows(), fresh, BlockMoves(), *windowed)
 
     def drop(self, batch: Batch) -> None:
         """Notes that a batch was composed in vain."""
-        self._blocks.give_back_fresh(batch.fresh_blocks)
+        self._blocks.give_back_fresh(batch)
 
     def wanted(self, batch: Batch, outputs: Items[RowOutput | None]) -> tuple[Batch | None, list[RowOutput]]:
         """The rows of a batch whose results still count, with their outputs; None: there is no such row."""

@@ -14,9 +14,10 @@ from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.stats import AdapterSpeculation, SpeculationStats
 from lora_serve.engine.acceptance import SHARE, AcceptanceByOwner, DraftedStep, DraftTrial, DraftTrials
 from lora_serve.engine.batcher import Batcher
-from lora_serve.engine.blocks import BlockManager, PrefixCache
+from lora_serve.engine.blocks import BlockTables
 from lora_serve.engine.drafter import Drafter, NgramCaches
 from lora_serve.engine.policies.base import Policy
+from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.scheduling.step_rows import StepRows
 from lora_serve.engine.sequence import Sequence, continue_with, is_end, pooled_events
 from lora_serve.engine.step_cost import StepCost
@@ -54,7 +55,7 @@ class Drafting:
     guesses poor, there are none. What was expected is held against what is measured (`DraftTrial`).
     """
 
-    def __init__(self, setting: str, cost: StepCost, blocks: BlockManager) -> None:
+    def __init__(self, setting: str, cost: StepCost, blocks: BlockTables) -> None:
         """`setting`: "auto", "off" or the number of tokens of every draft."""
         self._is_auto = setting == "auto"
         self._most = 0 if setting == "off" else MAX_DRAFT if self._is_auto else int(setting)
@@ -92,15 +93,13 @@ class Drafting:
             assert row is not None, "the draft is one of a row"
             if not draft or not rows.fits_draft(row.start, len(draft)):
                 continue
-            missing = self._blocks.num_needed(len(sequence.token_ids) + len(draft)) - len(sequence.blocks)
-            sequence.blocks.extend(self._blocks.allocate(max(missing, 0)))
-            rows.add_draft(replace(row, block_table=tuple(sequence.blocks)), draft, allowed)
+            self._blocks.add(sequence, self._blocks.num_missing(sequence, len(sequence.token_ids) + len(draft)))
+            tables = map(tuple, sequence.tables)
+            rows.add_draft(replace(row, block_table=next(tables), windowed_table=next(tables)), draft, allowed)
 
     def trim(self, sequence: Sequence) -> None:
         """Frees the blocks that only guesses were in, but for the one that the next token needs."""
-        num_needed = self._blocks.num_needed(sequence.num_computed + 1)
-        self._blocks.free(sequence.blocks[num_needed:])
-        del sequence.blocks[num_needed:]
+        self._blocks.cut(sequence, self._blocks.num_needed(sequence.num_computed + 1))
 
     def choose(self, running: Collection[Sequence], rows: StepRows) -> list[tuple[Sequence, tuple[int, ...]]]:
         """The drafts that pay in this step, beside its rows so far; none is empty."""

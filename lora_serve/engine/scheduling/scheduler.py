@@ -15,8 +15,9 @@ from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError,
 from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.engine.batcher import Batcher
-from lora_serve.engine.blocks import BlockManager, PrefixCache
+from lora_serve.engine.blocks import BlockTables
 from lora_serve.engine.policies.base import Policy
+from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.recorder import Recorder
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduling.adapter_waits import PREFETCH_WINDOW, AdapterPrefetcher, ColdStart, SlotTurns
@@ -32,7 +33,7 @@ class Scheduler:
     """Owns every sequence. `waiting` ones hold nothing of the device, `running` ones blocks and perhaps slots."""
 
     _random: random.Random
-    _blocks: BlockManager
+    _blocks: BlockTables
     prefix_cache: PrefixCache
     _residency: AdapterResidency[Any]
     _policy: Policy
@@ -156,7 +157,8 @@ class Scheduler:
             return None, events
         self.drafting.add(self.running, rows)
         self._memory.composed(rows.load)
-        return Batch(rows.rows(), self._blocks.take_fresh(), self.swapping.take_moves()), events
+        fresh, *windowed = self._blocks.take_fresh()
+        return Batch(rows.rows(), fresh, self.swapping.take_moves(), *windowed), events
 
     def update(self, outputs: list[RowOutput], batch: Batch, now: float) -> list[Event]:
         """Takes in one step's results: tokens, ends, errors."""
@@ -269,14 +271,14 @@ class Scheduler:
         """Allocates blocks for `count` more tokens; preempts others for them, at last the sequence itself (False)."""
         if sequence.is_pooling:
             return True
-        missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
+        missing = self._blocks.num_missing(sequence, sequence.num_computed + count)
         while missing > self._blocks.num_free:
             victim = self._policy.victim(self.running, None)
             assert victim is not None, "when memory is short, the policy names a victim"
             self._preempt(victim, rows)
             if victim is sequence:
                 return False
-        sequence.blocks.extend(self._blocks.allocate(max(missing, 0)))
+        self._blocks.add(sequence, missing)
         return True
 
     # -- the one release path ----------------------------------------------------------------------------------
@@ -316,8 +318,7 @@ class Scheduler:
         self.prefix_cache.attach(sequence)
 
     def _free_blocks(self, sequence: Sequence) -> None:
-        self._blocks.free(sequence.blocks)
-        sequence.blocks.clear()
+        self._blocks.cut(sequence, 0)
         sequence.num_computed = sequence.num_published = sequence.num_dropped = 0
 
     def _give_back(self, sequence: Sequence) -> None:

@@ -42,6 +42,7 @@ def row_of(sequence: Sequence, count: int, *, is_fed: bool = False) -> Row:
         pool=pool,
         is_long=sequence.is_long,
         is_fed=is_fed,
+        windowed_table=tuple(sequence.windowed_blocks),
     )
 
 

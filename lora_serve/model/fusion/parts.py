@@ -58,7 +58,8 @@ class ModuleCall:
 
 def probe_step(cache: KVCache, vocab_size: int, max_model_len: int, num_tokens: int = NUM_TOKENS) -> StepInputs:
     """A step of one row of the base model in the cache's spare blocks, at positions near and far."""
-    (blocks,) = cache.spare_blocks(1, num_tokens)
+    blocks, *others = (cache.spare_blocks(1, num_tokens, kind)[0] for kind in range(cache.shape.num_kinds))
+    assert all(other == blocks for other in others), "the pools of two kinds of layers are of two sizes already"
     positions = torch.arange(num_tokens, device=cache.device)
     table = torch.tensor(blocks, device=cache.device)
     size = cache.block_size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -56,7 +55,7 @@ class Observation:
     transposed: frozenset[str]  # sites whose experts' weights lie [expert, in, out], as transformers marks them
     unmet: Mapping[str, int]  # the model's parts, or those of its body, of which no module ran -> their parameters
     chunks: Mapping[nn.Module, int] = field(default_factory=dict)  # of the modules that attend within such
-    window: int | None = None  # see `ModelSpec`
+    windows: tuple[int | None, ...] = ()  # by layer, the most tokens that one sees, itself included; None: all before
 
     def parameters(self, module: PreTrainedModel) -> dict[str, dict[str, Shape]]:
         """module -> parameter -> shape, of every site."""
@@ -202,7 +201,7 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
     """
     keys: dict[int, Tensor] = {}
     chunks: dict[nn.Module, int] = {}
-    seen: list[int] = []  # tokens, at most, of each layer
+    windows: dict[int, int | None] = {}
     masks = _WatchedMasks()
 
     def attend(
@@ -218,7 +217,7 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
         if chunk is not None:
             chunks[layer] = chunk
         settings = AttentionSettings(1.0, keywords.get("sliding_window") or None, chunk=chunk)
-        seen.append(min(settings.window or sys.maxsize, chunk or sys.maxsize))
+        windows[layer_index(layer)] = min((size for size in (settings.window, chunk) if size), default=None)
         if attention_mask is not None and not _is_applied(attention_mask, settings):
             raise ModelError("its attention has a mask that is neither causal nor a window's or a chunk's")
         keys[layer_index(layer)] = key if key.shape[-1] >= value.shape[-1] else value
@@ -238,7 +237,7 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
     finally:
         module.set_attn_implementation(before)
     found = watch.observation(_kv_shape(module, keys))
-    return replace(found, chunks=chunks, window=max(seen) if max(seen) < sys.maxsize else None)
+    return replace(found, chunks=chunks, windows=tuple(windows[layer] for layer in range(len(windows))))
 
 
 def _scale_of(embedding: nn.Embedding) -> float | None:

@@ -234,8 +234,8 @@ class StepGraphs:
         return self._draws
 
     def _capture(self, shape: GraphShape) -> _Captured | None:
-        (idle,) = self._cache.spare_blocks(1, 1)
-        buffers = StepBuffers(shape, self._cache.block_size, idle[0], self._cache.device)
+        idle = [self._cache.spare_blocks(1, 1, kind)[0][0] for kind in range(self._cache.shape.num_kinds)]
+        buffers = StepBuffers(shape, self._cache.block_size, idle, self._cache.device)
         buffers.fill(())
         graph, start = self._new_graph(), time.perf_counter()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -230,7 +230,7 @@ class ModelRunner(AdapterRunner):
     def _replay(self, batch: Batch, places: Mapping[int, int]) -> StepFlight | None:
         assert self._graphs is not None
         rows = sorted(batch.rows, key=lambda row: len(row.token_ids) > 1)
-        self._cache.zero(batch.fresh_blocks)
+        self._cache.zero(batch.fresh_blocks, batch.fresh_windowed)
         step = self._graphs.launch(rows, places, is_ahead=True)
         if step is None or (step.drawn is None and any(row.sample for row in rows)):
             return None
@@ -242,7 +242,7 @@ class ModelRunner(AdapterRunner):
         self._cache.move(moves)
 
     def _run(self, batch: Batch) -> list[RowOutput]:
-        self._cache.zero(batch.fresh_blocks)
+        self._cache.zero(batch.fresh_blocks, batch.fresh_windowed)
         return self._outputs(batch, self._run_rows)
 
     def _run_rows(self, rows: list[Row]) -> dict[int, RowOutput]:
@@ -255,12 +255,12 @@ class ModelRunner(AdapterRunner):
     def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
         """Runs the prompt as three rows of one batch: base, adapter, base again. Uses the cache's spare blocks."""
         self._slots.check(adapter.slot)
-        blocks = self._cache.spare_blocks(3, len(token_ids))
+        tables, windowed = (self._cache.spare_blocks(3, len(token_ids), kind) for kind in range(2))
         rows = [
-            Row(i, token_ids, 0, table, adapters, None, token_ids)
-            for i, (table, adapters) in enumerate(zip(blocks, ((), (adapter,), ()), strict=True))
+            Row(i, token_ids, 0, table, adapters, None, token_ids, windowed_table=other)
+            for i, (table, other, adapters) in enumerate(zip(tables, windowed, ((), (adapter,), ()), strict=True))
         ]
-        self._cache.zero([block for table in blocks for block in table])
+        self._cache.zero([*chain(*tables)], [*chain(*windowed)])
         step, _ = self._packer.pack(rows)
         size = self._model.spec.vocab_size
         known = min(self._slots.vocab_size(adapter.slot.index) or size, size)  # tokens that both know

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,39 +52,43 @@ class StepPacker:
         """The step's tensors, and where each row's logits will lie."""
         layout = _layout(rows)
         num_decode = sum(len(row.token_ids) == 1 for row in rows)
-        width = max((len(row.block_table) for row in rows[:num_decode]), default=0)
-        ids, positions, cached, logit_positions, table, lengths, is_long, *blocks = columns_to_device(
+        kinds = range(self._cache.shape.num_kinds)
+        ids, positions, logit_positions, lengths, is_long, *placed = columns_to_device(
             [
                 [token for row in rows for token in row.token_ids],
                 [p for row in rows for p in _positions(row)],
-                [p for row in rows for p in self._cache_positions(row)],
                 layout.logit_positions or [0],
-                [b for row in rows[:num_decode] for b in (*row.block_table, *[0] * (width - len(row.block_table)))],
                 [row.start + 1 for row in rows[:num_decode]],
                 [row.is_long for row in rows for _ in row.token_ids] if any(row.is_long for row in rows) else [],
-                *(row.block_table for row in rows[num_decode:]),
+                *(
+                    column
+                    for kind in kinds
+                    for column in self._placed(rows, [row.tables[kind] for row in rows], num_decode)
+                ),
             ],
             self._device,
         )
         vocabularies = self._vocabularies(rows, layout.spans, ids[None])
         adapters = [row.adapters for row in rows]
         ends = [row.start + len(row.token_ids) for row in rows]
+        size = len(placed) // len(kinds)
+        own, *windowed = (
+            self._fields(rows, layout.bounds, lengths, *placed[kind * size : (kind + 1) * size]) for kind in kinds
+        )
         outputs = [(end - span.end + span.start, end) for span, end in zip(layout.spans, ends, strict=True)]
-        return StepInputs(
+        step = StepInputs(
             token_ids=ids[None] if vocabularies is None else ids[None].clamp(max=self._base_size - 1),
             position_ids=positions[None],
-            cache_positions=cached,
-            decode=DecodeRows(num_decode, table.view(num_decode, width), lengths),
-            prefill=tuple(
-                PrefillRow(start, end, row.start, own)
-                for row, own, (start, end) in zip(rows[num_decode:], blocks, layout.bounds[num_decode:], strict=True)
-            ),
+            **own,
             logit_positions=logit_positions,
             lora=passes_of(adapters, [(row.start, end) for row, end in zip(rows, ends, strict=True)], self._device),
             lora_logits=passes_of(adapters, outputs, self._device),
             vocabularies=vocabularies,
             is_long=is_long[None] if len(is_long) else None,
-        ), layout.spans
+        )
+        for fields in windowed:
+            step = replace(step, windowed=replace(step, prepared={}, **fields))
+        return step, layout.spans
 
     def vocab_size(self, row: Row) -> int:
         """The vocabulary of the row's adapter; 0: the base model's. An adapter with its own is never composed with
@@ -104,9 +109,36 @@ class StepPacker:
         ]
         return StepVocabularies.of(token_ids, own, sizes, self._base_size, self._device)
 
-    def _cache_positions(self, row: Row) -> list[int]:
-        size, table = self._cache.block_size, row.block_table
-        return [table[p // size] * size + p % size for p in _positions(row)]
+    def _placed(
+        self, rows: Sequence[Row], tables: Sequence[tuple[int, ...]], num_decode: int
+    ) -> Iterator[Sequence[int]]:
+        """The places of all tokens, the table of rows of one token, and the blocks of each longer row."""
+        size, width = self._cache.block_size, max(map(len, tables[:num_decode]), default=0)
+        yield [
+            table[p // size] * size + p % size for row, table in zip(rows, tables, strict=True) for p in _positions(row)
+        ]
+        yield [b for table in tables[:num_decode] for b in (*table, *[0] * (width - len(table)))]
+        yield from tables[num_decode:]
+
+    @staticmethod
+    def _fields(
+        rows: Sequence[Row],
+        bounds: Sequence[tuple[int, int]],
+        lengths: Tensor,
+        places: Tensor,
+        table: Tensor,
+        *blocks: Tensor,
+    ) -> dict[str, Any]:
+        """The fields of a step that follow from its blocks, as they came from `_placed`."""
+        long = slice(len(lengths), None)
+        return {
+            "cache_positions": places,
+            "decode": DecodeRows(len(lengths), table.view(len(lengths), -1 if len(lengths) else 0), lengths),
+            "prefill": tuple(
+                PrefillRow(start, end, row.start, own)
+                for row, own, (start, end) in zip(rows[long], blocks, bounds[long], strict=True)
+            ),
+        }
 
 
 def _positions(row: Row) -> range:

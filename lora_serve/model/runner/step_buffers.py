@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -68,6 +68,32 @@ class GraphShape:
         }  # fmt: skip
 
 
+class _HostTable:
+    """The blocks of rows in layers of one kind, and the places of tokens there."""
+
+    def __init__(self, kind: int, idle_block: int, shape: GraphShape, parts: Mapping[str, Any]) -> None:
+        self.kind, self.idle_block, self._num_rows = kind, idle_block, shape.num_rows
+        self.places: _Numbers = parts[_of_kind("places", kind)]
+        self.blocks: _Numbers = parts[_of_kind("table", kind)].reshape(-1, shape.width)
+        self._known: list[tuple[int, ...]] = [()] * len(self.blocks)  # the blocks that it holds, by row
+
+    def fill(self, rows: Sequence[Row], num_short: int) -> None:
+        """Writes what is new since the last step: in most rows a block now and then. Behind them are zeros."""
+        wanted: list[tuple[int, ...]] = [(self.idle_block,)] * len(self._known)
+        wanted[:num_short] = [row.tables[self.kind] for row in rows[:num_short]]
+        first_long = self._num_rows
+        wanted[first_long : first_long + len(rows) - num_short] = [row.tables[self.kind] for row in rows[num_short:]]
+        for i, (blocks, known) in enumerate(zip(wanted, self._known, strict=True)):
+            same = len(known) if blocks[: len(known)] == known else 0
+            self.blocks[i, same : len(blocks)] = blocks[same:]
+            self.blocks[i, len(blocks) : len(known)] = 0
+        self._known = wanted
+
+
+def _of_kind(name: str, kind: int) -> str:
+    return f"{name} {kind}" if kind else name
+
+
 class StepBuffers:
     """The inputs of steps of one shape: one piece of memory, filled in one copy per step.
 
@@ -75,21 +101,20 @@ class StepBuffers:
     to an unused block and read no adapter, and nothing of them is looked at.
     """
 
-    def __init__(self, shape: GraphShape, block_size: int, idle_block: int, device: torch.device) -> None:
-        """`idle_block`: an unused block, which idle rows write to and read."""
+    def __init__(self, shape: GraphShape, block_size: int, idle_blocks: Sequence[int], device: torch.device) -> None:
+        """`idle_blocks`: of each kind of layers an unused block, which idle rows write to and read."""
         self.shape = shape
-        self._block_size, self._idle_block = block_size, idle_block
-        self._sizes = shape.sizes()
+        self._block_size = block_size
+        sizes, others = shape.sizes(), range(1, len(idle_blocks))
+        self._sizes = sizes | {_of_kind(name, kind): sizes[name] for kind in others for name in ("places", "table")}
         self._memory = torch.zeros(sum(self._sizes.values()), dtype=torch.int64, device=device)
         self._parts = dict(zip(self._sizes, torch.split(self._memory, list(self._sizes.values())), strict=True))
-        self._table = self._parts["table"].view(-1, shape.width)
         self._host = np.zeros(len(self._memory), dtype=np.int64)
         ends = np.cumsum(list(self._sizes.values()))[:-1]
         self._host_parts: dict[str, Any] = dict(zip(self._sizes, np.split(self._host, ends), strict=True))
         for name in ("scales", "logit_scales", "lora_tile_scales"):
             self._host_parts[name] = self._host_parts[name].view(np.float32)
-        self._host_table: _Numbers = self._host_parts["table"].reshape(-1, shape.width)
-        self._known: list[tuple[int, ...]] = [()] * len(self._host_table)  # the blocks that it holds, by row
+        self._tables = [_HostTable(kind, idle, shape, self._host_parts) for kind, idle in enumerate(idle_blocks)]
 
     def fill(
         self, rows: Sequence[Row], places: Mapping[int, int] = MappingProxyType({})
@@ -100,14 +125,15 @@ class StepBuffers:
         """
         parts = self._host_parts
         for name, part in parts.items():
-            if name != "table":
+            if not name.startswith("table"):
                 part[:] = 1.0 if name.endswith("scales") else 0
         parts["slots"][:] = parts["logit_slots"][:] = BASE_SLOT
-        parts["places"][:] = self._idle_block * self._block_size
         parts["lengths"][:] = 1
         parts["fed"][:] = -1
         num_short = sum(len(row.token_ids) == 1 for row in rows)
-        self._fill_table(rows, num_short)
+        for table in self._tables:
+            table.places[:] = table.idle_block * self._block_size
+            table.fill(rows, num_short)
         for i, row in enumerate(rows[:num_short]):
             self._fill_short(parts, i, row)
             if row.is_fed:
@@ -118,22 +144,12 @@ class StepBuffers:
         self._memory.copy_(to_device(torch.from_numpy(self._host), torch.int64, self._memory.device))
         return spans, planned
 
-    def _fill_table(self, rows: Sequence[Row], num_short: int) -> None:
-        """Writes what is new since the last step: in most rows a block now and then. Behind them are zeros."""
-        wanted: list[tuple[int, ...]] = [(self._idle_block,)] * len(self._known)
-        wanted[:num_short] = [row.block_table for row in rows[:num_short]]
-        first_long = self.shape.num_rows
-        wanted[first_long : first_long + len(rows) - num_short] = [row.block_table for row in rows[num_short:]]
-        for i, (blocks, known) in enumerate(zip(wanted, self._known, strict=True)):
-            same = len(known) if blocks[: len(known)] == known else 0
-            self._host_table[i, same : len(blocks)] = blocks[same:]
-            self._host_table[i, len(blocks) : len(known)] = 0
-        self._known = wanted
-
     def _fill_short(self, parts: Mapping[str, Any], i: int, row: Row) -> None:
-        position, blocks = row.start, row.block_table
+        position = row.start
         parts["ids"][i], parts["positions"][i], parts["is_long"][i] = row.token_ids[0], position, row.is_long
-        parts["places"][i] = blocks[position // self._block_size] * self._block_size + position % self._block_size
+        block, offset = divmod(position, self._block_size)
+        for table in self._tables:
+            table.places[i] = row.tables[table.kind][block] * self._block_size + offset
         parts["lengths"][i], parts["logit_positions"][i] = position + 1, i
         for slots, scales in (("slots", "scales"), ("logit_slots", "logit_scales")):
             _put_adapter(row, position, parts[slots], parts[scales], i)
@@ -146,7 +162,8 @@ class StepBuffers:
             count = len(row.token_ids)
             here, positions = slice(token, token + count), np.arange(row.start, row.start + count)
             parts["ids"][here], parts["positions"][here], parts["is_long"][here] = row.token_ids, positions, row.is_long
-            parts["places"][here] = self._host_table[i, positions // size] * size + positions % size
+            for table in self._tables:
+                table.places[here] = table.blocks[i, positions // size] * size + positions % size
             tiles += [
                 (token + first, min(QUERY_TILE, count - first), row.start + first, i)
                 for first in range(0, count, QUERY_TILE)
@@ -199,18 +216,30 @@ class StepBuffers:
                 )
             )  # fmt: skip
             lora_logits = _on_device(DeviceTokens.of_rows(parts["logit_slots"], scales["logit_scales"]))
-        return StepInputs(
+        own, *windowed = (self._placed(kind) for kind in range(len(self._tables)))
+        step = StepInputs(
             token_ids=parts["ids"][None],
             position_ids=parts["positions"][None],
-            cache_positions=parts["places"],
-            decode=DecodeRows(shape.num_rows, self._table[: shape.num_rows], parts["lengths"]),
+            **own,
             prefill=(),
-            tiled=TiledRows(parts["tiles"].view(-1, 4), self._table) if shape.num_long_tokens else None,
             logit_positions=parts["logit_positions"],
             lora=lora,
             lora_logits=lora_logits,
             is_long=parts["is_long"][None],
         )
+        for fields in windowed:
+            step = replace(step, windowed=replace(step, prepared={}, **fields))
+        return step
+
+    def _placed(self, kind: int) -> dict[str, Any]:
+        """The fields of a step that follow from its blocks in layers of a kind."""
+        parts, shape = self._parts, self.shape
+        table = parts[_of_kind("table", kind)].view(-1, shape.width)
+        return {
+            "cache_positions": parts[_of_kind("places", kind)],
+            "decode": DecodeRows(shape.num_rows, table[: shape.num_rows], parts["lengths"]),
+            "tiled": TiledRows(parts["tiles"].view(-1, 4), table) if shape.num_long_tokens else None,
+        }
 
 
 def _put_adapter(row: Row, position: int, slots: _Numbers, scales: npt.NDArray[np.float32], place: int) -> None:

@@ -98,7 +98,7 @@ def shares(
     config = Settings(model="m", max_num_seqs=4, max_num_batched_tokens=16, block_size=16, **settings).part(
         EngineConfig
     )
-    facts = DeviceFacts(is_cuda, limit, limit - SPEC.num_bytes, block_bytes=500)
+    facts = DeviceFacts(is_cuda, limit, limit - SPEC.num_bytes, block_bytes=(500,))
     return share_out(facts, SPEC, config, MODEL, 2, adapter_bytes, captured)
 
 
@@ -107,22 +107,22 @@ def test_kv_blocks_leave_room_for_weights_adapters_and_the_largest_step() -> Non
     step = MODEL.num_bytes(largest_step(SPEC, config))
     assert step == 100 + 16 * 10 + 4 * 5 + 64 * 2 + 16 * 64 // 4
     found = shares(1000 + step + 700 + 5 * 516, adapter_bytes=700, kv_cache_memory=10**6)
-    assert (found.num_blocks, found.adapter_bytes) == (5, 700)
-    assert shares(10**9, kv_cache_memory=10**6).num_blocks == 16, "no more than all rows can fill"
-    assert shares(10**9, kv_cache_memory=2500).num_blocks == 5
+    assert (found.num_blocks, found.adapter_bytes) == ((5,), 700)
+    assert shares(10**9, kv_cache_memory=10**6).num_blocks == (16,), "no more than all rows can fill"
+    assert shares(10**9, kv_cache_memory=2500).num_blocks == (5,)
 
 
 def test_captured_steps_have_their_memory_but_no_more_than_a_tenth() -> None:
     captured = captured_load(4, 64, 16)
     assert captured == MemoryLoad(4 + 512, 4 + 64, 4, 4, 64)
     without, with_graphs = (shares(10**5, captured=one, kv_cache_memory=10**6) for one in (None, captured))
-    assert without.num_blocks == with_graphs.num_blocks == 16
+    assert without.num_blocks == with_graphs.num_blocks == (16,)
     step = MODEL.num_bytes(MemoryLoad(16, 4, 4, longest_chunk=64, num_scores=16 * 64))
     limit = 1000 + step + 12 * 516
     taken = min(MODEL.num_bytes(captured), limit // 10)
     assert taken == limit // 10
     found = shares(limit, captured=captured, kv_cache_memory=10**6)
-    assert found.num_blocks == (12 * 516 - taken) // 516 == 10
+    assert found.num_blocks == ((12 * 516 - taken) // 516,) == (10,)
     assert MODEL.num_bytes(captured) == 100 + 516 * 10 + 68 * 5 + 4 * 64
 
 
@@ -155,9 +155,9 @@ def test_adapters_get_a_budget_where_memory_is_bounded() -> None:
 
 
 def test_swap_space_is_for_gpus_unless_asked_for() -> None:
-    assert shares(10**6).num_host_blocks == 0
-    assert shares(10**6, swap_space=5400).num_host_blocks == 10
-    assert shares(10**6, is_cuda=True).num_host_blocks == 4 * 2**30 // 500
+    assert shares(10**6).num_host_blocks == (0,)
+    assert shares(10**6, swap_space=5400).num_host_blocks == (10,)
+    assert shares(10**6, is_cuda=True).num_host_blocks == (4 * 2**30 // 500,)
 
 
 # -- estimates -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ SHAPE, BLOCK_SIZE, IDLE = GraphShape(6, 64, 8, with_lora=True), 4, 99
 
 
 def new_buffers() -> StepBuffers:
-    return StepBuffers(SHAPE, BLOCK_SIZE, IDLE, torch.device("cpu"))
+    return StepBuffers(SHAPE, BLOCK_SIZE, [IDLE], torch.device("cpu"))
 
 
 def test_tables_are_those_of_buffers_that_are_filled_for_the_first_time() -> None:

@@ -65,7 +65,8 @@ class FusedRotaryAttention:
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *arguments: Any, **keywords: Any
     ) -> Any:
         """hidden_states [1, tokens, size] -> the same shape, and None."""
-        step, size = self.context.step, self.cache.shape.layers[self.layer].head_dim
+        shape = self.cache.shape
+        step, size = self.context.step.of_kind(shape.kind_of(self.layer)), shape.layers[self.layer].head_dim
         if step.changes_any(self.changes):
             return self.own_forward(hidden_states, position_embeddings, *arguments, **keywords)
         y = self.joined(hidden_states[0])

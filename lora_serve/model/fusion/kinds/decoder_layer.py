@@ -47,11 +47,11 @@ class FusedDecoderLayer:
         self._layer = layer = _layer_of(parts)
         group = layer.heads // layer.kv_heads
         self._call = NativeCall(attention.attention, slots, linears, columns, group, scratch_bytes(layer))
-        self._index = attention.layer
+        self._index, self._kind = attention.layer, attention.cache.shape.kind_of(attention.layer)
 
     def __call__(self, hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Any:
         """Runs the layer on hidden_states [1, tokens, size], changed in place and returned."""
-        step = self._attention.context.step
+        step = self._attention.context.step.of_kind(self._kind)
         embeddings = keywords.get("position_embeddings")
         if embeddings is None or not hidden_states.is_contiguous() or step.changes_any(self._changes):
             return self.by_parts(hidden_states, *arguments, **keywords)

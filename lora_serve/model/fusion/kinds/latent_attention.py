@@ -60,7 +60,7 @@ class FusedLatentAttention:
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *arguments: Any, **keywords: Any
     ) -> Any:
         """hidden_states [1, tokens, size] -> the same shape, and None."""
-        step = self.context.step
+        step = self.context.step.of_kind(self.cache.shape.kind_of(self.layer))
         if step.changes_any(self.changes):
             return self.own_forward(hidden_states, position_embeddings, *arguments, **keywords)
         heads = self.cache.shape.layers[self.layer].num_heads

@@ -39,7 +39,8 @@ class NativeLatentAttention:
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *arguments: Any, **keywords: Any
     ) -> Any:
         """hidden_states [1, tokens, size] -> the same shape, and None."""
-        step, parts = self._parts.context.step, self._parts
+        parts = self._parts
+        step = parts.context.step.of_kind(parts.cache.shape.kind_of(parts.layer))
         if hidden_states.dtype != parts.kernels.dtype or step.changes_any(self._changes):
             return parts(hidden_states, position_embeddings, *arguments, **keywords)
         x = hidden_states.contiguous()
