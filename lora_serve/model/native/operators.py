@@ -238,7 +238,7 @@ class Step(ctypes.Structure):
     """The part of a step that all layers read."""
 
     _fields_ = (
-        *((name, _SIZE) for name in ("tokens", "num_passes", "rotated", "num_attention_pieces", "most_tokens")),
+        *((name, _SIZE) for name in ("tokens", "num_passes", "rotated", "num_attention_pieces", "most_tokens", "stored")),
         ("passes", ctypes.POINTER(Pass)),
         *((name, _ADDRESS) for name in ("places", "cos", "sin", "tables", "attention_pieces")),
     )
