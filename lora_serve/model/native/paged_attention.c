@@ -72,10 +72,13 @@ static Ahead ahead_of(const Attention *a, const real *pool, Stretch keys, int64_
 /* The next lines. Where little is computed, a few at a time between: the processor has only so many on their way at once.
  * NULL: they were asked for. */
 ALWAYS void ask_for(Ahead *next) {
-    for (int64_t i = 0; next && i < next->at_once && next->token < next->keys.count; i++) {
-        __builtin_prefetch(next->pool + next->keys.offsets[next->token] + next->line * (64 / (int64_t)sizeof(real)), 0, 2);
-        if (++next->line == next->lines) next->line = 0, next->token++;
+    if (!next) return;
+    int64_t token = next->token, line = next->line;
+    for (int64_t i = 0; i < next->at_once && token < next->keys.count; i++) {
+        __builtin_prefetch(next->pool + next->keys.offsets[token] + line * (64 / (int64_t)sizeof(real)), 0, 2);
+        if (++line == next->lines) line = 0, token++;
     }
+    next->token = token, next->line = line;
 }
 
 /* Numbers of a query or key, with the zeros after them that products ask for; those that are turned together; words of a
@@ -168,14 +171,21 @@ typedef struct { /* of a stretch's keys: what scores, and weights, are multiplie
     float key[KEYS], value[KEYS], again[KEYS];
 } Scales;
 
-static void scales_of(const Attention *a, const Stretch *s, Scales *to) {
-    memset(to, 0, sizeof *to);
+/* Read well before they are used as vectors: what was just written in parts is waited for. */
+static void read_scales(const Attention *a, const Stretch *s, Scales *to) {
     for (int64_t j = 0; j < s->count; j++) {
         const int64_t at = s->offsets[j] + code_reals(a->size);
         memcpy(to->key + j, a->keys + at, sizeof(float));
         memcpy(to->value + j, a->values + at, sizeof(float));
-        to->key[j] *= code_unit(a->stored);
-        to->again[j] = to->value[j] > 0.0f ? 1.0f / to->value[j] : 0.0f;
+    }
+    for (int64_t j = s->count; j < KEYS; j++) to->key[j] = to->value[j] = 0.0f;
+}
+
+static void end_scales(const Attention *a, Scales *scales) {
+    for (int64_t j = 0; j < KEYS; j += LANES) {
+        const vec value = load(scales->value + j);
+        store(scales->key + j, load(scales->key + j) * splat(code_unit(a->stored)));
+        store(scales->again + j, choose(value > (vec){}, splat(1.0f) / value, (vec){}));
     }
 }
 
@@ -329,13 +339,14 @@ static void walk(const Attention *a, const Piece *piece, const Stretch *own, Ahe
     float *sums = s->sums + own->kv_head * queries * width;
     if (piece->tokens > 1) ask_for(keys), ask_for(values), keys = values = NULL;
     Ahead *also = IS_BFLOAT16 ? NULL : values;
+    Scales scales;
+    if (a->stored) read_scales(a, own, &scales);
     if (!a->stored) turn_keys(a, own, s->keys, s->zeros, keys, also);
     else if (a->stored == INT8) turn_codes(INT8, a, own, s->keys, s->zeros, keys, also);
     else turn_codes(FLOAT8, a, own, s->keys, s->zeros, keys, also);
     multiply_by(s->q + own->kv_head * queries * depth, depth, queries, s->keys, PANEL, key_words(a), KEYS / PANEL, depth,
                 nothing, s->scores, KEYS);
-    Scales scales;
-    if (a->stored) scales_of(a, own, &scales), weigh_all(a, piece, own, s, &scales);
+    if (a->stored) end_scales(a, &scales), weigh_all(a, piece, own, s, &scales);
     else weigh_all(a, piece, own, s, NULL);
     int64_t stride = KEYS;
     const input *weights = prepared(s->weights, &stride, queries, KEYS, s->room);
@@ -402,17 +413,18 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
     const int64_t heads = end_head - first_head, is_one = piece->tokens == 1;
     const int64_t tiles = is_one ? KEYS / LANES * up_to(depth_of(a), turned) / turned : 1;
     const int64_t pairs = is_one && IS_BFLOAT16 ? KEYS / 2 * width / (a->stored ? CODES_AT_ONCE : PANEL) : tiles;
-    Stretch next = stretch_of(a, table, first_head, begin / KEYS * KEYS, end);
-    Ahead keys = ahead_of(a, a->keys, next, heads, 1, 1), values = ahead_of(a, a->values, next, heads, 1, 1);
+    Stretch own = stretch_of(a, table, first_head, begin / KEYS * KEYS, end);
+    Ahead keys = ahead_of(a, a->keys, own, heads, 1, 1), values = ahead_of(a, a->values, own, heads, 1, 1);
     if (is_one) ask_for(&keys), ask_for(&values);
     for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS) {
-        next = stretch_of(a, table, first_head, start + KEYS, end);
+        const Stretch next = stretch_of(a, table, first_head, start + KEYS, end);
         keys = ahead_of(a, a->keys, next, heads, heads, tiles);
         values = ahead_of(a, a->values, next, heads, heads, pairs);
-        for (int64_t h = first_head; h < end_head; h++) {
-            const Stretch own = stretch_of(a, table, h, start, end);
+        for (; own.kv_head < end_head; own.kv_head++) {
             walk(a, piece, &own, &keys, &values, s);
+            for (int64_t j = 0; j < KEYS; j++) own.offsets[j] += a->row;
         }
+        own = next;
     }
     for (int64_t h = first_head; h < end_head; h++)
         for (int64_t i = 0; i < queries; i++) {
