@@ -1,0 +1,73 @@
+"""K and V of one byte a number: what is stored, by torch and by the kernels."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lora_serve.model.kv_cache import KVShape
+from lora_serve.model.kv_format import FORMATS, PLAIN
+from lora_serve.model.native.layer_kernels import LayerKernels
+
+CODED = [form for form in FORMATS.values() if form is not PLAIN]
+
+
+def rows_of(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[30, 2, size]: of all magnitudes, with zeros, some of them nothing else."""
+    torch.manual_seed(0)
+    numbers = torch.randn(30, 2, size) * torch.logspace(-20, 20, 30)[:, None, None]
+    numbers *= torch.logspace(-5, 0, size)
+    numbers[3], numbers[4, :, 0] = 0, 0
+    return numbers.to(dtype)
+
+
+@pytest.mark.parametrize("form", CODED, ids=lambda form: form.name)
+@pytest.mark.parametrize("size", [7, 64])
+def test_a_number_is_off_by_half_a_step_at_most(form: object, size: int) -> None:
+    numbers = rows_of(size)
+    found = form.decode(form.encode(numbers, torch.float32), size, torch.float32)  # type: ignore[attr-defined]
+    largest = numbers.abs().amax(-1, keepdim=True)
+    step = largest / 127 if form.name == "int8" else (numbers.abs() / 8).maximum(largest / 448 / 64)  # type: ignore[attr-defined]
+    assert ((found - numbers).abs() <= 0.501 * step).all()
+    assert torch.equal(found[3], numbers[3])
+
+
+@pytest.mark.parametrize("form", CODED, ids=lambda form: form.name)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_with_what_is_no_number_is_none_at_all(form: object, bad: float) -> None:
+    numbers = rows_of(16)
+    numbers[5, 1, 9] = bad
+    found = form.decode(form.encode(numbers, torch.float32), 16, torch.float32)  # type: ignore[attr-defined]
+    assert found[5, 1].isnan().all()
+    assert found[:5].isfinite().all()
+
+
+@pytest.mark.usefixtures("build")
+@pytest.mark.parametrize("form", CODED, ids=lambda form: form.name)
+@pytest.mark.parametrize(("size", "bad"), [(7, 0.0), (20, math.inf), (64, math.nan)])
+def test_kernels_store_the_same_bits_as_torch(form: object, size: int, bad: float) -> None:
+    numbers, places = rows_of(size), torch.arange(30) + 3
+    numbers[7, 0, 2] = bad
+    wanted = form.encode(numbers, torch.float32)  # type: ignore[attr-defined]
+    for dtype in (torch.float32, torch.bfloat16):
+        pools = torch.zeros(2, 40, *wanted.shape[1:], dtype=torch.uint8)
+        nothing = torch.zeros(30, 0)
+        LayerKernels.load(dtype).rotate_store(
+            numbers.clone(), numbers.clone(), numbers, nothing, nothing, places, (pools[0], pools[1]),
+            form,  # type: ignore[arg-type]
+        )  # fmt: skip
+        for pool in pools:
+            is_number = wanted[..., -4:].contiguous().view(torch.float32)[..., 0].isfinite()
+            assert torch.equal(pool[3:33][is_number], wanted[is_number])
+            scales = pool[3:33][~is_number][..., -4:].contiguous().view(torch.float32)
+            assert scales.isnan().all()
+            assert not pool[:3].any()
+
+
+def test_blocks_have_their_true_bytes() -> None:
+    plain = KVShape.alike(3, 2, 64, torch.bfloat16)
+    assert plain.block_bytes(16) == 2 * 16 * 3 * 2 * 64 * 2
+    for form in CODED:
+        assert KVShape(plain.layers, plain.dtype, form).block_bytes(16) == 2 * 16 * 3 * 2 * 68
