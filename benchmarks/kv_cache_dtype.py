@@ -111,7 +111,11 @@ def _errors_of(count: int, dtype: str) -> dict[str, Any]:
             kls.append((plain[i].exp() * (plain[i] - logprobs)).sum(-1))
             right.append(bool((logits[-len(answer) - 1 : -1].argmax(-1) == answer).all()))
         every = torch.cat(kls)
-        found[name] = {"mean_kl": float(every.mean()), "largest_kl": float(every.max()), "right": sum(right) / len(right)}
+        found[name] = {
+            "mean_kl": float(every.mean()),
+            "largest_kl": float(every.max()),
+            "right": sum(right) / len(right),
+        }
     return {"num_prompts": len(plain), "num_positions": sum(map(len, plain)), **found}
 
 

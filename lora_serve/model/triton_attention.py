@@ -90,8 +90,8 @@ def decode_chunks(
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
     STORED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, kv heads, chunks). query [rows, kv heads * G, D]; pools [blocks, BLOCK_SIZE, kv heads, WIDTH]; partial
-    [rows, kv heads * G, chunks, D] float32; sums [rows, kv heads * G, chunks, 2] float32: m and l.
+    """Grid (rows, kv heads, chunks). query [rows, kv heads * G, D]; pools [blocks, BLOCK_SIZE, kv heads, WIDTH];
+    partial [rows, kv heads * G, chunks, D] float32; sums [rows, kv heads * G, chunks, 2] float32: m and l.
     """
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)

@@ -55,9 +55,7 @@ def expected(cache: KVCache, query: torch.Tensor, rows: DecodeRows, settings: At
     for row, (blocks, length) in enumerate(zip(rows.block_table, rows.lengths.tolist(), strict=True)):
         first = 0 if window is None else max(0, length - window)
         first = first if settings.chunk is None else max(first, (length - 1) // settings.chunk * settings.chunk)
-        keys, values = (
-            one[first:length].double().repeat_interleave(group, 1) for one in cache.gather(0, blocks)
-        )
+        keys, values = (one[first:length].double().repeat_interleave(group, 1) for one in cache.gather(0, blocks))
         scores = torch.einsum("hd,khd->hk", query[row].double(), keys) * settings.scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)

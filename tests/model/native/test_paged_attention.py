@@ -132,7 +132,7 @@ CASES = {
     "fp8": {"stored": "fp8_e4m3", "size": 64, "chunk": 30},
     "fp8, head of 20": {"stored": "fp8_e4m3", "size": 20, "block_size": 3},
     "fp8, bfloat16": {"stored": "fp8_e4m3", "size": 80, "block_size": 16, "window": 33, "dtype": torch.bfloat16},
-    "fp8, bfloat16, many heads": {"stored": "fp8_e4m3", "size": 256, "heads": 41, "kv_heads": 1, "dtype": torch.bfloat16},
+    "fp8, bfloat16, many": {"stored": "fp8_e4m3", "size": 256, "heads": 41, "kv_heads": 1, "dtype": torch.bfloat16},
     "bfloat16, many heads to one": {"dtype": torch.bfloat16, "size": 24, "heads": 41, "kv_heads": 1},
 }
 
