@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from lora_serve.model.kv_cache import KVShape
 from lora_serve.model.kv_format import FORMATS, PLAIN, KVFormat
+from tests.local_engine import LocalEngine
+from tests.oracle import save_tiny_model
 
 CODED: list[KVFormat] = [form for form in FORMATS.values() if form is not PLAIN]
 
@@ -48,3 +51,18 @@ def test_blocks_have_their_true_bytes() -> None:
     assert plain.block_bytes(16) == 2 * 16 * 3 * 2 * 64 * 2
     for form in CODED:
         assert KVShape(plain.layers, plain.dtype, form).block_bytes(16) == 2 * 16 * 3 * 2 * 68
+
+
+@pytest.mark.parametrize("form", CODED, ids=lambda form: form.name)
+def test_answers_are_the_same_bits_with_drafts_and_from_known_blocks(form: KVFormat, tmp_path: Path) -> None:
+    model, found = save_tiny_model("llama", tmp_path), []
+    for mode in ("auto", "off"):
+        limits = {"block_size": 4, "kv_cache_memory": "1MiB", "kv_cache_dtype": form.name, "speculate": mode}
+        engine = LocalEngine(model, **limits)
+        for num_cached in (0, 20):
+            request = engine.request([5, 6, 7, 8] * 6, max_tokens=24, ignore_eos=True, logprobs=0)
+            (answer,) = engine.run([request])
+            assert answer.num_cached_tokens == num_cached
+            found.append((answer.token_ids, answer.logprobs))
+        assert (engine.engine.stats().speculation.num_accepted > 0) == (mode == "auto")
+    assert found == found[:1] * 4
