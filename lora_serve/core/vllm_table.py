@@ -199,7 +199,8 @@ a step is one token of each row: --num-scheduler-steps +--multi-step-stream-outp
 --batch-wait-ms: --scheduler-delay-factor
 --swap-space decides it: --preemption-mode --kv-offloading-size --kv-offloading-backend
 there is one: +--use-v2-block-manager +--disable-hybrid-kv-cache-manager
-the KV cache is not quantised: +--calculate-kv-scales *--kv-cache-dtype-skip-layers
+each token and head has a scale of its own: +--calculate-kv-scales
+all layers' KV cache has one dtype: *--kv-cache-dtype-skip-layers
 --kv-cache-memory: --num-gpu-blocks-override
 weights stay on the device: --offload-backend --offload-num-in-group --offload-prefetch-step *--offload-params
   *--cpu-offload-params
@@ -271,7 +272,6 @@ set the environment variable HF_HOME: --download-dir
 only safetensors are read [auto safetensors]: --load-format
 only Hugging Face's form is read [auto hf]: --config-format
 only safetensors are read [{}]: --model-loader-extra-config
-the KV cache has the model's own dtype [auto]: --kv-cache-dtype
 text needs a tokenizer: +--skip-tokenizer-init
 defaults of sampling come with a request, or with an adapter's metadata [vllm]: --generation-config
 defaults of sampling come with a request, or with an adapter's metadata [{}]: --override-generation-config

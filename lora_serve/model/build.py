@@ -13,7 +13,7 @@ import torch
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.weights import Undo
 from lora_serve.adapters.registration.verification import MAX_SMOKE_TEST_TOKENS
-from lora_serve.core.batch import MemoryPlan
+from lora_serve.core.batch import Batch, MemoryPlan, RowOutput
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.model_spec import ModelSpec
@@ -22,6 +22,7 @@ from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.exactness import check_exactness, check_small_copy, plain_logprobs, probe_tokens
 from lora_serve.model.expert_choices import ExpertChoices
 from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.kv_format import FORMATS, PLAIN
 from lora_serve.model.loading.frozen_model import LoadedModel
 from lora_serve.model.loading.number_type import FLOAT8
 from lora_serve.model.loading.observation import first_line
@@ -43,6 +44,7 @@ _FIRST_RANK = 64  # on a GPU; an adapter of a greater one has all graphs capture
 # Bytes of weights below which thousands of products of a few rows are faster on one core beside the imports that run
 # meanwhile: on two cores that others kept busy a build took 29 s of processor time instead of 2.
 _SMALL_MODEL = 2**30
+Check = Callable[..., float]  # `check_exactness` with all but `run` and `dtype`
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +106,28 @@ def _build_generating_model(
     base = BaseModel(loaded, cache, slots, model_config)
     return_freed_memory()  # the weights as they were loaded, of which `base` has laid out its own
     runner = ModelRunner(base, cache, slots, loaded.device)
+    check = functools.partial(
+        check_exactness, expected=expected, probe=probe, block_size=cache.block_size,
+        architecture=spec.architecture, spec=spec,
+    )  # fmt: skip
+    prove = functools.partial(_prove, check, runner.run, choices, architecture=spec.architecture)
+    form = FORMATS[engine_config.kv_cache_dtype]
+    if form is not PLAIN:  # kernels have been chosen, and are proved, on numbers that nothing has rounded
+        cache.resize(1 + len(probe) * -(-max(map(len, probe)) // size))
+        prove(dtype=coarsest)
+        cache.store_as(form)
     captures = base.device.type == "cuda" and model_config.cuda_graphs and base.kernel.reads_device_tokens
     max_rows = engine_config.batch.max_num_seqs
     captured = captured_load(max_rows, spec.max_model_len, size) if captures else None
     memory = MemorySetup(base, runner, cache, slots, engine_config, captured).run(num_slots, adapter_bytes)
-    check = functools.partial(
-        check_exactness, expected=expected, probe=probe, block_size=cache.block_size, dtype=coarsest,
-        architecture=spec.architecture, spec=spec,
-    )  # fmt: skip
     try:
-        check(runner.run)
+        worst = prove(dtype=coarsest if form is PLAIN else FLOAT8)
     except ModelError as error:
-        if coarsest == torch.float32 or not choices.are_known:
+        if form is PLAIN:
             raise
-        _log.info("%s; compared at the experts that the model itself chose", error)
-        check(choices.given(runner.run))
-        choices.check_alike(spec.architecture)
+        raise ModelError(f"--kv-cache-dtype {form.name}: this model does not bear it: {error}") from error
+    if form is not PLAIN:
+        _log.info("KV cache in %s: log-probabilities of a probe differ by up to %.2g", form.name, worst)
     check_small_copy(model_config)
     graphs = StepGraphs(base, cache, slots, max_rows) if captures else None
     if graphs is not None and model_config.warmup != "off":
@@ -136,6 +144,21 @@ def _build_generating_model(
         GraphStats if graphs is None else graphs.stats,
         served if graphs is not None and model_config.launch_ahead else None,
     )
+
+
+def _prove(
+    check: Check, run: Callable[[Batch], list[RowOutput]], choices: ExpertChoices, dtype: torch.dtype, architecture: str
+) -> float:
+    """The largest difference that `check` finds. Raises ModelError."""
+    try:
+        return check(run, dtype=dtype)
+    except ModelError as error:
+        if dtype == torch.float32 or not choices.are_known:
+            raise
+        _log.info("%s; compared at the experts that the model itself chose", error)
+        worst = check(choices.given(run), dtype=dtype)
+        choices.check_alike(architecture)
+        return worst
 
 
 def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int) -> ModelParts:

@@ -98,8 +98,9 @@ def plain_logprobs(loaded: LoadedModel, probe: ProbeTokens) -> list[list[float]]
 def check_exactness(
     run: Callable[[Batch], Sequence[RowOutput]], expected: Sequence[Sequence[float]], probe: ProbeTokens,
     block_size: int, dtype: torch.dtype, architecture: str, spec: ModelSpec, chunks: Chunks = SHORT,
-) -> None:  # fmt: skip
-    """Runs the probe in uneven chunks, all sequences in one batch, and compares. Raises ModelError.
+) -> float:  # fmt: skip
+    """Runs the probe in uneven chunks, all sequences in one batch, and compares: the largest difference of a
+    log-probability. Raises ModelError.
 
     A row lacks the blocks that no later token sees, as `spec` says, as it does in the engine.
     """
@@ -123,13 +124,14 @@ def check_exactness(
         starts = [start + n for start, n in zip(starts, lengths, strict=True)]
     mine = torch.tensor([value for values in found for value in values[:-1]])
     plain = torch.tensor([value for values in expected for value in values])
+    worst = float((mine - plain).abs().max())
     if not _are_near(mine, plain, dtype):
-        worst = float((mine - plain).abs().max())
         noise = f", or {_NOISE[dtype]:.0%} of their spread in the root mean square" if _NOISE[dtype] else ""
         raise ModelError(
             f"{architecture} cannot be served exactly: packed rows over a paged cache give log-probabilities that "
             f"differ by {worst:.3g} from the model's own (allowed: {_TOLERANCE[dtype]:g}{noise})"
         )
+    return worst
 
 
 def _without(table: tuple[int, ...], count: int) -> tuple[int, ...]:

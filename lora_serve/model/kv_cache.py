@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lora_serve.core.batch import BlockMoves
+from lora_serve.model.kv_format import PLAIN, KVFormat
 from lora_serve.model.system.device_memory import to_device
 from lora_serve.model.system.process import advise_huge_pages
 
@@ -29,8 +30,9 @@ class KVShape:
     """The shape of what one token leaves in the cache, learned from the model itself."""
 
     layers: tuple[KVHeads, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype  # the model's
     kinds: tuple[int, ...] = ()  # by layer, its kind: see `ModelSpec.windows`; (): there is one
+    form: KVFormat = PLAIN
 
     @staticmethod
     def alike(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVShape:
@@ -47,7 +49,8 @@ class KVShape:
     def block_bytes(self, block_size: int, kind: int | None = None) -> int:
         """Bytes of one block of `block_size` tokens over all layers, or those of a kind, K and V."""
         layers = (heads for layer, heads in enumerate(self.layers) if kind in (None, self.kind_of(layer)))
-        return 2 * block_size * sum(heads.num_heads * heads.head_dim for heads in layers) * self.dtype.itemsize
+        numbers = sum(heads.num_heads * self.form.width(heads.head_dim) for heads in layers)
+        return 2 * block_size * numbers * self.form.row_type(self.dtype).itemsize
 
 
 class KVCache:
@@ -72,7 +75,7 @@ class KVCache:
             place = self._layers_of.setdefault(key, 0)
             self._layers_of[key] += 1
             self._places.append((list(self._layers_of).index(key), place))
-        self._pools: list[Tensor] = []  # each [2, layers, blocks, block_size, num_kv_heads, head_dim]
+        self._pools: list[Tensor] = []  # each [2, layers, blocks, block_size, num_kv_heads, width of a row]
         self._layers: list[tuple[Tensor, Tensor]] = []  # K and V of each
         self.num_resizes = 0  # tells users of the pool's address that it is another pool
         self.resize(num_blocks)
@@ -81,7 +84,8 @@ class KVCache:
         """Makes a pool of another number of empty blocks, and blocks in host memory, which a GPU reads by itself.
         `windowed`: both numbers for the second kind of layers; None: the same.
         """
-        shape, size = self.shape, self.block_size
+        size, form, dtype = self.block_size, self.shape.form, self.shape.form.row_type(self.shape.dtype)
+        rows = {heads: (heads.num_heads, form.width(heads.head_dim)) for heads in self.shape.layers}
         self.num_resizes += 1
         self.num_blocks = num_blocks
         on_device, on_host = zip((num_blocks, num_host_blocks), windowed or (num_blocks, num_host_blocks), strict=True)
@@ -89,17 +93,22 @@ class KVCache:
         self._pools, self._layers = [], []  # what was there is freed first
         for (kind, heads), count in self._layers_of.items():
             num_in_all = on_device[kind] + self._num_spare
-            self._pools.append(_zeros((2, count, num_in_all, size, *heads), shape.dtype, self.device))
+            self._pools.append(_zeros((2, count, num_in_all, size, *rows[heads]), dtype, self.device))
             advise_huge_pages(self._pools[-1])
         self._layers = [(self._pools[pool][0, place], self._pools[pool][1, place]) for pool, place in self._places]
         is_pinned = self.device.type == "cuda" and num_host_blocks > 0
         self._host = [
-            torch.zeros((on_host[kind], 2, count, size, *heads), dtype=shape.dtype, pin_memory=is_pinned)
+            torch.zeros((on_host[kind], 2, count, size, *rows[heads]), dtype=dtype, pin_memory=is_pinned)
             for (kind, heads), count in self._layers_of.items()
         ]
 
+    def store_as(self, form: KVFormat) -> None:
+        """Makes an empty pool of another form, which has no blocks yet but its spare ones."""
+        self.shape = replace(self.shape, form=form)
+        self.resize(1)
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+        """K and V of one layer as they are stored, each [num_blocks, block_size, num_kv_heads, width of a row]."""
         return self._layers[index]
 
     def addresses(self, index: int) -> tuple[int, int]:
@@ -108,15 +117,27 @@ class KVCache:
         return keys.data_ptr(), values.data_ptr()
 
     def write(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
-        """Stores key and value [num_tokens, num_kv_heads, head_dim], rounded to the cache's type, at flat positions."""
-        keys, values = self._layers[layer]
-        keys.flatten(0, 1).index_copy_(0, positions, key.to(keys.dtype))
-        values.flatten(0, 1).index_copy_(0, positions, value.to(values.dtype))
+        """Stores key and value [num_tokens, num_kv_heads, head_dim], rounded to the cache's form, at flat positions."""
+        for pool, numbers in zip(self._layers[layer], (key, value), strict=True):
+            pool.flatten(0, 1).index_copy_(0, positions, self.shape.form.encode(numbers, self.shape.dtype))
+
+    def gather(self, layer: int, indices: Tensor, *, by_block: bool = True) -> list[Tensor]:
+        """K and V of whole blocks, or of flat positions: each a copy [num_tokens, num_kv_heads, head_dim] of the
+        model's type.
+        """
+        form, head_dim, dtype = self.shape.form, self.shape.layers[layer].head_dim, self.shape.dtype
+        pools = self._layers[layer]
+        found = (
+            pool.index_select(0, indices).flatten(0, 1) if by_block else pool.flatten(0, 1).index_select(0, indices)
+            for pool in pools
+        )
+        return [form.decode(rows, head_dim, dtype) for rows in found]
 
     def read(self, positions: Tensor) -> Tensor:
         """K and V of all layers at flat positions: a copy [num_layers, 2, num_tokens, numbers of the widest layer]."""
         widest = max(heads.num_heads * heads.head_dim for heads in self.shape.layers)
-        found = [[pool.flatten(0, 1).index_select(0, positions).flatten(1) for pool in each] for each in self._layers]
+        layers = range(len(self._layers))
+        found = [[one.flatten(1) for one in self.gather(layer, positions, by_block=False)] for layer in layers]
         return torch.stack([F.pad(torch.stack(each), (0, widest - each[0].shape[1])) for each in found])
 
     def spare_blocks(self, num_rows: int, num_tokens: int, kind: int = 0) -> list[tuple[int, ...]]:

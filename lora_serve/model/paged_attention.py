@@ -89,6 +89,7 @@ class PagedAttention:
             "BLOCK_SIZE": self._cache.block_size, "BLOCK_D": wide,
             "BLOCK_N": _KEYS if wide * query.element_size() <= _WIDE_HEAD else _KEYS_OF_WIDE_HEADS,
             "HAS_SOFTCAP": softcap is not None, "HALF": self._programs.product_type(query, self._cache.shape.dtype),
+            "STORED": self._cache.shape.form.number, "WIDTH": self._cache.shape.form.width(head_dim),
         }  # fmt: skip
         return numbers, sizes
 

@@ -24,19 +24,45 @@ from lora_serve.model.triton_programs import product_type  # noqa: F401 - asked 
 
 
 @triton.jit
+def _numbers(places, mask, STORED: tl.constexpr):
+    """K or V as it is stored: codes without their scale, which products of them meet."""
+    if STORED == 0:
+        found = tl.load(places, mask=mask, other=0.0)
+    else:
+        codes = tl.load(places, mask=mask, other=0)
+        if STORED == 1:
+            found = codes.to(tl.int8, bitcast=True).to(tl.float32)
+        else:  # e4m3 without denormal numbers, see native/codes.h
+            raw = codes.to(tl.int32)
+            size = raw & 0x7F
+            bits = tl.where(size == 0, 0, (size << 20) + (120 << 23)) | (raw >> 7 << 31)
+            found = bits.to(tl.float32, bitcast=True)
+    return found
+
+
+@triton.jit
+def _scales(rows, inside, WIDTH: tl.constexpr):
+    """The scale at the end of each row of codes."""
+    return tl.load((rows + WIDTH - 4).to(tl.pointer_type(tl.float32), bitcast=True), mask=inside, other=0.0)
+
+
+@triton.jit
 def _with_keys(
     q, blocks, p, inside, seen, pool_k, pool_v, kv_head, d, scale, softcap, top, total, values,
     D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
+    STORED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """m', l' and o' of the formulas above: with the keys at positions p that are `inside` the row, of which each query
     sees `seen`. `blocks`: the row's own, in the block table.
     """
     block = tl.load(blocks + p // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    place = ((block * BLOCK_SIZE + p % BLOCK_SIZE) * KV_HEADS + kv_head) * D
+    place = ((block * BLOCK_SIZE + p % BLOCK_SIZE) * KV_HEADS + kv_head) * WIDTH
     mask = inside[:, None] & (d < D)[None, :]
-    k = tl.load(pool_k + place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
-    v = tl.load(pool_v + place[:, None] + d[None, :], mask=mask, other=0.0).to(HALF)
+    k = _numbers(pool_k + place[:, None] + d[None, :], mask, STORED).to(HALF)
+    v = _numbers(pool_v + place[:, None] + d[None, :], mask, STORED).to(HALF)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if STORED != 0:
+        scores *= _scales(pool_k + place, inside, WIDTH)[None, :]
     if HAS_SOFTCAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
     scores = tl.where(seen, scores, float("-inf"))
@@ -45,6 +71,8 @@ def _with_keys(
     weights = tl.exp(scores - anchor[:, None])
     fade = tl.exp(top - anchor)
     total = total * fade + tl.sum(weights, axis=1)
+    if STORED != 0:
+        weights = tl.where(seen, weights * _scales(pool_v + place, inside, WIDTH)[None, :], 0.0)
     values = values * fade[:, None] + tl.dot(weights.to(HALF), v, input_precision="ieee")
     return higher, total, values
 
@@ -60,9 +88,10 @@ def decode_chunks(
     query, pool_k, pool_v, table, lengths, partial, sums, scale, softcap, width, window, attention_chunk,
     G: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
+    STORED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, kv heads, chunks). query [rows, kv heads * G, D]; pools [blocks, BLOCK_SIZE, kv heads, D]; partial
-    [rows, kv heads * G, chunks, D] float32; sums [rows, kv heads * G, chunks, 2] float32: m and l.
+    """Grid (rows, kv heads, chunks). query [rows, kv heads * G, D]; pools [blocks, BLOCK_SIZE, kv heads, WIDTH];
+    partial [rows, kv heads * G, chunks, D] float32; sums [rows, kv heads * G, chunks, 2] float32: m and l.
     """
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -86,7 +115,7 @@ def decode_chunks(
         seen = (p < end) & (p >= low)
         top, total, values = _with_keys(
             q, table + row * width, p, seen, seen[None, :], pool_k, pool_v, kv_head, d, scale, softcap, top, total,
-            values, D, KV_HEADS, BLOCK_SIZE, HAS_SOFTCAP, HALF,
+            values, D, KV_HEADS, BLOCK_SIZE, HAS_SOFTCAP, HALF, STORED, WIDTH,
         )  # fmt: skip
     chunks = tl.num_programs(2)
     place_of = (row * KV_HEADS * G + heads) * chunks + chunk
@@ -140,10 +169,10 @@ def attend_tiles(
     query, pool_k, pool_v, row_tiles, table, out, sinks, scale, softcap, width, window, attention_chunk,
     G: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HALF: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, STORED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, kv heads, pieces of HEADS of their G heads): query and out [tokens, kv heads * G, D]; pools [blocks,
-    BLOCK_SIZE, kv heads, D]; row_tiles [tiles, 4] int64: first token, number of tokens (0: none), position of the
+    BLOCK_SIZE, kv heads, WIDTH]; row_tiles [tiles, 4] int64: first token, number of tokens (0: none), position of the
     first, row of table; sinks [kv heads * G] float32. Tokens of no tile are left as they are.
     """
     tile = row_tiles + tl.program_id(0) * 4
@@ -172,7 +201,7 @@ def attend_tiles(
             seen = (p[None, :] <= own[:, None]) & (p[None, :] >= low[:, None])
             top, total, values = _with_keys(
                 q, blocks, p, p < end, seen, pool_k, pool_v, kv_head, d, scale, softcap, top, total, values,
-                D, KV_HEADS, BLOCK_SIZE, HAS_SOFTCAP, HALF,
+                D, KV_HEADS, BLOCK_SIZE, HAS_SOFTCAP, HALF, STORED, WIDTH,
             )  # fmt: skip
         if HAS_SINKS:
             total += _sink(tl.load(sinks + kv_head * G + head, mask=head < G, other=0.0), top)

@@ -24,7 +24,7 @@ ROWS = [(6, 1, [3, 1]), (0, 1, [2]), (13, 1, [4, 5, 6, 7]), (0, 5, [8, 9]), (6, 
 def expected(cache: KVCache, query: torch.Tensor, settings: AttentionSettings) -> torch.Tensor:
     """softmax over the visible keys, one query token and one head at a time."""
     window, softcap, chunk = settings.window, settings.softcap, settings.chunk
-    keys, values = (pool.double().flatten(0, 1) for pool in cache.layer(0))
+    keys, values = (one.double() for one in cache.gather(0, torch.arange(cache.num_blocks)))
     out, token = torch.zeros_like(query, dtype=torch.float64), 0
     group = query.shape[1] // keys.shape[1]
     for context, tokens, blocks in ROWS:
@@ -162,6 +162,13 @@ def test_a_sink_weighs_as_a_key_without_a_value(
     check_definition(name, 6, num_kv_heads, window, softcap, torch.tensor([-3.0, 0.0, 1.0, 2.0, 30.0, 400.0]))
 
 
+@pytest.mark.parametrize("name", [*backend_names(attention), "varlen of torch 2.11", "varlen of no type"])
+@pytest.mark.parametrize("stored", ["int8", "fp8_e4m3"])
+def test_all_read_what_is_stored_in_one_byte_a_number(name: str, stored: str) -> None:
+    check_definition(name, 6, 2, 4, 1.5, stored=stored)
+    check_definition(name, 6, 2, None, None, stored=stored)
+
+
 def check_definition(
     name: str,
     num_heads: int,
@@ -170,13 +177,15 @@ def check_definition(
     softcap: float | None,
     sinks: torch.Tensor | None = None,
     chunk: int | None = None,
+    stored: str = "auto",
 ) -> None:
     torch.manual_seed(0)
-    cache = filled_cache(16, 4, num_kv_heads, 8)
+    cache = filled_cache(16, 4, num_kv_heads, 8, stored=stored)
     backend = made(name, cache)
     step = step_of(ROWS)
     query = torch.randn(sum(tokens for _, tokens, _ in ROWS), num_heads, 8)
-    keys, values = (pool.flatten(0, 1) for pool in cache.layer(0))
+    keys, values = cache.gather(0, torch.arange(cache.num_blocks))
+    keys, values = (one + (stored != "auto") for one in (keys, values))  # not what was stored, and so not to be read
     places = torch.tensor(
         [blocks[p // 4] * 4 + p % 4 for context, tokens, blocks in ROWS for p in range(context, context + tokens)]
     )

@@ -36,7 +36,10 @@ EXPERT_TYPES = {
     for name, wide, dtype in (("", tl.bfloat16, torch.bfloat16), (" of float32", tl.float32, torch.float32))
 }
 PAGES = {"G": 4, "D": 128, "KV_HEADS": 8, "BLOCK_SIZE": 16, "BLOCK_D": 128, "BLOCK_N": 64, "HALF": tl.bfloat16}
+PAGES |= {"STORED": 0, "WIDTH": 128}
 DECODE = {**PAGES, "CHUNK": 256, "BLOCK_G": 16, "HAS_SOFTCAP": True}
+TILES_OF_ROWS = {**PAGES, "HEADS": 4, "BLOCK_M": 64, "HAS_SOFTCAP": True, "HAS_SINKS": True}
+CODES = {"int8": {"STORED": 1, "WIDTH": 132}, "fp8": {"STORED": 2, "WIDTH": 132}}
 ROWS = {"BLOCK_R": kernel._ROW_RANKS, "ALIGNED": True}
 SHRUNK_ROW, EXPANDED_ROW = (
     ROWS | {"BLOCK_K": kernel._ROW_INPUTS},
@@ -65,11 +68,12 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {  # constants
         for name, sizes in EXPERT_TYPES.items()
     },
     "decode_chunks": (triton_attention.decode_chunks, DECODE, {"num_stages": 2}),
-    "attend_tiles": (
-        triton_attention.attend_tiles,
-        {**PAGES, "HEADS": 4, "BLOCK_M": 64, "HAS_SOFTCAP": True, "HAS_SINKS": True},
-        {"num_stages": 2},
-    ),
+    "attend_tiles": (triton_attention.attend_tiles, TILES_OF_ROWS, {"num_stages": 2}),
+    **{f"decode_chunks {n}": (triton_attention.decode_chunks, DECODE | c, {"num_stages": 2}) for n, c in CODES.items()},
+    **{
+        f"attend_tiles {name}": (triton_attention.attend_tiles, TILES_OF_ROWS | codes, {"num_stages": 2})
+        for name, codes in CODES.items()
+    },
     "fold_chunks": (
         triton_attention.fold_chunks,
         {"D": 128, "CHUNK": 256, "BLOCK_C": 16, "BLOCK_D": 128, "HAS_SINKS": True},
@@ -85,6 +89,8 @@ def facts_of(program: Any, constants: dict[str, Any], options: dict[str, int], m
     """
     names = program.arg_names
     kinds = {name: kind.replace("bf16", model) for kind, members in KINDS.items() for name in members}
+    if constants.get("STORED"):
+        kinds |= {"pool_k": "*u8", "pool_v": "*u8"}
     signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
     unknown = {one.name for one in program.params if one.do_not_specialize or one.do_not_specialize_on_alignment}
     known = [name for name in names if name not in unknown]

@@ -55,9 +55,7 @@ def expected(cache: KVCache, query: torch.Tensor, rows: DecodeRows, settings: At
     for row, (blocks, length) in enumerate(zip(rows.block_table, rows.lengths.tolist(), strict=True)):
         first = 0 if window is None else max(0, length - window)
         first = first if settings.chunk is None else max(first, (length - 1) // settings.chunk * settings.chunk)
-        keys, values = (
-            pool[blocks].flatten(0, 1)[first:length].double().repeat_interleave(group, 1) for pool in cache.layer(0)
-        )
+        keys, values = (one[first:length].double().repeat_interleave(group, 1) for one in cache.gather(0, blocks))
         scores = torch.einsum("hd,khd->hk", query[row].double(), keys) * settings.scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
@@ -121,6 +119,16 @@ def test_rows_see_no_chunk_but_their_own(window: int | None, chunk: int) -> None
     assert torch.allclose(found.double(), expected(cache, query, rows, settings), atol=1e-5)
 
 
+@pytest.mark.parametrize("stored", ["int8", "fp8_e4m3"])
+def test_rows_of_codes_are_the_definition(stored: str) -> None:
+    torch.manual_seed(0)
+    settings = settings_of(300, 1.5, 4)
+    cache, rows = filled_cache(NUM_BLOCKS, BLOCK_SIZE, 2, 20, stored=stored), decode_rows(LENGTHS)
+    query, paged = torch.randn(len(LENGTHS), 4, 20), paged_attention(cache)
+    found = paged.decode(0, query, rows, settings)
+    assert torch.allclose(found.double(), expected(cache, query, rows, settings), atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [None, 4400])
 def test_row_has_the_same_bits_alone_and_beside_a_longer_one(window: int | None) -> None:
     torch.manual_seed(0)
@@ -176,16 +184,18 @@ def tiled_rows(num_idle_tiles: int) -> TiledRows:
 
 @pytest.mark.many(3)
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "window", "softcap", "num_sinks", "chunk"),
+    ("num_heads", "num_kv_heads", "head_dim", "window", "softcap", "num_sinks", "chunk", "stored"),
     [
-        (1, 1, 64, None, None, 0, None),
-        (14, 2, 64, 30, None, 14, None),
-        (6, 2, 80, None, 1.5, 6, None),
-        (16, 1, 128, 280, None, 0, None),
-        (12, 1, 256, None, 20.0, 0, None),
-        (2, 1, 16, 1, None, 0, None),
-        (4, 2, 16, None, None, 4, 25),
-        (4, 2, 16, 20, None, 0, 32),
+        (1, 1, 64, None, None, 0, None, "auto"),
+        (14, 2, 64, 30, None, 14, None, "auto"),
+        (6, 2, 80, None, 1.5, 6, None, "auto"),
+        (16, 1, 128, 280, None, 0, None, "auto"),
+        (12, 1, 256, None, 20.0, 0, None, "auto"),
+        (2, 1, 16, 1, None, 0, None, "auto"),
+        (4, 2, 16, None, None, 4, 25, "auto"),
+        (4, 2, 16, 20, None, 0, 32, "auto"),
+        (6, 2, 20, 30, 1.5, 6, None, "int8"),
+        (6, 2, 64, None, None, 0, None, "fp8_e4m3"),
     ],
 )
 def test_tiles_of_rows_are_the_definition(
@@ -196,10 +206,11 @@ def test_tiles_of_rows_are_the_definition(
     softcap: float | None,
     num_sinks: int,
     chunk: int | None,
+    stored: str,
 ) -> None:
     torch.manual_seed(0)
     settings = settings_of(window, softcap, num_sinks, chunk)
-    cache, rows = filled_cache(64, BLOCK_SIZE, num_kv_heads, head_dim), tiled_rows(2)
+    cache, rows = filled_cache(64, BLOCK_SIZE, num_kv_heads, head_dim, stored=stored), tiled_rows(2)
     num_tokens = sum(count for _, count in TILED)
     query, out = (
         torch.randn(num_tokens + 1, num_heads, head_dim),

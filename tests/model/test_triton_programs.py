@@ -27,7 +27,8 @@ def test_programs_compile_to_whole_vectors_and_without_spills(tmp_path: Path) ->
     tiles += ("expand_tiles", "expand_tiles float32", "expand_tiles float16")
     rows = ("shrink_rows", "shrink_rows of experts", "expand_rows", "expand_rows of experts")
     experts = ("sort_pairs", "multiply_tiles", "multiply_tiles of float32")
-    assert set(facts) == {*rows, *tiles, *experts, "decode_chunks", "fold_chunks", "attend_tiles"}
+    codes = {f"{name} {stored}" for name in ("decode_chunks", "attend_tiles") for stored in ("int8", "fp8")}
+    assert set(facts) == {*rows, *tiles, *experts, "decode_chunks", "fold_chunks", "attend_tiles", *codes}
     for name in (*rows, *tiles[3:]):
         assert facts[name]["ld.global.v4.b32"] >= 8, facts
     for name in (*tiles[:3], *experts[1:], "decode_chunks", "attend_tiles"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.kv_cache import KVCache, KVShape
+from lora_serve.model.kv_format import FORMATS
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
@@ -44,9 +46,11 @@ def filled_cache(
     head_dim: int,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
+    stored: str = "auto",
 ) -> KVCache:
     """One layer of random keys and values; block 0 stays zero."""
-    cache = KVCache(KVShape.alike(1, num_kv_heads, head_dim, dtype), num_blocks, block_size, device)
+    shape = replace(KVShape.alike(1, num_kv_heads, head_dim, dtype), form=FORMATS[stored])
+    cache = KVCache(shape, num_blocks, block_size, device)
     tokens = (num_blocks - 1) * block_size
     positions = torch.arange(block_size, num_blocks * block_size, device=device)
     keys, values = (torch.randn(tokens, num_kv_heads, head_dim).to(device, dtype) for _ in range(2))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
 
 from lora_serve.core.setting_types import (
     MAX_COUNT,
@@ -98,12 +100,21 @@ class BatchSettings(QueueLimits, BatchLimits):
     """The size of a step, and the requests that wait for one."""
 
 
+def _read_kv_dtype(value: object) -> object:
+    vllm = {"fp8": "fp8_e4m3", "fp8_per_token_head": "fp8_e4m3", "int8_per_token_head": "int8"}  # vLLM's other names
+    return vllm.get(str(value), value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSettings:
     """Memory of the KV cache, and the sharing of its blocks."""
 
     kv_cache_memory: Bytes | None = setting(
         None, "bytes of the KV cache; default: chosen from the memory that is free", ge=1
+    )
+    kv_cache_dtype: Annotated[Literal["auto", "int8", "fp8_e4m3"], BeforeValidator(_read_kv_dtype)] = setting(
+        "auto",
+        "how K and V are stored: as the model's own type, or in one byte a number with a scale of each token and head",
     )
     block_size: int = setting(16, "tokens per KV block", ge=1, le=256)
     swap_space: Gibibytes | None = setting(

@@ -17,7 +17,7 @@ PREFERENCE = 2
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: list[Any] = [
     _ADDRESS, _SIZE, *[_ADDRESS] * 3, *[_SIZE] * 4, _ADDRESS, _ADDRESS, _SIZE, _SIZE, _FLOAT, _SIZE, _SIZE, _FLOAT,
-    _ADDRESS,
+    _ADDRESS, _SIZE,
 ]  # fmt: skip
 
 
@@ -60,7 +60,7 @@ class Backend:
             num_heads, num_kv_heads, query.shape[2], self.cache.block_size,
             pieces.blocks.data_ptr(), pieces.table.data_ptr(), len(pieces.table), pieces.most_tokens,
             settings.scale, settings.window or 0, settings.chunk or 0, settings.softcap or 0.0,
-            None if settings.sinks is None else settings.sinks.data_ptr(),
+            None if settings.sinks is None else settings.sinks.data_ptr(), self.cache.shape.form.number,
         )  # fmt: skip
         return out
 

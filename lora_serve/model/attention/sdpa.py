@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step_context import AttentionSettings, PrefillRow, StepInputs
+from lora_serve.model.kv_format import PLAIN
+from lora_serve.model.step_context import AttentionSettings, StepInputs
 
 PREFERENCE = 1
 
@@ -37,22 +38,20 @@ class Backend:
             out[:rows] = self.decode(layer, query[:rows], step, settings)
         for row in step.prefill:
             here = slice(row.start, row.end)
-            if row.context == 0:
+            if row.context == 0 and self.cache.shape.form is PLAIN:
                 keys, values = key[here], value[here]
             else:
-                keys, values = self._gather_row(layer, row)
+                length = row.context + row.end - row.start
+                keys, values = (one[:length] for one in self.cache.gather(layer, row.blocks))
             out[here] = _prefill(query[here], keys, values, row.context, settings)
         return out
 
     def decode(self, layer: int, query: Tensor, step: StepInputs, settings: AttentionSettings) -> Tensor:
         """query [rows, num_heads, head_dim] -> the same shape."""
-        pool_k, pool_v = self.cache.layer(layer)
         rows, num_heads, head_dim = query.shape
-        num_kv_heads = pool_k.shape[2]
-        table = step.decode.block_table
-        flat = table.reshape(-1)
-        keys = pool_k.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
-        values = pool_v.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
+        num_kv_heads = self.cache.shape.layers[layer].num_heads
+        gathered = self.cache.gather(layer, step.decode.block_table.reshape(-1))
+        keys, values = (one.view(rows, -1, num_kv_heads, head_dim).transpose(1, 2) for one in gathered)
         sees = settings.window, settings.chunk
         mask: Tensor | None = step.prepared.get(sees)
         if mask is None:
@@ -61,15 +60,6 @@ class Backend:
         sinks = None if settings.sinks is None else settings.sinks.view(num_kv_heads, -1, 1)
         found = attend_masked(folded, keys, values, mask, settings.scale, settings.softcap, sinks)
         return found.reshape(rows, num_heads, head_dim)
-
-    def _gather_row(self, layer: int, row: PrefillRow) -> tuple[Tensor, Tensor]:
-        """K and V of one row from its blocks, each [context + tokens, num_kv_heads, head_dim]."""
-        pool_k, pool_v = self.cache.layer(layer)
-        length = row.context + row.end - row.start
-        return (
-            pool_k.index_select(0, row.blocks).flatten(0, 1)[:length],
-            pool_v.index_select(0, row.blocks).flatten(0, 1)[:length],
-        )
 
 
 def _decode_mask(lengths: Tensor, num_keys: int, settings: AttentionSettings, dtype: torch.dtype) -> Tensor:

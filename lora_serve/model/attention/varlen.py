@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lora_serve.model.attention import sdpa
 from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.kv_format import PLAIN
 from lora_serve.model.paged_attention import PagedAttention, can_run
 from lora_serve.model.step_context import AttentionSettings, DecodeRows, PrefillRow, StepInputs
 from lora_serve.model.system.device_memory import columns_to_device
@@ -58,7 +59,7 @@ class _PrefillPlan:
     key_ends: Tensor  # likewise of its keys
     max_query: int
     max_keys: int
-    places: Tensor | None  # [num_keys] flat positions in the cache; None: the keys are the step's own
+    places: Tensor | None  # [num_keys] flat positions in the cache; None: the keys are the step's own, as computed
 
 
 class Backend:
@@ -97,7 +98,8 @@ class Backend:
 
     def _decode(self, layer: int, query: Tensor, step: StepInputs, settings: AttentionSettings) -> Tensor:
         """query [rows, num_heads, head_dim] -> the same shape."""
-        if self._reads_pages and _is_plain(settings) and settings.chunk is None:
+        is_stored_plain = self.cache.shape.form is PLAIN
+        if self._reads_pages and is_stored_plain and _is_plain(settings) and settings.chunk is None:
             return self._decode_pages(layer, query, step, settings)
         if self._paged is not None:
             return self._paged.decode(layer, query, step.decode, settings)
@@ -121,13 +123,13 @@ class Backend:
         name = _PREFILL, settings.chunk
         plan = step.prepared.get(name)
         if plan is None:
-            plan = step.prepared[name] = _plan_of(step.prefill, self.cache.block_size, query.device, settings.chunk)
+            plan = step.prepared[name] = _plan_of(step.prefill, self.cache, query.device, settings.chunk)
         assert isinstance(plan, _PrefillPlan)
         start = step.decode.num_rows
         if plan.places is None:
             keys, values = key[start:], value[start:]
         else:
-            keys, values = (pool.flatten(0, 1).index_select(0, plan.places) for pool in self.cache.layer(layer))
+            keys, values = self.cache.gather(layer, plan.places, by_block=False)
         if not self._takes_groups:
             group = query.shape[1] // keys.shape[1]
             keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
@@ -231,15 +233,15 @@ def _pages_of(step: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
     return rows, step.decode.block_table.to(torch.int32), step.decode.lengths.to(torch.int32)
 
 
-def _plan_of(rows: Sequence[PrefillRow], block_size: int, device: torch.device, chunk: int | None) -> _PrefillPlan:
+def _plan_of(rows: Sequence[PrefillRow], cache: KVCache, device: torch.device, chunk: int | None) -> _PrefillPlan:
     seen = [(row, *piece) for row in rows for piece in _pieces_of(row, chunk)]
     counts = [end - begin for _, _, begin, end in seen]
     lengths = [end - first for _, first, _, end in seen]
     ends = columns_to_device([[0, *itertools.accumulate(counts)], [0, *itertools.accumulate(lengths)]], device)
     places = None
-    if any(row.context for row in rows):
-        offsets = torch.arange(block_size, device=device)
-        each = [(row.blocks[:, None] * block_size + offsets).view(-1)[first:end] for row, first, _, end in seen]
+    if cache.shape.form is not PLAIN or any(row.context for row in rows):
+        size, offsets = cache.block_size, torch.arange(cache.block_size, device=device)
+        each = [(row.blocks[:, None] * size + offsets).view(-1)[first:end] for row, first, _, end in seen]
         places = torch.cat(each)
     query_ends, key_ends = (column.to(torch.int32) for column in ends)
     return _PrefillPlan(query_ends, key_ends, max(counts), max(lengths), places)

@@ -69,9 +69,9 @@ class NativeCall:
             )
             tokens = step.token_ids.shape[1]
             native_step = native.Step(
-                tokens, len(step.lora), own_cos.shape[-1], len(pieces.table), pieces.most_tokens, passes,
-                step.cache_positions.data_ptr(), own_cos.data_ptr(), own_sin.data_ptr(), pieces.blocks.data_ptr(),
-                pieces.table.data_ptr(),
+                tokens, len(step.lora), own_cos.shape[-1], len(pieces.table), pieces.most_tokens,
+                self._backend.cache.shape.form.number, passes, step.cache_positions.data_ptr(), own_cos.data_ptr(),
+                own_sin.data_ptr(), pieces.blocks.data_ptr(), pieces.table.data_ptr(),
             )  # fmt: skip
             scratch = torch.empty(tokens * self._scratch_bytes, dtype=torch.uint8)
             found = NativeStep(native_step, scratch, cos, (passes, own_cos, own_sin, pieces, step.lora))

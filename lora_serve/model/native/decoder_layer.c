@@ -44,7 +44,7 @@ typedef struct {
 } Pass;
 
 typedef struct {
-    int64_t tokens, num_passes, rotated, num_attention_pieces, most_tokens;
+    int64_t tokens, num_passes, rotated, num_attention_pieces, most_tokens, stored;
     const Pass *passes;
     const int64_t *places;
     const float *cos, *sin;
@@ -217,10 +217,10 @@ void decoder_layer(const Layer *l, const Step *s, real *h, void *room, real *key
         normalise_heads(&l->key, y + t * stride + queries, l->kv_heads, l->size);
     }
     rotate_store(y, stride, y + queries, stride, y + queries + keys, stride, tokens, l->heads, l->kv_heads, l->size,
-                 s->cos, s->sin, s->rotated, s->places, key_pool, value_pool);
+                 s->cos, s->sin, s->rotated, s->places, s->stored, key_pool, value_pool);
     paged_attention(y, stride, key_pool, value_pool, inner, l->heads, l->kv_heads, l->size, l->block_size,
                     s->tables, s->attention_pieces, s->num_attention_pieces, s->most_tokens, l->scale, l->window, l->chunk,
-                    l->softcap, NULL);
+                    l->softcap, NULL, s->stored);
     product(&l->output, s, l->adapters + 3, 1, inner, shrunk, y);
     add_to(h, y, tokens * hidden);
 

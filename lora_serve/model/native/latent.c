@@ -63,10 +63,10 @@ void latent_attention(const Latent *l, const Step *s, const real *x, void *room,
     normalise_sums(&l->latent_norm, r.joined + first, stride, tokens, rank, r.x);
     product(&l->keys, s, l->adapters + 3, 1, r.x, r.shrunk, r.kv);
     latent_store(q, q_stride, r.kv, l->keys.out, r.joined + first + rank, stride, tokens, l->heads, l->own, l->rotated,
-                 l->value, s->cos, s->sin, l->by_pairs, s->places, key_pool, value_pool);
+                 l->value, s->cos, s->sin, l->by_pairs, s->places, s->stored, key_pool, value_pool);
     paged_attention(q, q_stride, key_pool, value_pool, r.out, l->heads, l->heads, size, l->block_size, s->tables,
                     s->attention_pieces, s->num_attention_pieces, s->most_tokens, l->scale, l->window, l->chunk,
-                    l->softcap, NULL);
+                    l->softcap, NULL, s->stored);
     for (int64_t i = 1; l->value < size && i < tokens * l->heads; i++) /* values without the zeros behind them */
         memmove(r.out + i * l->value, r.out + i * size, l->value * sizeof(real));
     product(&l->output, s, l->adapters + 4, 1, r.out, r.shrunk, r.y);

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lora_serve.model.kv_format import PLAIN, KVFormat
 from lora_serve.model.native import library
 
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _NORM: list[Any] = [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _FLOAT, _FLOAT, _SIZE, _ADDRESS]
 _ROTATE: list[Any] = [
-    *[_ADDRESS, _SIZE] * 3, _SIZE, _SIZE, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS,
+    *[_ADDRESS, _SIZE] * 3, _SIZE, _SIZE, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _SIZE, _ADDRESS,
+    _ADDRESS,
 ]  # fmt: skip
 _LATENT: list[Any] = [
-    *[_ADDRESS, _SIZE] * 3, *[_SIZE] * 5, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS,
+    *[_ADDRESS, _SIZE] * 3, *[_SIZE] * 5, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS,
 ]  # fmt: skip
 MOST_ROTATED = 512  # numbers of a head in latent attention
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the enum
@@ -95,29 +97,29 @@ class LayerKernels:
         return y
 
     def rotate_store(
-        self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, places: Tensor, pools: tuple[Tensor, Tensor]
-    ) -> None:
+        self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, places: Tensor,
+        pools: tuple[Tensor, Tensor], form: KVFormat = PLAIN,
+    ) -> None:  # fmt: skip
         """Rotates q [tokens, heads, size] and k [tokens, kv_heads, size] in place; writes k and v to `pools`
-        [..., kv_heads, size] at `places`.
+        [..., kv_heads, width of a row] at `places`, in `form`.
 
-        q, k, v float32, each head's together; cos, sin [tokens, rotated] float32, contiguous; pools of the model's
-        type. Raises ValueError.
+        q, k, v float32, each head's together; cos, sin [tokens, rotated] float32, contiguous. Raises ValueError.
         """
         if cos.shape[-1] > q.shape[-1]:
             raise ValueError(f"{cos.shape[-1]} numbers of {q.shape[-1]} are rotated")
         self._rotate_store(
             q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), len(q), q.shape[1],
-            k.shape[1], q.shape[2], cos.data_ptr(), sin.data_ptr(), cos.shape[-1], places.data_ptr(),
+            k.shape[1], q.shape[2], cos.data_ptr(), sin.data_ptr(), cos.shape[-1], places.data_ptr(), form.number,
             pools[0].data_ptr(), pools[1].data_ptr(),
         )  # fmt: skip
 
     def latent_store(
         self, q: Tensor, kv: Tensor, shared: Tensor, cos: Tensor, sin: Tensor, places: Tensor,
-        pools: tuple[Tensor, Tensor], *, by_pairs: bool,
+        pools: tuple[Tensor, Tensor], form: KVFormat = PLAIN, *, by_pairs: bool,
     ) -> None:  # fmt: skip
         """Rotates the ends of q [tokens, heads, own + rotated] and `shared` [tokens, rotated] in place, halves or, by
-        pairs, neighbours. Writes to `pools` [..., heads, own + rotated] at `places` keys, the first of kv [tokens,
-        heads, own + value] and then `shared`, and values with zeros behind them.
+        pairs, neighbours. Writes to `pools` [..., heads, width of a row] at `places`, in `form`, keys of own + rotated
+        numbers, the first of kv [tokens, heads, own + value] and then `shared`, and values with zeros behind them.
 
         q, kv, shared float32, each head's together; cos, sin [tokens, rotated] float32, contiguous; value is no more
         than own + rotated, and rotated no more than MOST_ROTATED. Raises ValueError.
@@ -129,5 +131,5 @@ class LayerKernels:
         self._latent_store(
             q.data_ptr(), q.stride(0), kv.data_ptr(), kv.stride(0), shared.data_ptr(), shared.stride(0), tokens, heads,
             own, size - own, kv.shape[-1] - own, cos.data_ptr(), sin.data_ptr(), by_pairs, places.data_ptr(),
-            pools[0].data_ptr(), pools[1].data_ptr(),
+            form.number, pools[0].data_ptr(), pools[1].data_ptr(),
         )  # fmt: skip

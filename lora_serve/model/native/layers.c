@@ -9,8 +9,8 @@
  */
 #include <math.h>
 
+#include "codes.h"
 #include "exponential.h"
-#include "real.h"
 
 #define WORTH_A_TEAM 32768 /* numbers; fewer are done before a second thread wakes */
 
@@ -114,18 +114,18 @@ static void rotate(float *x, const float *cos, const float *sin, int64_t half) {
 }
 
 /* q, k, v: [tokens][heads or kv_heads][size], rows so many floats apart; cos, sin: [tokens][rotated];
- * places: of every token in the pools [...][kv_heads][size]. q and k are rotated in place. */
+ * places: of every token in the pools [...][kv_heads][row_reals], stored as codes.h says. q and k are rotated in place. */
 void rotate_store(float *q, int64_t q_stride, float *k, int64_t k_stride, const float *v, int64_t v_stride,
                   int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size, const float *cos, const float *sin,
-                  int64_t rotated, const int64_t *places, real *key_pool, real *value_pool) {
+                  int64_t rotated, const int64_t *places, int64_t stored, real *key_pool, real *value_pool) {
 #pragma omp parallel for if (tokens * heads * size > WORTH_A_TEAM)
     for (int64_t t = 0; t < tokens; t++) {
         const float *c = cos + t * rotated, *s = sin + t * rotated;
-        const int64_t place = places[t] * kv_heads * size;
+        const int64_t place = places[t] * kv_heads * row_reals(stored, size);
         for (int64_t h = 0; h < heads; h++) rotate(q + t * q_stride + h * size, c, s, rotated / 2);
         for (int64_t h = 0; h < kv_heads; h++) rotate(k + t * k_stride + h * size, c, s, rotated / 2);
-        round_row(k + t * k_stride, kv_heads * size, key_pool + place);
-        round_row(v + t * v_stride, kv_heads * size, value_pool + place);
+        store_rows(stored, k + t * k_stride, kv_heads, size, key_pool + place);
+        store_rows(stored, v + t * v_stride, kv_heads, size, value_pool + place);
     }
 }
 
@@ -149,24 +149,27 @@ static void rotate_end(float *x, const float *cos, const float *sin, int64_t rot
 
 /* Latent attention (arXiv 2405.04434): q [tokens][heads][own + rotated], each head's end rotated in place; kv
  * [tokens][heads][own + value], what every head has of its own; shared [tokens][rotated], the keys' end, which all heads
- * share. Keys, and values with zeros behind them, go to the pools [...][heads][own + rotated]. */
+ * share. Keys, and values with zeros behind them, go to the pools [...][heads], as rows of own + rotated numbers. */
 void latent_store(float *q, int64_t q_stride, const float *kv, int64_t kv_stride, float *shared, int64_t shared_stride,
                   int64_t tokens, int64_t heads, int64_t own, int64_t rotated, int64_t value, const float *cos,
-                  const float *sin, int64_t by_pairs, const int64_t *places, real *key_pool, real *value_pool) {
-    const int64_t size = own + rotated;
+                  const float *sin, int64_t by_pairs, const int64_t *places, int64_t stored, real *key_pool,
+                  real *value_pool) {
+    const int64_t size = own + rotated, row = row_reals(stored, size);
 #pragma omp parallel for if (tokens * heads * size > WORTH_A_TEAM)
     for (int64_t t = 0; t < tokens; t++) {
         const float *c = cos + t * rotated, *s = sin + t * rotated;
-        float *end = shared + t * shared_stride;
-        real *key = key_pool + places[t] * heads * size, *to = value_pool + places[t] * heads * size;
+        float *end = shared + t * shared_stride, key[size], own_value[size];
+        const int64_t place = places[t] * heads * row;
         rotate_end(end, c, s, rotated, by_pairs);
-        for (int64_t h = 0; h < heads; h++, key += size, to += size) {
+        memcpy(key + own, end, rotated * sizeof(float));
+        memset(own_value + value, 0, (size - value) * sizeof(float));
+        for (int64_t h = 0; h < heads; h++) {
             const float *from = kv + t * kv_stride + h * (own + value);
             rotate_end(q + t * q_stride + h * size + own, c, s, rotated, by_pairs);
-            round_row(from, own, key);
-            round_row(end, rotated, key + own);
-            round_row(from + own, value, to);
-            memset(to + value, 0, (size - value) * sizeof(real));
+            memcpy(key, from, own * sizeof(float));
+            memcpy(own_value, from + own, value * sizeof(float));
+            store_rows(stored, key, 1, size, key_pool + place + h * row);
+            store_rows(stored, own_value, 1, size, value_pool + place + h * row);
         }
     }
 }

@@ -239,6 +239,7 @@ class Step(ctypes.Structure):
 
     _fields_ = (
         *((name, _SIZE) for name in ("tokens", "num_passes", "rotated", "num_attention_pieces", "most_tokens")),
+        ("stored", _SIZE),  # see `KVFormat.number`
         ("passes", ctypes.POINTER(Pass)),
         *((name, _ADDRESS) for name in ("places", "cos", "sin", "tables", "attention_pieces")),
     )

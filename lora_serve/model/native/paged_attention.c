@@ -15,8 +15,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "codes.h"
 #include "exponential.h"
-#include "panels.h"
 #include "threads.h"
 
 #define KEYS 32
@@ -24,12 +24,13 @@
 
 typedef struct {
     const float *query;         /* [tokens], heads * size each, query_stride apart */
-    const real *keys, *values;  /* pools [blocks][block_size][kv_heads][size] */
+    const real *keys, *values;  /* pools [blocks][block_size][kv_heads][row] */
     real *out;
     const int32_t *tables; /* block numbers */
     int64_t query_stride, heads, kv_heads, size, block_size, window, chunk;
     float query_scale, score_scale, softcap;
     const float *sinks; /* [heads], or NULL */
+    int64_t stored, row; /* see codes.h */
 } Attention;
 
 /* The first key that a token at this position sees. */
@@ -51,7 +52,7 @@ static Stretch stretch_of(const Attention *a, const int32_t *table, int64_t kv_h
     int64_t block = start / a->block_size, inside = start % a->block_size;
     for (int64_t j = 0; j < s.count; block++, inside = 0)
         for (; inside < a->block_size && j < s.count; inside++, j++)
-            s.offsets[j] = ((table[block] * a->block_size + inside) * a->kv_heads + kv_head) * a->size;
+            s.offsets[j] = ((table[block] * a->block_size + inside) * a->kv_heads + kv_head) * a->row;
     return s;
 }
 
@@ -64,22 +65,29 @@ typedef struct { /* K or V of the keys that come next, of all heads at hand, lin
 
 /* `walks` times `pieces` calls of ask_for ask for all of it. */
 static Ahead ahead_of(const Attention *a, const real *pool, Stretch keys, int64_t heads, int64_t walks, int64_t pieces) {
-    const int64_t lines = (heads * a->size * (int64_t)sizeof(real) + 63) / 64, calls = walks * pieces;
+    const int64_t lines = (heads * a->row * (int64_t)sizeof(real) + 63) / 64, calls = walks * pieces;
     return (Ahead){pool, keys, lines, 0, 0, (KEYS * lines + calls - 1) / calls};
 }
 
 /* The next lines. Where little is computed, a few at a time between: the processor has only so many on their way at once.
  * NULL: they were asked for. */
 ALWAYS void ask_for(Ahead *next) {
-    for (int64_t i = 0; next && i < next->at_once && next->token < next->keys.count; i++) {
-        __builtin_prefetch(next->pool + next->keys.offsets[next->token] + next->line * (64 / (int64_t)sizeof(real)), 0, 2);
-        if (++next->line == next->lines) next->line = 0, next->token++;
+    if (!next) return;
+    int64_t token = next->token, line = next->line;
+    for (int64_t i = 0; i < next->at_once && token < next->keys.count; i++) {
+        __builtin_prefetch(next->pool + next->keys.offsets[token] + line * (64 / (int64_t)sizeof(real)), 0, 2);
+        if (++line == next->lines) line = 0, token++;
     }
+    next->token = token, next->line = line;
 }
 
-/* Numbers of a query or key, with the zeros after them that products ask for, and words of a panel of keys. */
-static int64_t depth_of(const Attention *a) { return up_to(a->size, DEPTH_UNIT); }
-static int64_t key_words(const Attention *a) { return up_to(depth_of(a), WORDS) / WORDS * LANES * PANEL; }
+/* Numbers of a query or key, with the zeros after them that products ask for; those that are turned together; words of a
+ * panel of keys. */
+static int64_t depth_of(const Attention *a) { return up_to(a->size, a->stored && DEPTH_UNIT < 4 ? 4 : DEPTH_UNIT); }
+static int64_t turned_of(const Attention *a) { return a->stored ? CODES_AT_ONCE : WORDS; }
+static int64_t key_words(const Attention *a) { return up_to(depth_of(a), turned_of(a)) / WORDS * LANES * PANEL; }
+/* Columns of sums. */
+static int64_t width_of(const Attention *a) { return up_to(a->size, a->stored ? CODES_AT_ONCE : PANEL); }
 
 /* K of a stretch in panels, zeros beyond count. `zeros`: `size` of them. */
 static void turn_keys(const Attention *a, const Stretch *s, uint32_t *to, const real *zeros, Ahead *next, Ahead *also) {
@@ -113,12 +121,82 @@ static void pair_values(const Attention *a, const Stretch *s, uint32_t *to, cons
     }
 }
 
+/* Likewise of codes: keys in panels, and values in panels of pairs, CODES_AT_ONCE columns as widen has them. */
+ALWAYS void turn_codes(const int stored, const Attention *a, const Stretch *s, uint32_t *to, const real *zeros,
+                       Ahead *next, Ahead *also) {
+    const real *rows[KEYS];
+    uint32_t turned[LANES * PANEL];
+    for (int64_t j = 0; j < KEYS; j++) rows[j] = j < s->count ? a->keys + s->offsets[j] : zeros;
+    for (int64_t p = 0; p < KEYS / LANES; p++) {
+        uint32_t *panel = to + p / 2 * key_words(a) + p % 2 * LANES;
+        for (int64_t d = 0; d < code_reals(a->size); d += WORDS) {
+            turn_rows(rows + p * LANES, d, code_reals(a->size), WORDS, turned);
+            UNROLL for (int i = 0; i < LANES; i++, panel += VECTORS * PANEL)
+                widen(stored, *(const bits *)(turned + i * PANEL), panel, PANEL);
+            ask_for(next);
+            ask_for(also);
+        }
+    }
+}
+
+ALWAYS void pair_codes(const int stored, const Attention *a, const Stretch *s, uint32_t *to, const real *zeros, Ahead *next) {
+    real end[2][PANEL];
+    for (int64_t j = 0; j < KEYS; j += 2, to += PANEL) {
+        const real *rows[2];
+        for (int64_t i = 0; i < 2; i++) rows[i] = j + i < s->count ? a->values + s->offsets[j + i] : zeros;
+        for (int64_t d = 0; d < code_reals(a->size); d += PANEL) {
+            const real *pair[2] = {rows[0] + d, rows[1] + d};
+            for (int64_t i = 0; d + PANEL > code_reals(a->size) && i < 2; i++)
+                cut_out(rows[i], d, code_reals(a->size), PANEL, end[i]), pair[i] = end[i];
+            uint32_t *panel = to + 2 * d * (KEYS / 2);
+            bits even, odd;
+            pair_columns(pair[0], pair[1], &even, &odd);
+            widen(stored, even, panel, LANES);
+            widen(stored, odd, panel + KEYS / 2 * PANEL, LANES);
+            ask_for(next);
+        }
+    }
+}
+
+/* A value's codes as floats, in columns as widen has them. */
+ALWAYS void widen_row(const int stored, const real *codes, int64_t size, real *to) {
+    for (int64_t d = 0; d < code_reals(size); d += LANES, to += CODES_AT_ONCE) {
+        real words[LANES];
+        cut_out(codes, d, code_reals(size), LANES, words);
+        widen(stored, *(const bits *)words, (uint32_t *)to, LANES);
+    }
+}
+
+typedef struct { /* of a stretch's keys: what scores, and weights, are multiplied by, and weights once more for their total */
+    float key[KEYS], value[KEYS], again[KEYS];
+} Scales;
+
+/* Read well before they are used as vectors: what was just written in parts is waited for. */
+static void read_scales(const Attention *a, const Stretch *s, Scales *to) {
+    for (int64_t j = 0; j < s->count; j++) {
+        const int64_t at = s->offsets[j] + code_reals(a->size);
+        memcpy(to->key + j, a->keys + at, sizeof(float));
+        memcpy(to->value + j, a->values + at, sizeof(float));
+    }
+    for (int64_t j = s->count; j < KEYS; j++) to->key[j] = to->value[j] = 0.0f;
+}
+
+static void end_scales(const Attention *a, Scales *scales) {
+    for (int64_t j = 0; j < KEYS; j += LANES) {
+        const vec value = load(scales->value + j);
+        store(scales->key + j, load(scales->key + j) * splat(code_unit(a->stored)));
+        store(scales->again + j, choose(value > (vec){}, splat(1.0f) / value, (vec){}));
+    }
+}
+
 /* V of float32 is read in place where its rows are whole panels, and through `line` [KEYS][width] elsewhere. */
 static void add_floats(const Attention *a, const Stretch *s, int64_t queries, const input *weights, float *sums,
                        int64_t width, real *line) {
-    const int64_t in_place = a->size == width;
+    const int64_t in_place = a->size == width && !a->stored;
     for (int64_t i = 0; i < s->count && !in_place; i++)
-        cut_out(a->values + s->offsets[i], 0, a->size, width, line + i * width);
+        if (!a->stored) cut_out(a->values + s->offsets[i], 0, a->size, width, line + i * width);
+        else if (a->stored == INT8) widen_row(INT8, a->values + s->offsets[i], a->size, line + i * width);
+        else widen_row(FLOAT8, a->values + s->offsets[i], a->size, line + i * width);
     for (int64_t j = 0, next; j < s->count; j = next) {
         next = in_place ? least(s->count, j + a->block_size - (s->start + j) % a->block_size) : s->count;
         multiply_by(weights + j, KEYS, queries, in_place ? a->values + s->offsets[j] : line,
@@ -173,8 +251,9 @@ ALWAYS float whole_total(const float *total) {
 }
 
 /* Scores of one query, to be scaled, to weights: first .. end (relative to this stretch) are visible. Returns the factor
- * by which what was summed before shrinks. */
-ALWAYS float weigh(float *scores, float scale, int64_t first, int64_t end, real *weights, float *largest, float *total) {
+ * by which what was summed before shrinks. `by`: of codes. */
+ALWAYS float weigh(float *scores, float scale, int64_t first, int64_t end, real *weights, float *largest, float *total,
+                   const Scales *by) {
     vec top = splat(-INFINITY);
     sums all = {};
     if (first > 0 || end < KEYS) hide(scores, first, end);
@@ -182,8 +261,11 @@ ALWAYS float weigh(float *scores, float scale, int64_t first, int64_t end, real 
     const vec shift = larger(splat(scale) * largest_lane(top), splat(*largest));
     UNROLL for (int64_t j = 0; j < KEYS; j += LANES) {
         const vec s = load(scores + j);
-        const vec weight = (vec)((ints)exponential(splat(scale) * s - shift) & (s != splat(-INFINITY)));
-        all.part[j / LANES % SUM_VECTORS] += round_real(weights + j, weight);
+        vec weight = exponential(splat(scale) * s - shift);
+        if (by) weight *= load(by->value + j);
+        weight = round_real(weights + j, (vec)((ints)weight & (s != splat(-INFINITY))));
+        if (by) weight *= load(by->again + j);
+        all.part[j / LANES % SUM_VECTORS] += weight;
     }
     const float factor = shrunk(*largest, shift[0]);
     *largest = shift[0];
@@ -202,8 +284,6 @@ typedef struct {
     real *zeros;                   /* [size] */
 } Scratch;
 
-static int64_t panels_wide(int64_t size) { return up_to(size, PANEL); }
-
 static void *take(char *from, int64_t *used, int64_t bytes) {
     void *found = from ? from + *used : NULL;
     *used += up_to(bytes, 64);
@@ -212,7 +292,7 @@ static void *take(char *from, int64_t *used, int64_t bytes) {
 
 /* Returns the bytes that pieces of so many tokens need, `from` on. */
 static int64_t lay_out(const Attention *a, int64_t tokens, char *from, Scratch *s) {
-    const int64_t each = tokens * a->heads / a->kv_heads, all = tokens * a->heads, width = panels_wide(a->size);
+    const int64_t each = tokens * a->heads / a->kv_heads, all = tokens * a->heads, width = width_of(a);
     int64_t used = 0;
     s->q = take(from, &used, all * depth_of(a) * sizeof(input));
     s->sums = take(from, &used, all * width * sizeof(float));
@@ -230,8 +310,10 @@ static int64_t lay_out(const Attention *a, int64_t tokens, char *from, Scratch *
 }
 
 /* Scores to weights; sums so far shrink to them. */
-static void weigh_all(const Attention *a, const Piece *piece, const Stretch *own, const Scratch *s) {
-    const int64_t group = a->heads / a->kv_heads, queries = piece->tokens * group, width = panels_wide(a->size);
+ALWAYS void weigh_all(const Attention *a, const Piece *piece, const Stretch *own, const Scratch *s, const Scales *by) {
+    const int64_t group = a->heads / a->kv_heads, queries = piece->tokens * group, width = width_of(a);
+    for (int64_t i = 0; by && i < queries * KEYS; i += LANES)
+        store(s->scores + i, load(s->scores + i) * load(by->key + i % KEYS));
     if (a->softcap > 0) cap(s->scores, queries * KEYS, a->score_scale, a->softcap);
     const float scale = a->softcap > 0 ? 1.0f : a->score_scale;
     for (int64_t i = 0; i < queries; i++) {
@@ -244,7 +326,7 @@ static void weigh_all(const Attention *a, const Piece *piece, const Stretch *own
             continue;
         }
         const float factor = weigh(s->scores + i * KEYS, scale, first, end, s->weights + i * KEYS, s->largest + at,
-                                   s->total + at * TOTAL_LANES);
+                                   s->total + at * TOTAL_LANES, by);
         if (factor != 1.0f)
             for (int64_t d = 0; d < width; d++) sum[d] *= factor;
     }
@@ -253,17 +335,25 @@ static void weigh_all(const Attention *a, const Piece *piece, const Stretch *own
 /* One stretch of keys, for the queries of its KV head. */
 static void walk(const Attention *a, const Piece *piece, const Stretch *own, Ahead *keys, Ahead *values, const Scratch *s) {
     static const float nothing[MOST_PANELS * PANEL];
-    const int64_t queries = piece->tokens * a->heads / a->kv_heads, depth = depth_of(a), width = panels_wide(a->size);
+    const int64_t queries = piece->tokens * a->heads / a->kv_heads, depth = depth_of(a), width = width_of(a);
     float *sums = s->sums + own->kv_head * queries * width;
     if (piece->tokens > 1) ask_for(keys), ask_for(values), keys = values = NULL;
-    turn_keys(a, own, s->keys, s->zeros, keys, IS_BFLOAT16 ? NULL : values);
+    Ahead *also = IS_BFLOAT16 ? NULL : values;
+    Scales scales;
+    if (a->stored) read_scales(a, own, &scales);
+    if (!a->stored) turn_keys(a, own, s->keys, s->zeros, keys, also);
+    else if (a->stored == INT8) turn_codes(INT8, a, own, s->keys, s->zeros, keys, also);
+    else turn_codes(FLOAT8, a, own, s->keys, s->zeros, keys, also);
     multiply_by(s->q + own->kv_head * queries * depth, depth, queries, s->keys, PANEL, key_words(a), KEYS / PANEL, depth,
                 nothing, s->scores, KEYS);
-    weigh_all(a, piece, own, s);
+    if (a->stored) end_scales(a, &scales), weigh_all(a, piece, own, s, &scales);
+    else weigh_all(a, piece, own, s, NULL);
     int64_t stride = KEYS;
     const input *weights = prepared(s->weights, &stride, queries, KEYS, s->room);
     if (IS_BFLOAT16) {
-        pair_values(a, own, s->values, s->zeros, values);
+        if (!a->stored) pair_values(a, own, s->values, s->zeros, values);
+        else if (a->stored == INT8) pair_codes(INT8, a, own, s->values, s->zeros, values);
+        else pair_codes(FLOAT8, a, own, s->values, s->zeros, values);
         multiply_by(weights, stride, queries, s->values, PANEL, KEYS / 2 * PANEL, width / PANEL, KEYS, NULL, sums, width);
     } else {
         add_floats(a, own, queries, weights, sums, width, s->values);
@@ -271,9 +361,10 @@ static void walk(const Attention *a, const Piece *piece, const Stretch *own, Ahe
 }
 
 static void begin_query(const Attention *a, const float *query, const Scratch *s, int64_t at) {
-    const int64_t depth = depth_of(a), width = panels_wide(a->size);
+    const int64_t depth = depth_of(a), width = width_of(a);
     int64_t stride = depth;
-    for (int64_t d = 0; d < depth; d++) s->rounded[d] = d < a->size ? real_of(a->query_scale * query[d]) : 0;
+    for (int64_t d = 0; d < depth; d++)
+        s->rounded[a->stored ? place_in_pairs(d) : d] = d < a->size ? real_of(a->query_scale * query[d]) : 0;
     memcpy(s->q + at * depth, prepared(s->rounded, &stride, 1, depth, s->q + at * depth), depth * sizeof(input));
     memset(s->sums + at * width, 0, width * sizeof(float));
     memset(s->total + at * TOTAL_LANES, 0, TOTAL_LANES * sizeof(float));
@@ -293,9 +384,25 @@ static void end_query(const float *sums, float factor, int64_t size, real *out) 
     }
 }
 
+/* Of codes: a vector of every fourth column after the other. */
+static void end_codes(const float *sums, float factor, int64_t size, real *out) {
+    for (int64_t d = 0; d < size; d += CODES_AT_ONCE) {
+        vec own[4];
+        real all[CODES_AT_ONCE];
+        UNROLL for (int i = 0; i < 4; i++) own[i] = load(sums + d + i * LANES) * splat(factor) + (vec){};
+        ZIP(own[0], own[2], low_evens, high_evens);
+        ZIP(own[1], own[3], low_odds, high_odds);
+        ZIP(low_evens, low_odds, first, second);
+        ZIP(high_evens, high_odds, third, fourth);
+        store_real(all, first), store_real(all + LANES, second);
+        store_real(all + 2 * LANES, third), store_real(all + 3 * LANES, fourth);
+        memcpy(out + d, all, least(CODES_AT_ONCE, size - d) * sizeof(real));
+    }
+}
+
 static void attend(const Attention *a, const Piece *piece, int64_t first_head, int64_t end_head, const Scratch *s) {
     const int64_t group = a->heads / a->kv_heads, queries = piece->tokens * group, size = a->size;
-    const int64_t width = panels_wide(size);
+    const int64_t width = width_of(a), turned = turned_of(a);
     const int32_t *table = a->tables + piece->table;
     for (int64_t h = first_head; h < end_head; h++)
         for (int64_t i = 0; i < queries; i++)
@@ -304,39 +411,43 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
     const int64_t end = piece->context + piece->tokens;
     const int64_t begin = first_seen(a, piece->context);
     const int64_t heads = end_head - first_head, is_one = piece->tokens == 1;
-    const int64_t tiles = is_one ? KEYS / LANES * up_to(depth_of(a), WORDS) / WORDS : 1;
-    const int64_t pairs = is_one && IS_BFLOAT16 ? KEYS / 2 * panels_wide(size) / PANEL : tiles;
-    Stretch next = stretch_of(a, table, first_head, begin / KEYS * KEYS, end);
-    Ahead keys = ahead_of(a, a->keys, next, heads, 1, 1), values = ahead_of(a, a->values, next, heads, 1, 1);
+    const int64_t tiles = is_one ? KEYS / LANES * up_to(depth_of(a), turned) / turned : 1;
+    const int64_t pairs = is_one && IS_BFLOAT16 ? KEYS / 2 * width / (a->stored ? CODES_AT_ONCE : PANEL) : tiles;
+    Stretch own = stretch_of(a, table, first_head, begin / KEYS * KEYS, end);
+    Ahead keys = ahead_of(a, a->keys, own, heads, 1, 1), values = ahead_of(a, a->values, own, heads, 1, 1);
     if (is_one) ask_for(&keys), ask_for(&values);
     for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS) {
-        next = stretch_of(a, table, first_head, start + KEYS, end);
+        const Stretch next = stretch_of(a, table, first_head, start + KEYS, end);
         keys = ahead_of(a, a->keys, next, heads, heads, tiles);
         values = ahead_of(a, a->values, next, heads, heads, pairs);
-        for (int64_t h = first_head; h < end_head; h++) {
-            const Stretch own = stretch_of(a, table, h, start, end);
+        for (; own.kv_head < end_head; own.kv_head++) {
             walk(a, piece, &own, &keys, &values, s);
+            for (int64_t j = 0; j < KEYS; j++) own.offsets[j] += a->row;
         }
+        own = next;
     }
     for (int64_t h = first_head; h < end_head; h++)
         for (int64_t i = 0; i < queries; i++) {
             const int64_t at = h * queries + i, token = piece->first + i / group, head = h * group + i % group;
             float total = whole_total(s->total + at * TOTAL_LANES);
             if (a->sinks) total += expf(a->sinks[head] - s->largest[at]);
-            end_query(s->sums + at * width, 1.0f / total, size, a->out + (token * a->heads + head) * size);
+            real *out = a->out + (token * a->heads + head) * size;
+            if (a->stored) end_codes(s->sums + at * width, code_unit(a->stored) / total, size, out);
+            else end_query(s->sums + at * width, 1.0f / total, size, out);
         }
 }
 
 int64_t queries_together(void) { return QUERIES; }
 
 /* window: keys a token sees, itself included; 0: all. chunk: it sees none before the last multiple of that; 0: all.
- * softcap: 0 for none. sinks: scores of one more key of each head, which has no value; NULL for none. */
+ * softcap: 0 for none. sinks: scores of one more key of each head, which has no value; NULL for none. stored: PLAIN,
+ * INT8 or FLOAT8. */
 void paged_attention(const float *query, int64_t query_stride, const real *keys, const real *values, real *out,
                      int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, const int32_t *tables,
                      const int32_t *pieces, int64_t num_pieces, int64_t most_tokens, float scale, int64_t window,
-                     int64_t chunk, float softcap, const float *sinks) {
+                     int64_t chunk, float softcap, const float *sinks, int64_t stored) {
     Attention a = {query, keys, values, out, tables, query_stride, heads, kv_heads, size, block_size, window, chunk, scale,
-                   1.0f, softcap, sinks};
+                   1.0f, softcap, sinks, stored, row_reals(stored, size)};
     if (IS_BFLOAT16) a.query_scale = 1.0f, a.score_scale = scale;
     const int64_t enough = 2 * omp_get_max_threads();
     const int64_t parts = num_pieces >= enough ? 1 : kv_heads < enough ? kv_heads : enough; /* of the KV heads */

@@ -50,9 +50,9 @@ def save_adapters(model: Path, root: Path, **settings: Any) -> dict[str, Path]:
     return folders
 
 
-def engine_of(folders: tuple[Path, dict[str, Path]], budget: int, dtype: str) -> LocalEngine:
+def engine_of(folders: tuple[Path, dict[str, Path]], budget: int, dtype: str, stored: str = "auto") -> LocalEngine:
     limits = {"max_num_batched_tokens": budget, "max_num_seqs": 16, "block_size": 4, "kv_cache_memory": "4MiB"}
-    return LocalEngine(*folders, max_loras=4, enable_prefix_caching=False, dtype=dtype, **limits)
+    return LocalEngine(*folders, max_loras=4, enable_prefix_caching=False, dtype=dtype, kv_cache_dtype=stored, **limits)
 
 
 def requests(engine: LocalEngine) -> list[InferenceRequest]:
@@ -68,11 +68,13 @@ def numbers(answer: Answer) -> tuple[object, ...]:
     return answer.token_ids, answer.logprobs, answer.prompt_logprobs
 
 
-def assert_rows_are_alone(folders: tuple[Path, dict[str, Path]], dtype: str, budgets: Sequence[int]) -> None:
-    alone = engine_of(folders, 512, dtype)
+def assert_rows_are_alone(
+    folders: tuple[Path, dict[str, Path]], dtype: str, budgets: Sequence[int], stored: str = "auto"
+) -> None:
+    alone = engine_of(folders, 512, dtype, stored)
     wanted = [numbers(alone.run([request])[0]) for request in requests(alone)]
     for budget in budgets:
-        together = engine_of(folders, budget, dtype)
+        together = engine_of(folders, budget, dtype, stored)
         found = [numbers(answer) for answer in together.run(requests(together))]
         assert together.max_adapters_in_batch == 3
         assert found == wanted
@@ -84,3 +86,10 @@ def test_numbers_of_a_row_are_the_same_bits_alone_and_in_any_batch_and_chunks(
     folders: tuple[Path, dict[str, Path]], dtype: str
 ) -> None:
     assert_rows_are_alone(folders, dtype, (512, 64, 23, 16))
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("float32", "int8"), ("bfloat16", "fp8_e4m3")])
+def test_numbers_of_a_row_are_the_same_bits_where_the_cache_has_one_byte_a_number(
+    folders: tuple[Path, dict[str, Path]], dtype: str, stored: str
+) -> None:
+    assert_rows_are_alone(folders, dtype, (64, 16), stored)

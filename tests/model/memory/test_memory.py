@@ -303,12 +303,14 @@ class Slow(StepCost):
 
 @pytest.mark.crossed
 @pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "llama, int8"])
 def test_swapped_rows_answer_as_those_never_preempted(architecture: str, caching: bool, tmp_path: Path) -> None:
+    architecture, _, stored = architecture.partition(", ")
     wide = {"sliding_window": 24} if architecture == "mistral" else {}  # rows of its own one would lack no blocks
     model = save_tiny_model(architecture, tmp_path / "model", **wide)
     adapters = {"a": save_adapter(model, tmp_path / "a")}
     limits = {"block_size": 4, "max_model_len": 64, "max_num_seqs": 4, "enable_prefix_caching": caching}
+    limits["kv_cache_dtype"] = stored or "auto"
     limits["speculate"] = "off"  # rows that end early leave memory
     roomy = LocalEngine(model, adapters, **limits)
     block_bytes = roomy.parts.runner._cache.shape.block_bytes(4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 from lora_serve.model.attention.native import Backend
 from lora_serve.model.kv_cache import KVCache, KVShape
+from lora_serve.model.kv_format import FORMATS
 from lora_serve.model.step_context import AttentionSettings
 from tests.model.tiny import CPU, step_of
 
@@ -32,14 +33,14 @@ class Case:
     softcap: float | None = None
     has_sinks: bool = False
     chunk: int | None = None
+    stored: str = "auto"
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         num_blocks = -(-LENGTH // self.block_size)
         self.table = (torch.randperm(num_blocks) + 1).tolist()
-        self.cache = KVCache(
-            KVShape.alike(1, self.kv_heads, self.size, self.dtype), num_blocks + 3, self.block_size, CPU
-        )
+        shape = replace(KVShape.alike(1, self.kv_heads, self.size, self.dtype), form=FORMATS[self.stored])
+        self.cache = KVCache(shape, num_blocks + 3, self.block_size, CPU)
         at = torch.arange(LENGTH)
         self.places = torch.tensor(self.table)[at // self.block_size] * self.block_size + at % self.block_size
         self.keys, self.values = (torch.randn(LENGTH, self.kv_heads, self.size).to(self.dtype) for _ in "kv")
@@ -75,7 +76,9 @@ class Case:
     def definition(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The result, and how far from it the values are in the mean."""
         group = self.heads // self.kv_heads
-        q, k, v = (t.double().transpose(0, 1) for t in (self.query, self.keys, self.values))
+        form, dtype = self.cache.shape.form, torch.float32 if self.stored != "auto" else self.dtype
+        keys, values = (form.decode(form.encode(t, dtype), self.size, dtype) for t in (self.keys, self.values))
+        q, k, v = (t.double().transpose(0, 1) for t in (self.query, keys, values))
         k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
         scores = q @ k.transpose(1, 2) / math.sqrt(self.size)
         if self.softcap is not None:
@@ -121,6 +124,15 @@ CASES = {
     "bfloat16, head of 80": {"dtype": torch.bfloat16, "size": 80, "block_size": 3, "heads": 2},
     "bfloat16, head of 96": {"dtype": torch.bfloat16, "size": 96, "block_size": 16, "heads": 2, "kv_heads": 1},
     "bfloat16, head of 256": {"dtype": torch.bfloat16, "size": 256, "heads": 2, "kv_heads": 1, "window": 33},
+    "int8": {"stored": "int8", "size": 20},
+    "int8, head of 7": {"stored": "int8", "size": 7, "heads": 3, "kv_heads": 3, "window": 40, "has_sinks": True},
+    "int8, head of 64": {"stored": "int8", "size": 64, "block_size": 16, "softcap": 1.5},
+    "int8, bfloat16": {"stored": "int8", "size": 64, "block_size": 16, "heads": 6, "dtype": torch.bfloat16},
+    "int8, bfloat16, head of 7": {"stored": "int8", "size": 7, "block_size": 1, "dtype": torch.bfloat16},
+    "fp8": {"stored": "fp8_e4m3", "size": 64, "chunk": 30},
+    "fp8, head of 20": {"stored": "fp8_e4m3", "size": 20, "block_size": 3},
+    "fp8, bfloat16": {"stored": "fp8_e4m3", "size": 80, "block_size": 16, "window": 33, "dtype": torch.bfloat16},
+    "fp8, bfloat16, many": {"stored": "fp8_e4m3", "size": 256, "heads": 41, "kv_heads": 1, "dtype": torch.bfloat16},
     "bfloat16, many heads to one": {"dtype": torch.bfloat16, "size": 24, "heads": 41, "kv_heads": 1},
 }
 

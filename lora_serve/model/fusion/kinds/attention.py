@@ -81,7 +81,8 @@ class FusedRotaryAttention:
             self.cache.write(self.layer, k, v, step.cache_positions)
             k, v = q[:, :0], q[:, :0]
         cos, sin = tables(step, *position_embeddings, is_halved=self.is_halved)
-        self.kernels.rotate_store(q, k, v, cos, sin, step.cache_positions, self.cache.layer(self.layer))
+        pools, form = self.cache.layer(self.layer), self.cache.shape.form
+        self.kernels.rotate_store(q, k, v, cos, sin, step.cache_positions, pools, form)
         if self.stores is not None:
             keywords["shared_kv_states"][self.stores] = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
         out = self.attention(self.layer, q, k, v, step, self.settings)

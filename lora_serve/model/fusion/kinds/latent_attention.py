@@ -74,8 +74,9 @@ class FusedLatentAttention:
         cos, sin = tables(step, *position_embeddings)
         pools = self.cache.layer(self.layer)
         self.kernels.latent_store(
-            q, kv, latent[:, rank:], cos, sin, step.cache_positions, pools, by_pairs=self.by_pairs
-        )
+            q, kv, latent[:, rank:], cos, sin, step.cache_positions, pools, self.cache.shape.form,
+            by_pairs=self.by_pairs,
+        )  # fmt: skip
         out = self.attention(self.layer, q, q, q, step, self.settings)
         found: Tensor = self.output(out[..., : self.value].reshape(1, len(y), -1))
         return found, None
