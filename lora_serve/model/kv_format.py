@@ -1,7 +1,7 @@
 """The form in which K and V lie in the pool: numbers of the model's type, or codes of one byte beside their scale.
 
 A row, of one token and head, has a scale of its own. A block's would change as tokens come, so that a token's numbers
-would depend on how its prompt is cut and on who wrote the block before. `native/codes.h` is the same in C.
+would depend on how its prompt is cut and on who wrote the block before. `native/kv_codes.h` is the same in C.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def _numbers(places, mask, STORED: tl.constexpr):
         codes = tl.load(places, mask=mask, other=0)
         if STORED == 1:
             found = codes.to(tl.int8, bitcast=True).to(tl.float32)
-        else:  # e4m3 without denormal numbers, see native/codes.h
+        else:  # e4m3 without denormal numbers, see native/kv_codes.h
             raw = codes.to(tl.int32)
             size = raw & 0x7F
             bits = tl.where(size == 0, 0, (size << 20) + (120 << 23)) | (raw >> 7 << 31)

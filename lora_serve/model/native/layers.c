@@ -9,7 +9,7 @@
  */
 #include <math.h>
 
-#include "codes.h"
+#include "kv_codes.h"
 #include "exponential.h"
 
 #define WORTH_A_TEAM 32768 /* numbers; fewer are done before a second thread wakes */

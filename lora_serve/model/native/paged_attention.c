@@ -15,7 +15,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "codes.h"
+#include "kv_codes.h"
 #include "exponential.h"
 #include "threads.h"
 
