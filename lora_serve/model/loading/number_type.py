@@ -177,9 +177,11 @@ def check_quantized(module: nn.Module, config: ModelConfig) -> None:
 
 
 def is_quantized(weight: Tensor) -> bool:
-    """True for FP8, and where torchao (a tensor subclass) or bitsandbytes (a parameter with a state) packs weights."""
+    """True for integers and FP8, and where torchao (a tensor subclass) or bitsandbytes (a parameter with a state) packs
+    weights.
+    """
     is_bitsandbytes = hasattr(weight, "quant_state") or hasattr(weight, "CB")
-    return is_bitsandbytes or _is_torchao(weight) or weight.dtype == FLOAT8
+    return is_bitsandbytes or _is_torchao(weight) or weight.dtype == FLOAT8 or not weight.is_floating_point()
 
 
 def resident_bytes(module: nn.Module) -> int:
