@@ -11,9 +11,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from lora_serve.model.loading.frozen_weight import FrozenWeight, StoredLinear, joined_rows, square_norms
+from lora_serve.model.loading.frozen_weight import FrozenWeight, Panels, StoredLinear, joined_rows, square_norms
 from lora_serve.model.loading.packed_weight import PackedWeight, Scales
 from lora_serve.model.native import library
+from lora_serve.model.native.coded_linear import CodedLinear, code
 
 _ROWS_AT_ONCE = 256  # of a weight that is dequantised, so that no whole copy of it is made
 
@@ -77,6 +78,32 @@ def _is_same(first: object, second: object) -> bool:
     return first is second
 
 
+class KeptPanels(Panels):
+    """The weight in panels of its own codes, for this project's products on CPUs (`native/codes.h`)."""
+
+    packed: CodedLinear
+
+    def dense(self) -> None:
+        return None
+
+    def row_square_norms(self) -> Tensor:
+        return torch.cat([square_norms(rows) for rows in self.dequantized()])
+
+    def dequantized(self) -> Iterator[Tensor]:
+        """The weight in float32, a few rows at a time."""
+        return self.packed.dequantized()
+
+
+def _frozen(weight: PackedWeight, dtype: torch.dtype) -> KeptWeight | KeptPanels:
+    """The weight in the best form for its device and the model's type."""
+    beside = weight.beside
+    if library.why_not(weight.codes.device, dtype) is None:
+        groups = torch.arange(weight.codes.shape[1]) // beside.group_size if beside.groups is None else beside.groups
+        if (packed := code(weight.codes, beside.scales, beside.zeros, groups, dtype)) is not None:
+            return KeptPanels(packed)
+    return KeptWeight(weight, dtype)
+
+
 class KeptLinear(StoredLinear):
     """A loaded model's layer with a weight that stays packed."""
 
@@ -85,11 +112,12 @@ class KeptLinear(StoredLinear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = like.in_features, like.out_features
         self.bias = like.bias
-        self._frozen = KeptWeight(weight, like.weight.dtype)
-        self.weight = nn.Parameter(self._frozen.codes, requires_grad=False)  # type: ignore[arg-type]
+        self._frozen = _frozen(weight, like.weight.dtype)
+        stored = self._frozen.packed.panels if isinstance(self._frozen, KeptPanels) else self._frozen.codes
+        self.weight = nn.Parameter(stored, requires_grad=False)  # type: ignore[arg-type]
 
     @property
-    def frozen_weight(self) -> FrozenWeight:
+    def frozen_weight(self) -> KeptWeight | KeptPanels:
         return self._frozen
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that it has

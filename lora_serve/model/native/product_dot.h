@@ -72,6 +72,63 @@ static void multiply_once(const Group *g) {
         }
 }
 
+/* Pairs of codes of rows k and k + 1: exact in bfloat16, so the lower halves of the floats are zeros. */
+ALWAYS __m512bh code_pair(const int form, const uint32_t *w, int64_t k, const int from) {
+    const bits low = (bits)code_row(form, w, k, 0, from), high = (bits)code_row(form, w, k + 1, 1, from);
+    return (__m512bh)(low >> 16 | high);
+}
+
+/* `code_tile` by the instruction. */
+ALWAYS void code_dot(const int form, const int rows, const int panels, const Group *g) {
+    vec sum[MAX_ROWS][2 * MOST_PANELS];
+    const __m256i half = _mm256_setr_epi16(0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, (short)0xc100,
+                                           (short)0xc0e0, (short)0xc0c0, (short)0xc0a0, (short)0xc080, (short)0xc040,
+                                           (short)0xc000, (short)0xbf80); /* 0 to 7 and -8 to -1 in bfloat16 */
+    const __m512i numbers = _mm512_broadcast_i64x4(half);
+    const int at_once = form == NIBBLES ? 8 : 2;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (vec){};
+    for (int64_t k = 0; k < g->depth; k += at_once)
+        UNROLL for (int v = 0; v < 2 * panels; v++) {
+            const uint32_t *w = g->w + v / 2 * g->w_step;
+            const __m512i words = (__m512i) * (const bits *)(w + k / 8 * PANEL + v % 2 * LANES);
+            UNROLL for (int next = 0; next < at_once; next += 2) {
+                const __m512bh own = form == NIBBLES ? (__m512bh)_mm512_permutexvar_epi16(
+                                                           _mm512_srli_epi16(words, 2 * next), numbers)
+                                                     : code_pair(form, w, k, v % 2 * LANES);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    uint32_t pair;
+                    memcpy(&pair, g->x + r * g->x_stride + k + next, sizeof pair);
+                    sum[r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[r][v], (__m512bh)_mm512_set1_epi32((int)pair), own);
+                }
+            }
+        }
+    add_group(&g->beside, rows, panels, sum, g->y, g->y_stride);
+}
+
+#define CODE_DOT(form, rows, panels) \
+    case rows:                       \
+        code_dot(form, rows, panels, g); \
+        return;
+
+#define DEFINE_CODE_DOTS(name, form)                                                                         \
+    APART static void name(const Group *g) {                                                                 \
+        if (g->panels == 4)                                                                                  \
+            switch (1) { CODE_DOT(form, 1, 4) }                                                              \
+        else if (g->panels == 2)                                                                             \
+            switch (g->rows) { CODE_DOT(form, 1, 2) CODE_DOT(form, 2, 2) CODE_DOT(form, 3, 2) CODE_DOT(form, 4, 2) } \
+        else                                                                                                 \
+            switch (g->rows) {                                                                               \
+                CODE_DOT(form, 1, 1) CODE_DOT(form, 2, 1) CODE_DOT(form, 3, 1) CODE_DOT(form, 4, 1)          \
+                CODE_DOT(form, 5, 1) CODE_DOT(form, 6, 1) CODE_DOT(form, 7, 1) CODE_DOT(form, 8, 1)          \
+                CODE_DOT(form, 9, 1) CODE_DOT(form, 10, 1) CODE_DOT(form, 11, 1) CODE_DOT(form, 12, 1)       \
+            }                                                                                                \
+    }
+
+DEFINE_CODE_DOTS(by_nibbles, NIBBLES)
+DEFINE_CODE_DOTS(by_bytes, BYTES)
+DEFINE_CODE_DOTS(by_float8s, FLOAT8S)
+
 #else
 
 #define ROW_BLOCK 48
@@ -95,7 +152,15 @@ static void multiply_once(const Group *g) {
     else tile(DEPTH_PAIRS, 1, 4, g->x, 0, g->w, PANEL, g->w_step, g->depth, g->y, 0);
 }
 
+DEFINE_CODES(by_nibbles, NIBBLES, 1)
+DEFINE_CODES(by_bytes, BYTES, 1)
+DEFINE_CODES(by_float8s, FLOAT8S, 1)
+
 #endif
+
+static void multiply_codes(const Group *g) {
+    (FORM(g->kind) == NIBBLES ? by_nibbles : FORM(g->kind) == BYTES ? by_bytes : by_float8s)(g);
+}
 
 static void multiply(const Group *g) {
     for (; g; g = g->then) multiply_once(g);
