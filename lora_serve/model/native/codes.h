@@ -22,7 +22,17 @@
 enum { HALVES, BFLOAT16_SCALES, FLOAT_SCALES };
 
 typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
-typedef uint8_t marks __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+/* By the instruction, which GCC 12 does not find. */
+ALWAYS ints load_bytes(const int8_t *p) {
+#if defined(__AVX512F__) && LANES == 16
+    return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__) && LANES == 8
+    return (ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    return __builtin_convertvector(*(const bytes *)p, ints);
+#endif
+}
 
 ALWAYS int64_t code_words(int64_t kind, int64_t depth) { return depth * PANEL / (FORM(kind) == NIBBLES ? 8 : 4); }
 ALWAYS int64_t scale_bytes(int64_t kind) { return SCALES(kind) == FLOAT_SCALES ? 4 : 2; }
@@ -52,8 +62,8 @@ ALWAYS vec load_scales(int64_t kind, const char *p) {
 }
 
 /* LANES numbers of e4m3, exactly. */
-ALWAYS vec load_float8s(const uint8_t *p) {
-    const bits raw = __builtin_convertvector(*(const marks *)p, bits), size = (raw & 0x7fu) << 20;
+ALWAYS vec load_float8s(const int8_t *p) {
+    const bits raw = (bits)load_bytes(p), size = (raw & 0x7fu) << 20;
     const vec small = (vec)(size + (121u << 23)) - splat(0x1p-6f);
     const vec found = choose((ints)(size < (1u << 23)), small, (vec)(size + (120u << 23)));
     return (vec)((bits)found | (raw & 0x80u) << 24);
@@ -61,8 +71,8 @@ ALWAYS vec load_float8s(const uint8_t *p) {
 
 /* LANES codes of row k, from column `from` of the panel on; `next`: k % 8, known when it is compiled. */
 ALWAYS vec code_row(const int form, const uint32_t *w, int64_t k, const int next, const int from) {
-    if (form == BYTES) return __builtin_convertvector(*(const bytes *)((const int8_t *)w + k * PANEL + from), vec);
-    if (form == FLOAT8S) return load_float8s((const uint8_t *)w + k * PANEL + from);
+    if (form == BYTES) return __builtin_convertvector(load_bytes((const int8_t *)w + k * PANEL + from), vec);
+    if (form == FLOAT8S) return load_float8s((const int8_t *)w + k * PANEL + from);
     const bits words = *(const bits *)(w + k / 8 * PANEL + from);
     const int place = next / 2 * 4 + next % 2 * 16;
 #if defined(__AVX512F__) && LANES == 16
@@ -92,7 +102,7 @@ ALWAYS void add_group(const Beside *b, const int rows, const int panels, vec (*s
         const int64_t panel = v / 2 * b->step, lane = v % 2 * LANES;
         const vec scale = load_scales(b->kind, b->scales + panel + lane * scale_bytes(b->kind));
         vec zero = {};
-        if (HAS_ZEROS(b->kind)) zero = __builtin_convertvector(*(const bytes *)(b->zeros + panel + lane), vec);
+        if (HAS_ZEROS(b->kind)) zero = __builtin_convertvector(load_bytes(b->zeros + panel + lane), vec);
         UNROLL for (int r = 0; r < rows; r++) {
             if (HAS_ZEROS(b->kind)) sum[r][v] -= zero * splat(b->totals[r * b->total_step]);
             store(y + r * y_stride + v * LANES, load(y + r * y_stride + v * LANES) + scale * sum[r][v]);

@@ -175,6 +175,7 @@ static void by_chunk(const Product *p, int64_t row, int64_t rows, int64_t first,
     const int64_t complete = p->out / PANEL, wide = panels_at_once(rows);
     for (int64_t panel = first, panels; panel < last; panel += panels) {
         panels = panel + wide <= least(last, complete) ? wide : 1;
+        if (IS_CODES(p->kind)) panels = codes_at_once(wide, least(last, complete) - panel);
         if (p->num_runs && is_last) {
             if (!are_of_one_part(p, panel, panels)) panels = 1;
             block_with_runs(p, row, rows, panel, panels, c);

@@ -169,6 +169,8 @@ static void multiply(const Group *g) {
 #endif
 
 /* A group of codes becomes a panel of DEPTH_PAIRS, by which x is multiplied from 0 on. */
+ALWAYS int64_t codes_at_once(int64_t wide, int64_t left) { return left >= wide ? wide : 1; }
+
 static void multiply_codes(const Group *g) {
     uint32_t own[CODE_DEPTH / 2 * PANEL];
     float sums[MOST_ROWS * PANEL];

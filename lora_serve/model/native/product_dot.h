@@ -30,6 +30,7 @@ ALWAYS void end_products(uint64_t before) { restore_denormals(before); }
 #include <immintrin.h>
 
 #define ROW_BLOCK 96
+#define PAIRED_PANELS 1
 #define ROOM (ROW_BLOCK * DEPTH_UNIT) /* the last numbers of rows of an odd length */
 
 ALWAYS int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : rows <= 4 ? 2 : 1; }
@@ -78,6 +79,25 @@ ALWAYS __m512bh code_pair(const int form, const uint32_t *w, int64_t k, const in
     return (__m512bh)(low >> 16 | high);
 }
 
+/* `code_dot` by two fused multiply-adds in place of each pair's product, which are the same bits: of one row they are
+ * less work than packing codes. */
+ALWAYS void code_lone(const int form, const int panels, const Group *g) {
+    vec sum[1][2 * MOST_PANELS];
+    UNROLL for (int v = 0; v < 2 * panels; v++) sum[0][v] = (vec){};
+    for (int64_t k = 0; k < g->depth; k += 2) {
+        uint32_t pair;
+        memcpy(&pair, g->x + k, sizeof pair);
+        const bits both = (bits)_mm512_set1_epi32((int)pair);
+        const vec odd = (vec)(both & 0xffff0000u), even = (vec)(both << 16);
+        UNROLL for (int v = 0; v < 2 * panels; v++) {
+            const uint32_t *w = g->w + v / 2 * g->w_step;
+            sum[0][v] += odd * code_row(form, w, k + 1, 1, v % 2 * LANES);
+            sum[0][v] += even * code_row(form, w, k, 0, v % 2 * LANES);
+        }
+    }
+    add_group(&g->beside, 1, panels, sum, g->y, g->y_stride);
+}
+
 /* `code_tile` by the instruction. */
 ALWAYS void code_dot(const int form, const int rows, const int panels, const Group *g) {
     vec sum[MAX_ROWS][2 * MOST_PANELS];
@@ -85,30 +105,34 @@ ALWAYS void code_dot(const int form, const int rows, const int panels, const Gro
                                            (short)0xc0e0, (short)0xc0c0, (short)0xc0a0, (short)0xc080, (short)0xc040,
                                            (short)0xc000, (short)0xbf80); /* 0 to 7 and -8 to -1 in bfloat16 */
     const __m512i numbers = _mm512_broadcast_i64x4(half);
-    const int at_once = form == NIBBLES ? 8 : 2;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (vec){};
-    for (int64_t k = 0; k < g->depth; k += at_once)
-        UNROLL for (int v = 0; v < 2 * panels; v++) {
-            const uint32_t *w = g->w + v / 2 * g->w_step;
-            const __m512i words = (__m512i) * (const bits *)(w + k / 8 * PANEL + v % 2 * LANES);
-            UNROLL for (int next = 0; next < at_once; next += 2) {
-                const __m512bh own = form == NIBBLES ? (__m512bh)_mm512_permutexvar_epi16(
-                                                           _mm512_srli_epi16(words, 2 * next), numbers)
-                                                     : code_pair(form, w, k, v % 2 * LANES);
-                UNROLL for (int r = 0; r < rows; r++) {
-                    uint32_t pair;
-                    memcpy(&pair, g->x + r * g->x_stride + k + next, sizeof pair);
-                    sum[r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[r][v], (__m512bh)_mm512_set1_epi32((int)pair), own);
-                }
+    const int at_once = form == NIBBLES ? 8 : 2;
+    for (int64_t k = 0; k < g->depth; k += at_once) {
+        __m512i words[2 * MOST_PANELS];
+        UNROLL for (int v = 0; form == NIBBLES && v < 2 * panels; v++)
+            words[v] = (__m512i) * (const bits *)(g->w + v / 2 * g->w_step + k / 8 * PANEL + v % 2 * LANES);
+        UNROLL for (int next = 0; next < at_once; next += 2) {
+            __m512bh own[2 * MOST_PANELS];
+            UNROLL for (int v = 0; v < 2 * panels; v++)
+                own[v] = form == NIBBLES
+                             ? (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words[v], 2 * next), numbers)
+                             : code_pair(form, g->w + v / 2 * g->w_step, k, v % 2 * LANES);
+            UNROLL for (int r = 0; r < rows; r++) {
+                uint32_t pair;
+                memcpy(&pair, g->x + r * g->x_stride + k + next, sizeof pair);
+                const __m512bh x = (__m512bh)_mm512_set1_epi32((int)pair);
+                UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[r][v], x, own[v]);
             }
         }
+    }
     add_group(&g->beside, rows, panels, sum, g->y, g->y_stride);
 }
 
-#define CODE_DOT(form, rows, panels) \
-    case rows:                       \
-        code_dot(form, rows, panels, g); \
+#define CODE_DOT(form, rows, panels)                                      \
+    case rows:                                                            \
+        if (rows == 1 && form != NIBBLES) code_lone(form, panels, g);     \
+        else code_dot(form, rows, panels, g);                             \
         return;
 
 #define DEFINE_CODE_DOTS(name, form)                                                                         \
@@ -132,6 +156,7 @@ DEFINE_CODE_DOTS(by_float8s, FLOAT8S)
 #else
 
 #define ROW_BLOCK 48
+#define PAIRED_PANELS 0
 #define ROOM (ROW_BLOCK * DEPTH_BLOCK) /* x widened, odd one first */
 
 ALWAYS int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : 1; }
@@ -157,6 +182,8 @@ DEFINE_CODES(by_bytes, BYTES, 1)
 DEFINE_CODES(by_float8s, FLOAT8S, 1)
 
 #endif
+
+ALWAYS int64_t codes_at_once(int64_t wide, int64_t left) { return left >= wide ? wide : PAIRED_PANELS && wide > 1 && left > 1 ? 2 : 1; }
 
 static void multiply_codes(const Group *g) {
     (FORM(g->kind) == NIBBLES ? by_nibbles : FORM(g->kind) == BYTES ? by_bytes : by_float8s)(g);
