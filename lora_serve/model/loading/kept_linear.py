@@ -113,8 +113,10 @@ class KeptLinear(StoredLinear):
         self.in_features, self.out_features = like.in_features, like.out_features
         self.bias = like.bias
         self._frozen = _frozen(weight, like.weight.dtype)
-        stored = self._frozen.packed.panels if isinstance(self._frozen, KeptPanels) else self._frozen.codes
-        self.weight = nn.Parameter(stored, requires_grad=False)  # type: ignore[arg-type]
+        if isinstance(self._frozen, KeptPanels):
+            self.register_buffer("panels", self._frozen.packed.panels)  # so that its bytes are counted
+        of_its_shape = torch.zeros((), dtype=torch.int8).expand(self.out_features, self.in_features)
+        self.weight = nn.Parameter(of_its_shape, requires_grad=False)
 
     @property
     def frozen_weight(self) -> KeptWeight | KeptPanels:

@@ -187,7 +187,13 @@ def is_quantized(weight: Tensor) -> bool:
 def resident_bytes(module: nn.Module) -> int:
     """The bytes of parameters and buffers in memory: each storage once, quantised weights as they are packed."""
     tensors = itertools.chain(module.parameters(), module.buffers())
-    return sum({part.data_ptr(): part.nbytes for tensor in tensors for part in _parts(tensor)}.values())
+    return sum({part.data_ptr(): _bytes(part) for tensor in tensors for part in _parts(tensor)}.values())
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Of the numbers that lie in memory: those of a dimension of stride 0 are one."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.itemsize * math.prod(size for size, stride in sizes if stride)
 
 
 def _is_torchao(weight: Any) -> bool:

@@ -88,44 +88,51 @@ ALWAYS vec any_code_row(int64_t kind, const uint32_t *w, int64_t k, const int ne
     return FORM(kind) == BYTES ? code_row(BYTES, w, k + next, next, from) : code_row(FLOAT8S, w, k + next, next, from);
 }
 
-typedef struct { /* the numbers beside the codes of one group; `step`: bytes to the same of the next panel */
-    int64_t kind, step;
+typedef struct { /* the numbers beside the codes of some groups; `step`: bytes to the same of the next panel */
+    int64_t kind, step, group; /* group: rows of each, the last may have fewer */
     const char *scales;
     const int8_t *zeros;
-    const float *totals; /* of each row's x, `total_step` apart */
+    const float *totals; /* of each row's x, rows `total_step` apart */
     int64_t total_step;
 } Beside;
 
-/* y += a group's sums as its scales and zeros have them. */
-ALWAYS void add_group(const Beside *b, const int rows, const int panels, vec (*sum)[8], float *y, int64_t y_stride) {
+/* y += the sums of group i as its scales and zeros have them. */
+ALWAYS void add_group(const Beside *b, int64_t i, const int rows, const int panels, vec (*sum)[8], float *y, int64_t y_stride) {
+    const char *scales = b->scales + i * PANEL * scale_bytes(b->kind);
     UNROLL for (int v = 0; v < 2 * panels; v++) {
         const int64_t panel = v / 2 * b->step, lane = v % 2 * LANES;
-        const vec scale = load_scales(b->kind, b->scales + panel + lane * scale_bytes(b->kind));
+        const vec scale = load_scales(b->kind, scales + panel + lane * scale_bytes(b->kind));
         vec zero = {};
-        if (HAS_ZEROS(b->kind)) zero = __builtin_convertvector(load_bytes(b->zeros + panel + lane), vec);
+        if (HAS_ZEROS(b->kind)) zero = __builtin_convertvector(load_bytes(b->zeros + i * PANEL + panel + lane), vec);
         UNROLL for (int r = 0; r < rows; r++) {
-            if (HAS_ZEROS(b->kind)) sum[r][v] -= zero * splat(b->totals[r * b->total_step]);
+            if (HAS_ZEROS(b->kind)) sum[r][v] -= zero * splat(b->totals[r * b->total_step + i]);
             store(y + r * y_stride + v * LANES, load(y + r * y_stride + v * LANES) + scale * sum[r][v]);
         }
     }
 }
 
-/* `tile` by one group of codes; odd_first: x has the second number of each pair first, and so come the weights. */
+/* For each group: the rows of depth from k to end. */
+#define EACH_GROUP(b, depth)                                                                               \
+    for (int64_t i = 0, k = 0, end; k < depth && (end = k + (b)->group < depth ? k + (b)->group : depth, 1); i++)
+
+/* `tile` by groups of codes; odd_first: x has the second number of each pair first, and so come the weights. */
 ALWAYS void code_tile(const int form, const int rows, const int panels, const int odd_first, const float *x,
                       int64_t x_stride, const uint32_t *w, int64_t w_step, int64_t depth, const Beside *b, float *y,
                       int64_t y_stride) {
     vec sum[MAX_ROWS][8];
     const int at_once = form == NIBBLES ? 8 : 2;
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (vec){};
-    for (int64_t k = 0; k < depth; k += at_once)
-        UNROLL for (int v = 0; v < 2 * panels; v++)
-            UNROLL for (int next = 0; next < at_once; next++) {
-                const int own = next ^ odd_first;
-                const vec codes = code_row(form, w + v / 2 * w_step, k + own, own, v % 2 * LANES);
-                UNROLL for (int r = 0; r < rows; r++) sum[r][v] += splat(x[r * x_stride + k + next]) * codes;
-            }
-    add_group(b, rows, panels, sum, y, y_stride);
+    EACH_GROUP(b, depth) {
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (vec){};
+        for (; k < end; k += at_once)
+            UNROLL for (int v = 0; v < 2 * panels; v++)
+                UNROLL for (int next = 0; next < at_once; next++) {
+                    const int own = next ^ odd_first;
+                    const vec codes = code_row(form, w + v / 2 * w_step, k + own, own, v % 2 * LANES);
+                    UNROLL for (int r = 0; r < rows; r++) sum[r][v] += splat(x[r * x_stride + k + next]) * codes;
+                }
+        add_group(b, i, rows, panels, sum, y, y_stride);
+    }
 }
 
 /* The sum of x in one order on every processor. */

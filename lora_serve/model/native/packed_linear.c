@@ -64,22 +64,16 @@ int64_t code_unit(void) { return DEPTH_UNIT > 8 ? DEPTH_UNIT : 8; }
 int64_t words_of_panel(int64_t kind, int64_t in) { return panel_words(kind, in); }
 int64_t words_of_codes(int64_t kind, int64_t depth, int64_t group) { return coded_panel_words(kind, depth, group); }
 
-/* The groups of a chunk one after the other; g->x: some of its rows, of which c has the totals. */
+/* The groups of a chunk, those of panels whose words begin at `panel`. */
 static void multiply_groups(const Product *p, Group *g, const Chunk *c, const uint32_t *panel) {
-    const int64_t groups = (p->depth + p->group - 1) / p->group, beside = PANEL * scale_bytes(p->kind);
-    const char *scales = (const char *)(panel + code_words(p->kind, p->depth)), *zeros = scales + groups * beside;
+    const int64_t first = c->k / p->group, groups = (p->depth + p->group - 1) / p->group;
+    const char *scales = (const char *)(panel + code_words(p->kind, p->depth));
+    const char *zeros = scales + groups * PANEL * scale_bytes(p->kind);
+    g->w = panel + code_words(p->kind, c->k);
+    g->beside = (Beside){p->kind, 4 * g->w_step, p->group, scales + first * PANEL * scale_bytes(p->kind),
+                         (const int8_t *)zeros + first * PANEL, c->totals, c->total_step};
     begin(g);
-    g->start = NULL;
-    const input *x = g->x;
-    for (int64_t k = c->k, i = k / p->group; k < c->k + c->depth; k += p->group, i++) {
-        g->x = x + k - c->k, g->depth = least(p->group, p->depth - k);
-        g->w = panel + code_words(p->kind, k);
-        g->beside = (Beside){.kind = p->kind, .step = 4 * g->w_step, .scales = scales + i * beside,
-                             .zeros = (const int8_t *)zeros + i * PANEL, .totals = c->totals + i - c->k / p->group,
-                             .total_step = c->total_step};
-        multiply_codes(g);
-    }
-    g->x = x;
+    multiply_codes(g);
     if (g->then) multiply(g->then);
 }
 
@@ -100,7 +94,7 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
     if (more) then = *more, g.then = &then;
     for (int64_t done = 0; done < rows; done += g.rows, g.part++) {
         const Chunk own = rows_from(c, done);
-        g.x = own.x, g.start = start;
+        g.x = own.x;
         float *y = p->y + (row + done) * p->out + panel * PANEL;
         g.rows = rows_at_once(rows - done);
         g.y = is_whole ? y : sums;

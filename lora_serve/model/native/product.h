@@ -16,7 +16,7 @@ typedef struct Group { /* some rows of x to be multiplied by some neighbouring p
     float *y;
     int64_t y_stride, part, parts; /* which it is of the parts of x that this part of the panels meets; 0: panels lie near */
     const struct Group *then; /* another product that goes on with these sums; NULL: none */
-    Beside beside;            /* of codes, which are one group of depth */
+    Beside beside;            /* of codes, whose depth is some groups */
 } Group;
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -32,7 +32,7 @@ ALWAYS void begin(const Group *g) {
         for (int64_t c = 0; c < g->panels * PANEL; c += LANES) store(g->y + r * g->y_stride + c, load(g->start + c));
 }
 
-/* One group of codes by x as floats: by four panels of one row, or by one. */
+/* Groups of codes by x as floats: by four panels of one row, or by one. */
 #define CODE_CASE(form, odd_first, rows, panels)                                                                        \
     case rows:                                                                                                          \
         code_tile(form, rows, panels, odd_first, (const float *)g->x, g->x_stride, g->w, g->w_step, g->depth, &g->beside, \

@@ -73,60 +73,62 @@ static void multiply_once(const Group *g) {
         }
 }
 
-/* Pairs of codes of rows k and k + 1: exact in bfloat16, so the lower halves of the floats are zeros. */
-ALWAYS __m512bh code_pair(const int form, const uint32_t *w, int64_t k, const int from) {
-    const bits low = (bits)code_row(form, w, k, 0, from), high = (bits)code_row(form, w, k + 1, 1, from);
-    return (__m512bh)(low >> 16 | high);
-}
-
 /* `code_dot` by two fused multiply-adds in place of each pair's product, which are the same bits: of one row they are
  * less work than packing codes. */
 ALWAYS void code_lone(const int form, const int panels, const Group *g) {
     vec sum[1][2 * MOST_PANELS];
-    UNROLL for (int v = 0; v < 2 * panels; v++) sum[0][v] = (vec){};
-    for (int64_t k = 0; k < g->depth; k += 2) {
-        uint32_t pair;
-        memcpy(&pair, g->x + k, sizeof pair);
-        const bits both = (bits)_mm512_set1_epi32((int)pair);
-        const vec odd = (vec)(both & 0xffff0000u), even = (vec)(both << 16);
-        UNROLL for (int v = 0; v < 2 * panels; v++) {
-            const uint32_t *w = g->w + v / 2 * g->w_step;
-            sum[0][v] += odd * code_row(form, w, k + 1, 1, v % 2 * LANES);
-            sum[0][v] += even * code_row(form, w, k, 0, v % 2 * LANES);
+    EACH_GROUP(&g->beside, g->depth) {
+        UNROLL for (int v = 0; v < 2 * panels; v++) sum[0][v] = (vec){};
+        for (; k < end; k += 2) {
+            uint32_t pair;
+            memcpy(&pair, g->x + k, sizeof pair);
+            const bits both = (bits)_mm512_set1_epi32((int)pair);
+            const vec odd = (vec)(both & 0xffff0000u), even = (vec)(both << 16);
+            UNROLL for (int v = 0; v < 2 * panels; v++) {
+                const uint32_t *w = g->w + v / 2 * g->w_step;
+                sum[0][v] += odd * code_row(form, w, k + 1, 1, v % 2 * LANES);
+                sum[0][v] += even * code_row(form, w, k, 0, v % 2 * LANES);
+            }
         }
+        add_group(&g->beside, i, 1, panels, sum, g->y, g->y_stride);
     }
-    add_group(&g->beside, 1, panels, sum, g->y, g->y_stride);
+}
+
+/* Four pairs of codes as their words have them, or the only one: pair `next` / 2 of a vector of them. */
+ALWAYS __m512bh code_pair(const int form, const uint32_t *w, int64_t k, const int next, const int from) {
+    if (form == NIBBLES) {
+        const __m256i half = _mm256_setr_epi16(0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, (short)0xc100,
+                                               (short)0xc0e0, (short)0xc0c0, (short)0xc0a0, (short)0xc080, (short)0xc040,
+                                               (short)0xc000, (short)0xbf80); /* 0 to 7 and -8 to -1 in bfloat16 */
+        const __m512i words = (__m512i) * (const bits *)(w + k / 8 * PANEL + from);
+        return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 2 * next), _mm512_broadcast_i64x4(half));
+    }
+    const bits low = (bits)code_row(form, w, k + next, 0, from), high = (bits)code_row(form, w, k + next + 1, 1, from);
+    return (__m512bh)(low >> 16 | high); /* exact in bfloat16: the lower halves of the floats are zeros */
 }
 
 /* `code_tile` by the instruction. */
 ALWAYS void code_dot(const int form, const int rows, const int panels, const Group *g) {
     vec sum[MAX_ROWS][2 * MOST_PANELS];
-    const __m256i half = _mm256_setr_epi16(0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, (short)0xc100,
-                                           (short)0xc0e0, (short)0xc0c0, (short)0xc0a0, (short)0xc080, (short)0xc040,
-                                           (short)0xc000, (short)0xbf80); /* 0 to 7 and -8 to -1 in bfloat16 */
-    const __m512i numbers = _mm512_broadcast_i64x4(half);
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (vec){};
     const int at_once = form == NIBBLES ? 8 : 2;
-    for (int64_t k = 0; k < g->depth; k += at_once) {
-        __m512i words[2 * MOST_PANELS];
-        UNROLL for (int v = 0; form == NIBBLES && v < 2 * panels; v++)
-            words[v] = (__m512i) * (const bits *)(g->w + v / 2 * g->w_step + k / 8 * PANEL + v % 2 * LANES);
-        UNROLL for (int next = 0; next < at_once; next += 2) {
-            __m512bh own[2 * MOST_PANELS];
-            UNROLL for (int v = 0; v < 2 * panels; v++)
-                own[v] = form == NIBBLES
-                             ? (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words[v], 2 * next), numbers)
-                             : code_pair(form, g->w + v / 2 * g->w_step, k, v % 2 * LANES);
-            UNROLL for (int r = 0; r < rows; r++) {
-                uint32_t pair;
-                memcpy(&pair, g->x + r * g->x_stride + k + next, sizeof pair);
-                const __m512bh x = (__m512bh)_mm512_set1_epi32((int)pair);
-                UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[r][v], x, own[v]);
+    EACH_GROUP(&g->beside, g->depth) {
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (vec){};
+        for (; k < end; k += at_once)
+            UNROLL for (int next = 0; next < at_once; next += 2) {
+                __m512bh own[2 * MOST_PANELS];
+                UNROLL for (int v = 0; v < 2 * panels; v++)
+                    own[v] = code_pair(form, g->w + v / 2 * g->w_step, k, next, v % 2 * LANES);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    uint32_t pair;
+                    memcpy(&pair, g->x + r * g->x_stride + k + next, sizeof pair);
+                    const __m512bh x = (__m512bh)_mm512_set1_epi32((int)pair);
+                    UNROLL for (int v = 0; v < 2 * panels; v++)
+                        sum[r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[r][v], x, own[v]);
+                }
             }
-        }
+        add_group(&g->beside, i, rows, panels, sum, g->y, g->y_stride);
     }
-    add_group(&g->beside, rows, panels, sum, g->y, g->y_stride);
 }
 
 #define CODE_DOT(form, rows, panels)                                      \
