@@ -80,8 +80,8 @@ class CodedLinear(PackedLinear):
             halves = torch.stack([pairs << 4, pairs], -1) >> 4
             numbers = halves.view(len(panels), -1, self.panel_outputs, 2, 4).permute(0, 2, 1, 4, 3).reshape(-1, self.depth)
         else:
-            numbers = codes.transpose(1, 2).reshape(-1, self.depth)
-            numbers = numbers.view(torch.float8_e4m3fn) if form is Form.FLOAT8S else numbers
+            dtype = torch.float8_e4m3fn if form is Form.FLOAT8S else torch.int8
+            numbers = codes.transpose(1, 2).contiguous().view(dtype).view(-1, self.depth)
         pieces = torch.arange(self.depth) // self.group
         found = numbers.float()
         if has_zeros:
@@ -169,8 +169,10 @@ def _turned(rows: Tensor, outputs: int) -> Tensor:
 
 def _laid_out(codes: Tensor, form: Form, outputs: int) -> Tensor:
     """Bytes [rows, depth] -> those of panels, [panels, n, outputs] words or bytes."""
-    if form is not Form.NIBBLES:
+    if form is Form.BYTES:
         return _turned(codes, outputs)
+    if form is Form.FLOAT8S:
+        return _turned(codes.contiguous().view(torch.int16), outputs)
     pairs = codes.reshape(len(codes), -1, 2, 2, 2)  # of four pairs of neighbours: [rows, depth / 8, place / 2, place, which]
     byte = (pairs[..., 0, :] & 15) | (pairs[..., 1, :] << 4)
     words = byte.transpose(2, 3).flatten(2).view(torch.int32).flatten(1)
@@ -184,7 +186,7 @@ def _parts(
     raw, pieces = panels.view(torch.int8), -(-depth // group)
     end = depth * outputs // (2 if form is Form.NIBBLES else 1)
     after = end + pieces * outputs * scale.itemsize
-    words = torch.int32 if form is Form.NIBBLES else torch.int8
+    words = {Form.NIBBLES: torch.int32, Form.BYTES: torch.int8, Form.FLOAT8S: torch.int16}[form]
     codes = raw[:, :end].view(words).unflatten(1, (-1, outputs))
     scales = raw[:, end:after].view(scale).unflatten(1, (pieces, outputs))
     zeros = raw[:, after : after + pieces * outputs]

@@ -7,7 +7,7 @@
  *
  *     NIBBLES  [depth / 8][PANEL] words: number 2 i of eight in bits 4 i, number 2 i + 1 in bits 16 + 4 i
  *     BYTES    [depth][PANEL] int8
- *     FLOAT8S  [depth][PANEL] e4m3, none of them NaN
+ *     FLOAT8S  [depth / 2][PANEL][2] e4m3, none of them NaN
  */
 #ifndef CODES_H
 #define CODES_H
@@ -61,9 +61,9 @@ ALWAYS vec load_scales(int64_t kind, const char *p) {
     return SCALES(kind) == FLOAT_SCALES ? load((const float *)p) : load_bfloat16((const uint16_t *)p);
 }
 
-/* LANES numbers of e4m3, exactly. */
-ALWAYS vec load_float8s(const int8_t *p) {
-    const bits raw = (bits)load_bytes(p), size = (raw & 0x7fu) << 20;
+/* Numbers of e4m3, in the lowest byte of each word, exactly. */
+ALWAYS vec floats_of_float8s(bits raw) {
+    const bits size = (raw & 0x7fu) << 20;
     const vec small = (vec)(size + (121u << 23)) - splat(0x1p-6f);
     const vec found = choose((ints)(size < (1u << 23)), small, (vec)(size + (120u << 23)));
     return (vec)((bits)found | (raw & 0x80u) << 24);
@@ -72,7 +72,10 @@ ALWAYS vec load_float8s(const int8_t *p) {
 /* LANES codes of row k, from column `from` of the panel on; `next`: k % 8, known when it is compiled. */
 ALWAYS vec code_row(const int form, const uint32_t *w, int64_t k, const int next, const int from) {
     if (form == BYTES) return __builtin_convertvector(load_bytes((const int8_t *)w + k * PANEL + from), vec);
-    if (form == FLOAT8S) return load_float8s((const int8_t *)w + k * PANEL + from);
+    if (form == FLOAT8S) {
+        const halves pairs = *(const halves *)((const uint16_t *)w + k / 2 * PANEL + from);
+        return floats_of_float8s(__builtin_convertvector(pairs, bits) >> (next % 2 * 8));
+    }
     const bits words = *(const bits *)(w + k / 8 * PANEL + from);
     const int place = next / 2 * 4 + next % 2 * 16;
 #if defined(__AVX512F__) && LANES == 16
@@ -86,6 +89,17 @@ ALWAYS vec code_row(const int form, const uint32_t *w, int64_t k, const int next
 ALWAYS vec any_code_row(int64_t kind, const uint32_t *w, int64_t k, const int next, const int from) {
     if (FORM(kind) == NIBBLES) return code_row(NIBBLES, w, k + next, next, from);
     return FORM(kind) == BYTES ? code_row(BYTES, w, k + next, next, from) : code_row(FLOAT8S, w, k + next, next, from);
+}
+
+/* Codes as panels of DEPTH_PAIRS, in which they are exact. */
+static __attribute__((unused, noinline)) void expand(int64_t kind, const uint32_t *w, int64_t depth, uint32_t *to) {
+    for (int64_t k = 0; k < depth; k += 8, to += 4 * PANEL)
+        UNROLL for (int next = 0; next < 8; next += 2)
+            UNROLL for (int from = 0; from < PANEL; from += LANES) {
+                const bits low = (bits)any_code_row(kind, w, k, next, from);
+                const bits high = (bits)any_code_row(kind, w, k, next + 1, from);
+                *(bits *)(to + next / 2 * PANEL + from) = low >> 16 | high;
+            }
 }
 
 typedef struct { /* the numbers beside the codes of some groups; `step`: bytes to the same of the next panel */

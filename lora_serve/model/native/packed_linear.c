@@ -64,12 +64,12 @@ int64_t code_unit(void) { return DEPTH_UNIT > 8 ? DEPTH_UNIT : 8; }
 int64_t words_of_panel(int64_t kind, int64_t in) { return panel_words(kind, in); }
 int64_t words_of_codes(int64_t kind, int64_t depth, int64_t group) { return coded_panel_words(kind, depth, group); }
 
-/* The groups of a chunk, those of panels whose words begin at `panel`. */
-static void multiply_groups(const Product *p, Group *g, const Chunk *c, const uint32_t *panel) {
+/* The groups of a chunk, those of panels whose words begin at `panel`; expanded: its codes, if they are. */
+static void multiply_groups(const Product *p, Group *g, const Chunk *c, const uint32_t *panel, const uint32_t *expanded) {
     const int64_t first = c->k / p->group, groups = (p->depth + p->group - 1) / p->group;
     const char *scales = (const char *)(panel + code_words(p->kind, p->depth));
     const char *zeros = scales + groups * PANEL * scale_bytes(p->kind);
-    g->w = panel + code_words(p->kind, c->k);
+    g->w = expanded ? expanded : panel + code_words(p->kind, c->k);
     g->beside = (Beside){p->kind, 4 * g->w_step, p->group, scales + first * PANEL * scale_bytes(p->kind),
                          (const int8_t *)zeros + first * PANEL, c->totals, c->total_step};
     begin(g);
@@ -90,6 +90,8 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
     Group g = {.kind = p->kind, .panels = panels, .x = c.x, .x_stride = c.stride, .depth = c.depth,
                .w_row = panel_words(p->kind, 1), .w_step = step, .w = w + panel_words(p->kind, c.k), .start = start, .y_stride = is_whole ? p->out : PANEL,
                .parts = (rows + MOST_ROWS - 1) / MOST_ROWS};
+    uint32_t room[EXPANDS_CODES ? CODE_DEPTH / 2 * PANEL : 1], *expanded = NULL;
+    if (EXPANDS_CODES && IS_CODES(p->kind)) expand(p->kind, w + code_words(p->kind, c.k), c.depth, expanded = room);
     Group then;
     if (more) then = *more, g.then = &then;
     for (int64_t done = 0; done < rows; done += g.rows, g.part++) {
@@ -104,7 +106,7 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
         }
         if (more)
             then.x = more->x + done * more->x_stride, then.rows = g.rows, then.y = g.y, then.y_stride = g.y_stride;
-        if (IS_CODES(p->kind)) multiply_groups(p, &g, &own, w);
+        if (IS_CODES(p->kind)) multiply_groups(p, &g, &own, w, expanded);
         else multiply(&g);
         for (int64_t r = 0; !is_whole && r < g.rows; r++)
             memcpy(y + r * p->out, sums + r * PANEL, width * sizeof(float));

@@ -168,29 +168,17 @@ static void multiply(const Group *g) {
 
 #endif
 
+#define EXPANDS_CODES 1 /* before they are multiplied by */
 ALWAYS int64_t codes_at_once(int64_t wide, int64_t left) { return (void)wide, (void)left, 1; }
 
-/* Codes of rows k to end as a panel of DEPTH_PAIRS. */
-static void expand(int64_t kind, const uint32_t *w, int64_t k, int64_t end, uint32_t *to) {
-    for (; k < end; k += 8)
-        for (int from = 0; from < PANEL; from += LANES)
-            UNROLL for (int next = 0; next < 8; next += 2) {
-                const bits low = (bits)any_code_row(kind, w, k, next, from);
-                const bits high = (bits)any_code_row(kind, w, k, next + 1, from);
-                *(bits *)(to + next / 2 * PANEL + from) = low >> 16 | high; /* exact in bfloat16 */
-                if (from + LANES == PANEL && next == 6) to += 4 * PANEL;
-            }
-}
-
-/* x by each group of codes from 0 on, and then added. */
+/* x by each group of expanded codes from 0 on, and then added. */
 static void multiply_codes(const Group *g) {
     static const float zeros[PANEL];
-    uint32_t own[CODE_DEPTH / 2 * PANEL];
     float sums[MOST_ROWS * PANEL];
     EACH_GROUP(&g->beside, g->depth) {
-        expand(g->kind, g->w, k, end, own);
         const Group of_codes = {.kind = DEPTH_PAIRS, .rows = g->rows, .panels = 1, .x = g->x + k, .x_stride = g->x_stride,
-                                .w = own, .w_row = PANEL, .depth = end - k, .start = zeros, .y = sums, .y_stride = PANEL};
+                                .w = g->w + k / 2 * PANEL, .w_row = PANEL, .depth = end - k, .start = zeros, .y = sums,
+                                .y_stride = PANEL};
         multiply(&of_codes);
         Beside beside = g->beside;
         for (int64_t r = 0; r < g->rows; r++, beside.totals += beside.total_step) {

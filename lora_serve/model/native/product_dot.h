@@ -94,6 +94,17 @@ ALWAYS void code_lone(const int form, const int panels, const Group *g) {
     }
 }
 
+/* LANES pairs of e4m3 as bfloat16: denormal ones by a table, others by their exponents. */
+ALWAYS __m512bh float8_pair(const int8_t *p) {
+    const __m256i half = _mm256_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m512i raw = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)), sign = _mm512_set1_epi16((short)0x8000);
+    const __m512i size = _mm512_and_si512(_mm512_slli_epi16(raw, 4), _mm512_set1_epi16(0x07f0));
+    const __mmask32 is_small = _mm512_testn_epi16_mask(raw, _mm512_set1_epi16(0x78));
+    const __m512i found = _mm512_mask_permutexvar_epi16(_mm512_add_epi16(size, _mm512_set1_epi16(0x3c00)), is_small, raw,
+                                                        _mm512_broadcast_i64x4(half));
+    return (__m512bh)_mm512_or_si512(found, _mm512_and_si512(raw, sign));
+}
+
 /* Four pairs of codes as their words have them, or the only one: pair `next` / 2 of a vector of them. */
 ALWAYS __m512bh code_pair(const int form, const uint32_t *w, int64_t k, const int next, const int from) {
     if (form == NIBBLES) {
@@ -103,6 +114,7 @@ ALWAYS __m512bh code_pair(const int form, const uint32_t *w, int64_t k, const in
         const __m512i words = (__m512i) * (const bits *)(w + k / 8 * PANEL + from);
         return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 2 * next), _mm512_broadcast_i64x4(half));
     }
+    if (form == FLOAT8S) return float8_pair((const int8_t *)w + (k + next) / 2 * PANEL * 2 + 2 * from);
     const bits low = (bits)code_row(form, w, k + next, 0, from), high = (bits)code_row(form, w, k + next + 1, 1, from);
     return (__m512bh)(low >> 16 | high); /* exact in bfloat16: the lower halves of the floats are zeros */
 }
@@ -133,7 +145,7 @@ ALWAYS void code_dot(const int form, const int rows, const int panels, const Gro
 
 #define CODE_DOT(form, rows, panels)                                      \
     case rows:                                                            \
-        if (rows == 1 && form != NIBBLES) code_lone(form, panels, g);     \
+        if (rows == 1 && form == BYTES) code_lone(form, panels, g);     \
         else code_dot(form, rows, panels, g);                             \
         return;
 
@@ -185,6 +197,7 @@ DEFINE_CODES(by_float8s, FLOAT8S, 1)
 
 #endif
 
+#define EXPANDS_CODES 0
 ALWAYS int64_t codes_at_once(int64_t wide, int64_t left) { return left >= wide ? wide : PAIRED_PANELS && wide > 1 && left > 1 ? 2 : 1; }
 
 static void multiply_codes(const Group *g) {

@@ -26,6 +26,7 @@ DEFINE_CODES(by_nibbles, NIBBLES, 0)
 DEFINE_CODES(by_bytes, BYTES, 0)
 DEFINE_CODES(by_float8s, FLOAT8S, 0)
 
+#define EXPANDS_CODES 0
 ALWAYS int64_t codes_at_once(int64_t wide, int64_t left) { return left >= wide ? wide : 1; }
 
 static void multiply_codes(const Group *g) {
