@@ -92,7 +92,7 @@ ALWAYS vec any_code_row(int64_t kind, const uint32_t *w, int64_t k, const int ne
 }
 
 /* Codes as panels of DEPTH_PAIRS, in which they are exact. */
-static __attribute__((unused, noinline)) void expand(int64_t kind, const uint32_t *w, int64_t depth, uint32_t *to) {
+static __attribute__((unused, noinline)) void expand_codes(int64_t kind, const uint32_t *w, int64_t depth, uint32_t *to) {
     for (int64_t k = 0; k < depth; k += 8, to += 4 * PANEL)
         UNROLL for (int next = 0; next < 8; next += 2)
             UNROLL for (int from = 0; from < PANEL; from += LANES) {

@@ -91,7 +91,7 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
                .w_row = panel_words(p->kind, 1), .w_step = step, .w = w + panel_words(p->kind, c.k), .start = start, .y_stride = is_whole ? p->out : PANEL,
                .parts = (rows + MOST_ROWS - 1) / MOST_ROWS};
     uint32_t room[EXPANDS_CODES ? CODE_DEPTH / 2 * PANEL : 1], *expanded = NULL;
-    if (EXPANDS_CODES && IS_CODES(p->kind)) expand(p->kind, w + code_words(p->kind, c.k), c.depth, expanded = room);
+    if (EXPANDS_CODES && IS_CODES(p->kind)) expand_codes(p->kind, w + code_words(p->kind, c.k), c.depth, expanded = room);
     Group then;
     if (more) then = *more, g.then = &then;
     for (int64_t done = 0; done < rows; done += g.rows, g.part++) {
