@@ -78,7 +78,9 @@ class CodedLinear(PackedLinear):
         if form is Form.NIBBLES:
             pairs = codes.contiguous().view(torch.int8)
             halves = torch.stack([pairs << 4, pairs], -1) >> 4
-            numbers = halves.view(len(panels), -1, self.panel_outputs, 2, 4).permute(0, 2, 1, 4, 3).reshape(-1, self.depth)
+            numbers = (
+                halves.view(len(panels), -1, self.panel_outputs, 2, 4).permute(0, 2, 1, 4, 3).reshape(-1, self.depth)
+            )
         else:
             dtype = torch.float8_e4m3fn if form is Form.FLOAT8S else torch.int8
             numbers = codes.transpose(1, 2).contiguous().view(dtype).view(-1, self.depth)
@@ -89,9 +91,7 @@ class CodedLinear(PackedLinear):
         return found * scales.transpose(1, 2).reshape(len(found), -1).float()[:, pieces]
 
 
-def code(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor, dtype: torch.dtype
-) -> CodedLinear | None:
+def code(codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor, dtype: torch.dtype) -> CodedLinear | None:
     """Lays out W [out, in] = (codes - zeros[:, groups]) * scales[:, groups] for inputs of `dtype`.
 
     codes int8 or e4m3; scales, zeros [out, num_groups]; groups [in]. None: panels have no room for its numbers.
@@ -147,7 +147,7 @@ def _form(codes: Tensor) -> Form:
     if codes.is_floating_point():
         return Form.FLOAT8S
     low, high = (int(one) for one in codes.aminmax())
-    return Form.NIBBLES if -_NIBBLE - 1 <= low and high <= _NIBBLE else Form.BYTES
+    return Form.NIBBLES if low >= -_NIBBLE - 1 and high <= _NIBBLE else Form.BYTES
 
 
 def _narrowed(scales: Tensor) -> Tensor:
@@ -173,7 +173,9 @@ def _laid_out(codes: Tensor, form: Form, outputs: int) -> Tensor:
         return _turned(codes, outputs)
     if form is Form.FLOAT8S:
         return _turned(codes.contiguous().view(torch.int16), outputs)
-    pairs = codes.reshape(len(codes), -1, 2, 2, 2)  # of four pairs of neighbours: [rows, depth / 8, place / 2, place, which]
+    pairs = codes.reshape(
+        len(codes), -1, 2, 2, 2
+    )  # of four pairs of neighbours: [rows, depth / 8, place / 2, place, which]
     byte = (pairs[..., 0, :] & 15) | (pairs[..., 1, :] << 4)
     words = byte.transpose(2, 3).flatten(2).view(torch.int32).flatten(1)
     return _turned(words, outputs)

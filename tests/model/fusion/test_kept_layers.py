@@ -1,5 +1,5 @@
-"""Layers that stay packed are fused as plain ones are, and a row has the same bits alone, beside others and with adapters
-that join the product.
+"""Layers that stay packed are fused as plain ones are, and a row has the same bits alone, beside others and with
+adapters that join the product.
 """
 
 from __future__ import annotations

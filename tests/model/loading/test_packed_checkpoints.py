@@ -63,9 +63,7 @@ def test_experts_that_become_one_stack_are_packed_one_by_one(architecture: str, 
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_log_says_how_many_layers_stay_packed(
-    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_says_how_many_layers_stay_packed(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     packed, _ = save_packed(KINDS["awq"], llama, tmp_path)
     with caplog.at_level(logging.INFO):
         module = loaded(packed, dtype="bfloat16")

@@ -56,7 +56,13 @@ class Weight:
 
 
 def weight_of(
-    form: str, shape: tuple[int, int], group: int | None, *, has_zeros: bool = False, ordered: bool = False, seed: int = 0
+    form: str,
+    shape: tuple[int, int],
+    group: int | None,
+    *,
+    has_zeros: bool = False,
+    ordered: bool = False,
+    seed: int = 0,
 ) -> Weight:
     torch.manual_seed(seed)
     out, width = shape
@@ -178,7 +184,8 @@ def test_row_that_is_not_finite_reaches_no_other(bad: float) -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 def test_joined_weights_are_each_and_all(ordered: bool) -> None:
     weights = [
-        weight_of("int4", (out, 64), 16, has_zeros=True, ordered=ordered, seed=3 * i) for i, out in enumerate((64, 32, 40))
+        weight_of("int4", (out, 64), 16, has_zeros=True, ordered=ordered, seed=3 * i)
+        for i, out in enumerate((64, 32, 40))
     ]
     weights = [Weight(one.codes, one.scales, one.zeros, weights[0].groups) for one in weights]
     packed = [one.coded(torch.float32) for one in weights]
@@ -222,7 +229,9 @@ def test_what_panels_have_no_room_for_is_told(name: str) -> None:
     assert code(weight.codes, weight.scales, weight.zeros, weight.groups, torch.float32) is None
 
 
-@pytest.mark.parametrize(("bits", "group", "has_zeros"), [(4, 32, True), (4, 128, True), (4, 128, False), (8, None, False)])
+@pytest.mark.parametrize(
+    ("bits", "group", "has_zeros"), [(4, 32, True), (4, 128, True), (4, 128, False), (8, None, False)]
+)
 def test_panels_take_hardly_more_bytes_than_the_file(bits: int, group: int | None, has_zeros: bool) -> None:
     weight = weight_of(f"int{bits}", (576, 1536), group, has_zeros=has_zeros)
     count = weight.scales.numel()
