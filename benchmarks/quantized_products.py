@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(found[-1], flush=True)
     report = {
         "machine": machine(),
-        "command": f"python -m benchmarks.quantized_products --dtype {asked.dtype} --threads {asked.threads} "
+        "command": f"python -m benchmarks.quantized_products --dtype {asked.dtype} "
+        f"--rows {','.join(map(str, asked.rows))} --threads {asked.threads} "
         f"--rounds {asked.rounds} --clock {asked.clock}",
         "level": library.description(dtype).level,
         "rows": found,
