@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lora_serve.model.loading.kept_linear import KeptLinear
 from tests.local_engine import Answer, LocalEngine
 from tests.oracle import load_alone, load_plain, logprobs_alone, save_adapter
 from tests.peft_kinds import save_kind
@@ -21,6 +22,18 @@ Answers = Mapping[str | None, tuple[list[int], Answer]]
 
 def as_it_is(model: nn.Module) -> None:
     pass
+
+
+def numbers_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a model, those that stay packed dequantised."""
+    found = dict(model.state_dict())
+    for path, layer in model.named_modules():
+        if isinstance(layer, KeptLinear):
+            found = {
+                name: value for name, value in found.items() if not name.startswith((f"{path}._", f"{path}.panels"))
+            }
+            found[f"{path}.weight"] = torch.cat(list(layer.frozen_weight.dequantized()))
+    return found
 
 
 def save_adapters(architecture: str, plain: Path, root: Path, kinds: Sequence[str] = KINDS) -> dict[str, Path]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.loading import float8
+from lora_serve.model.loading.frozen_weight import StoredLinear
 from lora_serve.model.loading.packed_format import ANY, FLOATS, WHOLE, Fields, Part, Scheme, StoredLayer, check_fields
 from lora_serve.model.loading.packed_weight import PackedWeight, Scales
 
@@ -76,9 +77,7 @@ class Float8Scheme(Scheme):
     def codes(self, layer: StoredLayer) -> Tensor:
         return layer.read("weight")
 
-    def kept(
-        self, like: nn.Linear, device: torch.device
-    ) -> Callable[[nn.Linear, PackedWeight], float8.Float8Linear] | None:
+    def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
         if self._rounds_tokens and float8.can_multiply(like, device):
             return lambda linear, weight: float8.Float8Linear(linear, weight.codes, weight.beside.scales)
-        return None
+        return super().kept(like, device)

@@ -177,15 +177,23 @@ def check_quantized(module: nn.Module, config: ModelConfig) -> None:
 
 
 def is_quantized(weight: Tensor) -> bool:
-    """True for FP8, and where torchao (a tensor subclass) or bitsandbytes (a parameter with a state) packs weights."""
+    """True for integers and FP8, and where torchao (a tensor subclass) or bitsandbytes (a parameter with a state) packs
+    weights.
+    """
     is_bitsandbytes = hasattr(weight, "quant_state") or hasattr(weight, "CB")
-    return is_bitsandbytes or _is_torchao(weight) or weight.dtype == FLOAT8
+    return is_bitsandbytes or _is_torchao(weight) or weight.dtype == FLOAT8 or not weight.is_floating_point()
 
 
 def resident_bytes(module: nn.Module) -> int:
     """The bytes of parameters and buffers in memory: each storage once, quantised weights as they are packed."""
     tensors = itertools.chain(module.parameters(), module.buffers())
-    return sum({part.data_ptr(): part.nbytes for tensor in tensors for part in _parts(tensor)}.values())
+    return sum({part.data_ptr(): _bytes(part) for tensor in tensors for part in _parts(tensor)}.values())
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Of the numbers that lie in memory: those of a dimension of stride 0 are one."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.itemsize * math.prod(size for size, stride in sizes if stride)
 
 
 def _is_torchao(weight: Any) -> bool:

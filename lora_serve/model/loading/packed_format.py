@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.loading.frozen_weight import StoredLinear
+from lora_serve.model.loading.kept_linear import kept_packed
 from lora_serve.model.loading.packed_weight import PackedWeight, Scales
 
 FLOATS = ("F32", "BF16", "F16")
@@ -127,7 +128,7 @@ class Scheme(ABC):
 
     def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
         """A function that makes such a layer with the weight as it is packed; None: the device has no product of it."""
-        return None
+        return kept_packed(like, device)
 
 
 def num_groups(num_inputs: int, group_size: int | None) -> int:

@@ -14,6 +14,8 @@ typedef struct {
     const void *panels;
     int64_t kind, in, out;
     const float *bias;
+    int64_t group, depth; /* of codes: see Product */
+    const int32_t *order;
 } Weight;
 
 typedef struct { /* one linear layer's rows of the slot tables; columns: where its outputs begin in a joined product */
@@ -178,7 +180,7 @@ static void product(const Weight *w, const Step *s, const Adapters *a, int64_t c
     Joining joining;
     join(s, a, count, x, w->in, room, &joining);
     multiply_all(&(Product){x, w->in, s->tokens, w->in, w->panels, w->kind, w->bias, y, w->out, joining.runs,
-                            joining.count});
+                            joining.count, w->group, w->depth, w->order});
     adapt(s, a, count, x, w->in, y, w->out, &joining);
 }
 

@@ -7,8 +7,8 @@
  * denormal number: a number that would be one becomes 0 or the smallest normal one. A row with a number that is not
  * finite has a scale that is none. The row of a type of `real` (PLAIN) is its numbers alone.
  */
-#ifndef CODES_H
-#define CODES_H
+#ifndef KV_CODES_H
+#define KV_CODES_H
 
 #include <math.h>
 
@@ -18,7 +18,7 @@ enum { PLAIN, INT8, FLOAT8 };
 
 typedef uint16_t shorts __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int16_t signed_shorts __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef uint8_t unsigned_bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 #define CODES_AT_ONCE (4 * LANES)   /* in a vector of words */
 #define VECTORS ((int)sizeof(real)) /* that these become: of floats, or of pairs of bfloat16 */
@@ -32,7 +32,7 @@ ALWAYS int64_t row_reals(int64_t stored, int64_t size) {
 }
 
 /* What a widened code is to be multiplied by. */
-ALWAYS float code_unit(int64_t stored) { return stored == INT8 ? 0x1p-24f : 1.0f; }
+ALWAYS float step_of_codes(int64_t stored) { return stored == INT8 ? 0x1p-24f : 1.0f; }
 
 ALWAYS vec widen_int8(bits top) { return __builtin_convertvector((ints)(top & 0xff000000u), vec); }
 ALWAYS vec widen_float8(bits top) { /* the exponent's bias becomes 127 */
@@ -72,7 +72,7 @@ ALWAYS bits code_of(const int stored, vec x) { /* in the lowest byte, rounded to
     return ((bits)x >> 24 & 0x80u) | ((bits)is_small & (bits)is_some & 8u) | (~(bits)is_small & rounded);
 }
 
-ALWAYS void code_row(const int stored, const float *x, int64_t size, uint8_t *to) {
+ALWAYS void write_codes(const int stored, const float *x, int64_t size, uint8_t *to) {
     float end[LANES] = {0.0f};
     const int64_t whole = size / LANES * LANES;
     memcpy(end, x + whole, (size - whole) * sizeof(float));
@@ -83,9 +83,9 @@ ALWAYS void code_row(const int stored, const float *x, int64_t size, uint8_t *to
     UNROLL for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
     const float scale = add_lanes(none) != 0.0f ? NAN : top > SMALLEST_ROW ? top / LARGEST_CODE(stored) : 1.0f;
     for (int64_t i = 0; i < whole; i += LANES)
-        *(bytes *)(to + i) = __builtin_convertvector(code_of(stored, load(x + i) / splat(scale)), bytes);
+        *(unsigned_bytes *)(to + i) = __builtin_convertvector(code_of(stored, load(x + i) / splat(scale)), unsigned_bytes);
     if (whole < size) {
-        const bytes last = __builtin_convertvector(code_of(stored, load(end) / splat(scale)), bytes);
+        const unsigned_bytes last = __builtin_convertvector(code_of(stored, load(end) / splat(scale)), unsigned_bytes);
         memcpy(to + whole, &last, up_to(size, 4) - whole);
     }
     memcpy(to + up_to(size, 4), &scale, sizeof scale);
@@ -95,8 +95,8 @@ ALWAYS void code_row(const int stored, const float *x, int64_t size, uint8_t *to
 ALWAYS void store_rows(int64_t stored, const float *x, int64_t count, int64_t size, real *to) {
     if (stored == PLAIN) round_row(x, count * size, to);
     for (int64_t r = 0; stored != PLAIN && r < count; r++, x += size, to += row_reals(stored, size))
-        if (stored == INT8) code_row(INT8, x, size, (uint8_t *)to);
-        else code_row(FLOAT8, x, size, (uint8_t *)to);
+        if (stored == INT8) write_codes(INT8, x, size, (uint8_t *)to);
+        else write_codes(FLOAT8, x, size, (uint8_t *)to);
 }
 
 #endif

@@ -24,11 +24,13 @@ from lora_serve.model.system.threads import openmp
 _log = logging.getLogger(__name__)
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _FUNCTIONS = (
+    "code_unit", "coded_linear",
     "decoder_layer", "experts", "experts_room", "gated", "latent_attention", "latent_room", "latent_store", "lora_add",
     "num_threads", "pack", "packed_linear", "paged_attention", "panel_outputs", "queries_together", "rms_norm",
-    "room_bytes", "rotate_store", "words_of_panel",
+    "room_bytes", "rotate_store", "words_of_codes", "words_of_panel",
 )  # fmt: skip
 _WRITABLE_BY_OTHERS = 0o022
+ADDRESS, SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 def load(dtype: torch.dtype) -> ctypes.CDLL:

@@ -17,7 +17,7 @@ from torch import Tensor
 from lora_serve.model.native import library
 from lora_serve.model.system.process import HUGE_PAGES, advise_huge_pages
 
-_ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_ADDRESS, _SIZE, _FLOAT = library.ADDRESS, library.SIZE, ctypes.c_float
 _PRODUCT: list[Any] = [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _SIZE]
 _CHUNK = 64 * 2**20  # bytes of huge pages that are taken at once
 _MOST = _CHUNK // 4  # of a tensor that shares one
@@ -39,7 +39,7 @@ class HugePages:
         count = math.prod(shape)
         size = -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         if HUGE_PAGES is None or not 0 < size <= _MOST:
-            return _alone(shape, dtype)
+            return alone(shape, dtype)
         chunk = None if self._chunk is None else self._chunk()
         if chunk is None or self._used + size > _CHUNK:
             chunk = mmap.mmap(-1, _CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -66,7 +66,7 @@ class PackedLinear:
     """W [out, in], and the function that multiplies by it."""
 
     panels: Tensor  # [num_panels, words of a panel] int32
-    kind: PanelKind
+    kind: int  # a PanelKind
     in_features: int
     out_features: int
     panel_outputs: int
@@ -92,6 +92,16 @@ class PackedLinear:
         """The type of its inputs."""
         return torch.bfloat16 if self.kind is PanelKind.DEPTH_PAIRS else torch.float32
 
+    @property
+    def likeness(self) -> Any:
+        """Equal for weights that may lie in one piece."""
+        return self.kind, self.in_features
+
+    @property
+    def places(self) -> tuple[Any, ...]:
+        """What the function is told beside the sizes."""
+        return ()
+
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [..., in] W^T + bias [out] -> [..., out], float32 sums; each row's bits do not depend on other rows.
 
@@ -105,7 +115,7 @@ class PackedLinear:
         y = x.new_empty((*x.shape[:-1], self.out_features), dtype=torch.float32)
         self._function(
             flat.data_ptr(), flat.stride(0), flat.shape[0], self.in_features, self.panels.data_ptr(), self.kind,
-            None if bias is None else bias.data_ptr(), y.data_ptr(), self.out_features,
+            None if bias is None else bias.data_ptr(), y.data_ptr(), self.out_features, *self.places,
         )  # fmt: skip
         return y
 
@@ -129,7 +139,7 @@ def join(parts: Sequence[PackedLinear]) -> tuple[PackedLinear, list[tuple[slice,
 
     None where they are of different kinds, or one that is not the last does not fill its panels.
     """
-    if len({(part.kind, part.in_features) for part in parts}) != 1:
+    if len({part.likeness for part in parts}) != 1:
         return None
     if any(part.out_features % part.panel_outputs for part in parts[:-1]):
         return None
@@ -150,7 +160,7 @@ def why_not(weight: Tensor) -> str | None:
     return library.why_not(weight.device, weight.dtype)
 
 
-def _alone(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def alone(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor of its own memory, in huge pages as far as it fills some."""
     found = torch.empty(tuple(shape), dtype=dtype)
     advise_huge_pages(found)
@@ -169,7 +179,7 @@ def _kernels(dtype: torch.dtype) -> Any:
 def _packed(kernels: Any, weight: Tensor, kind: PanelKind) -> Tensor | None:
     """weight [out, in] -> panels, zeros after the last output and input; None: they cannot hold every bit."""
     num_panels = -(-len(weight) // kernels.panel_outputs())
-    panels = _alone((num_panels, kernels.words_of_panel(kind, weight.shape[1])), torch.int32)
+    panels = alone((num_panels, kernels.words_of_panel(kind, weight.shape[1])), torch.int32)
     is_exact = kernels.pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), kind)
     return panels if is_exact else None
 
@@ -177,13 +187,17 @@ def _packed(kernels: Any, weight: Tensor, kind: PanelKind) -> Tensor | None:
 class Weight(ctypes.Structure):
     """A frozen linear layer, or several of one input."""
 
-    _fields_ = (("panels", _ADDRESS), ("kind", _SIZE), ("in_", _SIZE), ("out", _SIZE), ("bias", _ADDRESS))
+    _fields_ = (
+        *(("panels", _ADDRESS), ("kind", _SIZE), ("in_", _SIZE), ("out", _SIZE), ("bias", _ADDRESS)),
+        *(("group", _SIZE), ("depth", _SIZE), ("order", _ADDRESS)),
+    )
 
     @staticmethod
     def of(packed: PackedLinear, bias: Tensor | None) -> Weight:
         """`packed` and `bias`, float32, must outlive it."""
         address = None if bias is None else bias.data_ptr()
-        return Weight(packed.panels.data_ptr(), packed.kind, packed.in_features, packed.out_features, address)
+        sizes = packed.kind, packed.in_features, packed.out_features
+        return Weight(packed.panels.data_ptr(), *sizes, address, *packed.places)
 
 
 class Adapters(ctypes.Structure):

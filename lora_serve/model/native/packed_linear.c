@@ -34,30 +34,69 @@ typedef struct {
     int64_t out;
     const Run *runs; /* in order */
     int64_t num_runs;
+    int64_t group, depth; /* of codes: places of depth that share a scale, and all of them */
+    const int32_t *order; /* of codes: the number of x that each place of depth takes, -1: 0; NULL: all as they lie */
 } Product;
+
+typedef struct { /* some rows of x from k on as products have it; totals: of codes, of each row's groups */
+    int64_t k, depth, stride;
+    const input *x;
+    const float *totals;
+    int64_t total_step;
+} Chunk;
+
+static Chunk rows_from(Chunk c, int64_t row) {
+    c.x += row * c.stride;
+    if (c.totals) c.totals += row * c.total_step;
+    return c;
+}
+
+static int64_t product_words(const Product *p) {
+    return IS_CODES(p->kind) ? coded_panel_words(p->kind, p->depth, p->group) : panel_words(p->kind, p->in);
+}
 
 int64_t panel_outputs(void) { return PANEL; }
 
+/* Places of depth that a group of codes is filled up to. */
+int64_t code_unit(void) { return DEPTH_UNIT > 8 ? DEPTH_UNIT : 8; }
+
 /* 4-byte words of a panel. */
 int64_t words_of_panel(int64_t kind, int64_t in) { return panel_words(kind, in); }
+int64_t words_of_codes(int64_t kind, int64_t depth, int64_t group) { return coded_panel_words(kind, depth, group); }
 
-/* `rows` rows of x, whose numbers from k on lie at `x`, times `panels` panels; an incomplete last one by buffers.
+/* The groups of a chunk, those of panels whose words begin at `panel`; expanded: its codes, if they are. */
+static void multiply_groups(const Product *p, Group *g, const Chunk *c, const uint32_t *panel, const uint32_t *expanded) {
+    const int64_t first = c->k / p->group, groups = (p->depth + p->group - 1) / p->group;
+    const char *scales = (const char *)(panel + code_words(p->kind, p->depth));
+    const char *zeros = scales + groups * PANEL * scale_bytes(p->kind);
+    g->w = expanded ? expanded : panel + code_words(p->kind, c->k);
+    g->beside = (Beside){p->kind, 4 * g->w_step, p->group, scales + first * PANEL * scale_bytes(p->kind),
+                         (const int8_t *)zeros + first * PANEL, c->totals, c->total_step};
+    begin(g);
+    multiply_codes(g);
+    if (g->then) multiply(g->then);
+}
+
+/* `rows` rows of x, those of c, times `panels` panels; an incomplete last one by buffers.
  * `more`: what goes on with the sums of these rows, NULL for nothing. */
-static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t k, int64_t depth,
-                  const input *x, int64_t x_stride, const Group *more) {
+static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, Chunk c, const Group *more) {
     static const float zeros[MOST_PANELS * PANEL];
-    const int64_t width = least(panels * PANEL, p->out - panel * PANEL), step = panel_words(p->kind, p->in);
+    const int64_t width = least(panels * PANEL, p->out - panel * PANEL), step = product_words(p);
+    const uint32_t *w = p->w + panel * step;
     const int is_whole = width == panels * PANEL;
     float sums[MOST_ROWS * PANEL], last_bias[PANEL] = {0.0f};
-    const float *start = k ? NULL : p->bias ? p->bias + panel * PANEL : zeros;
+    const float *start = c.k ? NULL : p->bias ? p->bias + panel * PANEL : zeros;
     if (start && p->bias && !is_whole) start = memcpy(last_bias, start, width * sizeof(float));
-    Group g = {.kind = p->kind, .panels = panels, .x = x, .x_stride = x_stride, .depth = depth,
-               .w_row = panel_words(p->kind, 1), .w_step = step, .w = p->w + panel * step + panel_words(p->kind, k),
-               .start = start, .y_stride = is_whole ? p->out : PANEL,
+    Group g = {.kind = p->kind, .panels = panels, .x = c.x, .x_stride = c.stride, .depth = c.depth,
+               .w_row = panel_words(p->kind, 1), .w_step = step, .w = w + panel_words(p->kind, c.k), .start = start, .y_stride = is_whole ? p->out : PANEL,
                .parts = (rows + MOST_ROWS - 1) / MOST_ROWS};
+    uint32_t room[EXPANDS_CODES ? CODE_DEPTH / 2 * PANEL : 1], *expanded = NULL;
+    if (EXPANDS_CODES && IS_CODES(p->kind)) expand_codes(p->kind, w + code_words(p->kind, c.k), c.depth, expanded = room);
     Group then;
     if (more) then = *more, g.then = &then;
-    for (int64_t done = 0; done < rows; done += g.rows, g.x += g.rows * x_stride, g.part++) {
+    for (int64_t done = 0; done < rows; done += g.rows, g.part++) {
+        const Chunk own = rows_from(c, done);
+        g.x = own.x;
         float *y = p->y + (row + done) * p->out + panel * PANEL;
         g.rows = rows_at_once(rows - done);
         g.y = is_whole ? y : sums;
@@ -67,7 +106,8 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
         }
         if (more)
             then.x = more->x + done * more->x_stride, then.rows = g.rows, then.y = g.y, then.y_stride = g.y_stride;
-        multiply(&g);
+        if (IS_CODES(p->kind)) multiply_groups(p, &g, &own, w, expanded);
+        else multiply(&g);
         for (int64_t r = 0; !is_whole && r < g.rows; r++)
             memcpy(y + r * p->out, sums + r * PANEL, width * sizeof(float));
     }
@@ -90,8 +130,7 @@ static int are_of_one_part(const Product *p, int64_t panel, int64_t panels) {
 }
 
 /* The last block of depth: the rows of each run go on with what its adapter adds. */
-static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t k,
-                            int64_t depth, const input *x, int64_t x_stride) {
+static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, Chunk c) {
     uint32_t own[MOST_PANELS][MOST_RANK / 2 * PANEL];
     input room[sizeof(input) == sizeof(real) ? 1 : ROW_BLOCK * MOST_RANK];
     int64_t done = 0;
@@ -100,7 +139,7 @@ static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t
         const int64_t first = run->first > row ? run->first - row : 0, end = least(rows, run->first + run->rows - row);
         if (!part || first >= end) continue;
         if (done < first)
-            block(p, row + done, first - done, panel, panels, k, depth, x + done * x_stride, x_stride, NULL);
+            block(p, row + done, first - done, panel, panels, rows_from(c, done), NULL);
         for (int64_t i = 0; i < panels; i++)
             pair_panel(part->b, part->rank, part->out, (panel + i) * PANEL - part->column, own[i]);
         const real *s = part->s + (row + first - run->first) * part->depth;
@@ -111,37 +150,74 @@ static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t
                                      ? (const input *)s
                                      : prepared(s, &stride, end - first, part->depth, room),
                             .x_stride = part->depth};
-        block(p, row + first, end - first, panel, panels, k, depth, x + first * x_stride, x_stride, &more);
+        block(p, row + first, end - first, panel, panels, rows_from(c, first), &more);
         done = end;
     }
-    if (done < rows) block(p, row + done, rows - done, panel, panels, k, depth, x + done * x_stride, x_stride, NULL);
+    if (done < rows) block(p, row + done, rows - done, panel, panels, rows_from(c, done), NULL);
 }
 
 #else
 
 static int are_of_one_part(const Product *p, int64_t panel, int64_t panels) { return (void)p, (void)panel, (void)panels, 1; }
 
-static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t k,
-                            int64_t depth, const input *x, int64_t x_stride) {
-    block(p, row, rows, panel, panels, k, depth, x, x_stride, NULL);
+static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, Chunk c) {
+    block(p, row, rows, panel, panels, c, NULL);
 }
 
 #endif
 
+/* Panels first .. last by a chunk of depth. */
+static void by_chunk(const Product *p, int64_t row, int64_t rows, int64_t first, int64_t last, Chunk c, int is_last) {
+    const int64_t complete = p->out / PANEL, wide = panels_at_once(rows);
+    for (int64_t panel = first, panels; panel < last; panel += panels) {
+        panels = panel + wide <= least(last, complete) ? wide : 1;
+        if (IS_CODES(p->kind)) panels = codes_at_once(wide, least(last, complete) - panel);
+        if (p->num_runs && is_last) {
+            if (!are_of_one_part(p, panel, panels)) panels = 1;
+            block_with_runs(p, row, rows, panel, panels, c);
+        } else block(p, row, rows, panel, panels, c, NULL);
+    }
+}
+
+/* x in the order of the places of depth. */
+static const real *gather(const Product *p, int64_t row, int64_t rows, int64_t k, int64_t depth, real *to) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < depth; i++) {
+            const int32_t from = p->order[k + i];
+            to[r * depth + i] = from < 0 ? (real)0 : p->x[(row + r) * p->x_stride + from];
+        }
+    return to;
+}
+
+/* `through` by codes: chunks are whole groups. */
+__attribute__((noinline)) static void through_codes(const Product *p, int64_t row, int64_t rows, int64_t first,
+                                                    int64_t last, input *room) {
+    real gathered[ROW_BLOCK * CODE_DEPTH];
+    float totals[ROW_BLOCK * (CODE_DEPTH / 8)];
+    const int64_t most = CODE_DEPTH / p->group * p->group;
+    for (int64_t k = 0, depth; k < p->depth; k += depth) {
+        depth = least(most, p->depth - k);
+        const real *x = p->x + row * p->x_stride + k;
+        int64_t stride = p->x_stride;
+        if (p->order) x = gather(p, row, rows, k, depth, gathered), stride = depth;
+        const int64_t groups = (depth + p->group - 1) / p->group;
+        for (int64_t r = 0; HAS_ZEROS(p->kind) && r < rows; r++)
+            for (int64_t i = 0; i < groups; i++)
+                totals[r * groups + i] = total_of(x + r * stride + i * p->group, least(p->group, depth - i * p->group));
+        Chunk c = {.k = k, .depth = depth, .stride = stride, .totals = totals, .total_step = groups};
+        c.x = prepared(x, &c.stride, rows, depth, room);
+        by_chunk(p, row, rows, first, last, c, k + depth == p->depth);
+    }
+}
+
 /* Panels first .. last by all of a depth. Depth that is no whole unit comes as a block of its own. */
 static void through(const Product *p, int64_t row, int64_t rows, int64_t first, int64_t last, input *room) {
-    const int64_t whole = p->in / DEPTH_UNIT * DEPTH_UNIT, complete = p->out / PANEL, wide = panels_at_once(rows);
+    const int64_t whole = p->in / DEPTH_UNIT * DEPTH_UNIT;
     for (int64_t k = 0, depth; k < p->in; k += depth) {
         depth = k < whole ? depth_at_once(rows, whole - k) : p->in - k;
-        int64_t stride = p->x_stride;
-        const input *x = prepared(p->x + row * stride + k, &stride, rows, depth, room);
-        for (int64_t panel = first, panels; panel < last; panel += panels) {
-            panels = panel + wide <= least(last, complete) ? wide : 1;
-            if (p->num_runs && k + depth == p->in) {
-                if (!are_of_one_part(p, panel, panels)) panels = 1;
-                block_with_runs(p, row, rows, panel, panels, k, depth, x, stride);
-            } else block(p, row, rows, panel, panels, k, depth, x, stride, NULL);
-        }
+        Chunk c = {.k = k, .depth = depth, .stride = p->x_stride};
+        c.x = prepared(p->x + row * c.stride + k, &c.stride, rows, depth, room);
+        by_chunk(p, row, rows, first, last, c, k + depth == p->in);
     }
 }
 
@@ -149,7 +225,7 @@ __attribute__((noinline)) static void share(const Product *p, int64_t first, int
     input room[ROOM];
     for (int64_t row = 0; row < p->rows; row += ROW_BLOCK)
         for (int64_t panel = first; panel < last; panel += PANELS_IN_TURN)
-            through(p, row, least(ROW_BLOCK, p->rows - row), panel, least(last, panel + PANELS_IN_TURN), room);
+            (IS_CODES(p->kind) ? through_codes : through)(p, row, least(ROW_BLOCK, p->rows - row), panel, least(last, panel + PANELS_IN_TURN), room);
 }
 
 #define DEPTH_PACKED 16 /* 4-byte words of each output's weights at a time: a cache line of float32 */
@@ -226,4 +302,10 @@ static void multiply_all(const Product *product) {
 void packed_linear(const real *x, int64_t x_stride, int64_t rows, int64_t in, const void *w, int64_t kind,
                    const float *bias, float *y, int64_t out) {
     multiply_all(&(Product){x, x_stride, rows, in, w, kind, bias, y, out, NULL, 0});
+}
+
+/* `order`, `group` and `depth`: see Product. */
+void coded_linear(const real *x, int64_t x_stride, int64_t rows, int64_t in, const void *w, int64_t kind,
+                  const float *bias, float *y, int64_t out, int64_t group, int64_t depth, const int32_t *order) {
+    multiply_all(&(Product){x, x_stride, rows, in, w, kind, bias, y, out, NULL, 0, group, depth, order});
 }

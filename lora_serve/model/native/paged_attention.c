@@ -184,7 +184,7 @@ static void read_scales(const Attention *a, const Stretch *s, Scales *to) {
 static void end_scales(const Attention *a, Scales *scales) {
     for (int64_t j = 0; j < KEYS; j += LANES) {
         const vec value = load(scales->value + j);
-        store(scales->key + j, load(scales->key + j) * splat(code_unit(a->stored)));
+        store(scales->key + j, load(scales->key + j) * splat(step_of_codes(a->stored)));
         store(scales->again + j, choose(value > (vec){}, splat(1.0f) / value, (vec){}));
     }
 }
@@ -432,7 +432,7 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
             float total = whole_total(s->total + at * TOTAL_LANES);
             if (a->sinks) total += expf(a->sinks[head] - s->largest[at]);
             real *out = a->out + (token * a->heads + head) * size;
-            if (a->stored) end_codes(s->sums + at * width, code_unit(a->stored) / total, size, out);
+            if (a->stored) end_codes(s->sums + at * width, step_of_codes(a->stored) / total, size, out);
             else end_query(s->sums + at * width, 1.0f / total, size, out);
         }
 }

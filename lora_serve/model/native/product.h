@@ -4,6 +4,8 @@
 
 #include "tile.h"
 
+#include "codes.h"
+
 typedef struct Group { /* some rows of x to be multiplied by some neighbouring panels */
     int64_t kind, rows, panels;
     const input *x;
@@ -14,6 +16,7 @@ typedef struct Group { /* some rows of x to be multiplied by some neighbouring p
     float *y;
     int64_t y_stride, part, parts; /* which it is of the parts of x that this part of the panels meets; 0: panels lie near */
     const struct Group *then; /* another product that goes on with these sums; NULL: none */
+    Beside beside;            /* of codes, whose depth is some groups */
 } Group;
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -28,6 +31,30 @@ ALWAYS void begin(const Group *g) {
     for (int64_t r = 0; g->start && r < g->rows; r++)
         for (int64_t c = 0; c < g->panels * PANEL; c += LANES) store(g->y + r * g->y_stride + c, load(g->start + c));
 }
+
+/* Groups of codes by x as floats: by four panels of one row, or by one. */
+#define CODE_CASE(form, odd_first, rows, panels)                                                                        \
+    case rows:                                                                                                          \
+        code_tile(form, rows, panels, odd_first, (const float *)g->x, g->x_stride, g->w, g->w_step, g->depth, &g->beside, \
+                  g->y, g->y_stride);                                                                                   \
+        return;
+#if MAX_ROWS == 12
+#define MORE_CODES(form, odd_first)                                                                         \
+    CODE_CASE(form, odd_first, 7, 1) CODE_CASE(form, odd_first, 8, 1) CODE_CASE(form, odd_first, 9, 1)      \
+    CODE_CASE(form, odd_first, 10, 1) CODE_CASE(form, odd_first, 11, 1) CODE_CASE(form, odd_first, 12, 1)
+#else
+#define MORE_CODES(form, odd_first)
+#endif
+#define DEFINE_CODES(name, form, odd_first)                                                                    \
+    APART static void name(const Group *g) {                                                                   \
+        if (g->panels == 4)                                                                                    \
+            switch (1) { CODE_CASE(form, odd_first, 1, 4) }                                                    \
+        switch (g->rows) {                                                                                     \
+            CODE_CASE(form, odd_first, 1, 1) CODE_CASE(form, odd_first, 2, 1) CODE_CASE(form, odd_first, 3, 1) \
+            CODE_CASE(form, odd_first, 4, 1) CODE_CASE(form, odd_first, 5, 1) CODE_CASE(form, odd_first, 6, 1) \
+            MORE_CODES(form, odd_first)                                                                        \
+        }                                                                                                      \
+    }
 
 /* x with zeros after `depth`, up to a whole unit. */
 ALWAYS const real *padded(const real *x, int64_t *stride, int64_t rows, int64_t depth, int64_t unit, real *room) {

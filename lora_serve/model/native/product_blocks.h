@@ -167,3 +167,24 @@ static void multiply(const Group *g) {
 }
 
 #endif
+
+#define EXPANDS_CODES 1 /* before they are multiplied by */
+ALWAYS int64_t codes_at_once(int64_t wide, int64_t left) { return (void)wide, (void)left, 1; }
+
+/* x by each group of expanded codes from 0 on, and then added. */
+static void multiply_codes(const Group *g) {
+    static const float zeros[PANEL];
+    float sums[MOST_ROWS * PANEL];
+    EACH_GROUP(&g->beside, g->depth) {
+        const Group of_codes = {.kind = DEPTH_PAIRS, .rows = g->rows, .panels = 1, .x = g->x + k, .x_stride = g->x_stride,
+                                .w = g->w + k / 2 * PANEL, .w_row = PANEL, .depth = end - k, .start = zeros, .y = sums,
+                                .y_stride = PANEL};
+        multiply(&of_codes);
+        Beside beside = g->beside;
+        for (int64_t r = 0; r < g->rows; r++, beside.totals += beside.total_step) {
+            vec sum[1][8] = {{load(sums + r * PANEL), load(sums + r * PANEL + LANES)}};
+            add_group(&beside, i, 1, 1, sum, g->y + r * g->y_stride, 0);
+        }
+        k = end;
+    }
+}

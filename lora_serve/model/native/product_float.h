@@ -22,6 +22,17 @@ ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64
     return x;
 }
 
+DEFINE_CODES(by_nibbles, NIBBLES, 0)
+DEFINE_CODES(by_bytes, BYTES, 0)
+DEFINE_CODES(by_float8s, FLOAT8S, 0)
+
+#define EXPANDS_CODES 0
+ALWAYS int64_t codes_at_once(int64_t wide, int64_t left) { return left >= wide ? wide : 1; }
+
+static void multiply_codes(const Group *g) {
+    (FORM(g->kind) == NIBBLES ? by_nibbles : FORM(g->kind) == BYTES ? by_bytes : by_float8s)(g);
+}
+
 static void multiply(const Group *g) {
     begin(g);
     if (g->panels == 1)

@@ -21,7 +21,7 @@
 /* How the rows of a panel are stored. PAIRS: bfloat16, column c in the low half of word c, column c + LANES in the high.
  * DEPTH_PAIRS: bfloat16, word c has column c of row k in its low half and of row k + 1 in its high half; the tile takes
  * row k + 1 first, and wants its x in that order. */
-enum { FLOATS, PAIRS, DEPTH_PAIRS, BFLOAT16S };
+enum { FLOATS, PAIRS, DEPTH_PAIRS, BFLOAT16S, NIBBLES, BYTES, FLOAT8S }; /* the last three: see codes.h */
 
 ALWAYS void panel_row(const int form, const void *w, int64_t k, const int next, int64_t stride, vec *low, vec *high) {
     if (form == DEPTH_PAIRS) {

@@ -19,7 +19,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.model.loading.frozen_model import load_frozen
 from tests.float8_packer import WEIGHTS, edit_config, rewritten
 from tests.oracle import load_plain, save_tiny_model
-from tests.packed_place import NEAR, PackedPlace, save_adapters
+from tests.packed_place import NEAR, PackedPlace, numbers_of, save_adapters
 from tests.tiers import mostly_nightly
 from tests.weight_packer import KINDS, save_packed, words
 
@@ -42,7 +42,7 @@ def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_are_those_of_the_format(kind: str, llama: Path, tmp_path: Path) -> None:
     packed, dequantized = save_packed(KINDS[kind], llama, tmp_path)
-    found, wanted = loaded(packed, dtype="float32").state_dict(), load_plain(dequantized).state_dict()
+    found, wanted = numbers_of(loaded(packed, dtype="float32")), load_plain(dequantized).state_dict()
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -59,21 +59,19 @@ def test_every_adapter_is_exact_over_the_dequantised_base(
 def test_experts_that_become_one_stack_are_packed_one_by_one(architecture: str, tmp_path: Path) -> None:
     plain = save_tiny_model(architecture, tmp_path / "source")
     packed, dequantized = save_packed(KINDS["w4a16_asymmetric"], plain, tmp_path)
-    found, wanted = loaded(packed, dtype="float32").state_dict(), load_plain(dequantized).state_dict()
+    found, wanted = numbers_of(loaded(packed, dtype="float32")), load_plain(dequantized).state_dict()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_log_says_how_many_layers_take_the_memory_of_plain_ones(
-    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_says_how_many_layers_stay_packed(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     packed, _ = save_packed(KINDS["awq"], llama, tmp_path)
     with caplog.at_level(logging.INFO):
         module = loaded(packed, dtype="bfloat16")
     assert (
-        "14 packed layers, of which 0 stay so: awq, 4 bits; layers that do not stay packed are dequantised"
+        "14 packed layers, of which 14 stay so: awq, 4 bits; layers that do not stay packed are dequantised"
         in caplog.text
     )
-    assert {part.dtype for part in module.parameters()} == {torch.bfloat16}
+    assert {part.dtype for part in module.parameters()} == {torch.bfloat16, torch.int8}
     assert not hasattr(module.config, "quantization_config")
 
 
@@ -99,7 +97,7 @@ def test_blocks_of_fp8_are_what_transformers_makes_of_them(llama: Path, tmp_path
     packed, _ = save_packed(KINDS["fp8_blocks_that_divide"], llama, tmp_path)
     config = FineGrainedFP8Config(dequantize=True)
     theirs = AutoModelForCausalLM.from_pretrained(packed, dtype=torch.float32, quantization_config=config).state_dict()
-    mine = loaded(packed, dtype="float32").state_dict()
+    mine = numbers_of(loaded(packed, dtype="float32"))
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
@@ -111,7 +109,7 @@ def test_parts_of_a_layer_may_lie_in_several_files(llama: Path, tmp_path: Path) 
         save_file({name: tensors[name] for name in names if names[name] == file}, packed / file, {"format": "pt"})
     (packed / WEIGHTS).unlink()
     (packed / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
-    found, wanted = loaded(packed, dtype="float32").state_dict(), load_plain(dequantized).state_dict()
+    found, wanted = numbers_of(loaded(packed, dtype="float32")), load_plain(dequantized).state_dict()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
@@ -141,5 +139,5 @@ def test_groups_of_layers_may_be_packed_in_different_ways(llama: Path, tmp_path:
             packed |= {f"{name.removesuffix('weight')}{last}": part.contiguous() for last, part in parts.items()}
     model = edit_config(rewritten(llama, tmp_path / "model", lambda name, x: {}), quantization_config=config)
     save_file(packed, model / WEIGHTS, {"format": "pt"})
-    found = loaded(model, dtype="float32").state_dict()
+    found = numbers_of(loaded(model, dtype="float32"))
     assert all(torch.equal(found[name], dequantized[name]) for name in dequantized)
