@@ -22,6 +22,7 @@ from lora_serve.model.loading.packed_format import (
     Fields,
     Kind,
     Part,
+    Scaled,
     Scheme,
     StoredLayer,
     check_fields,
@@ -115,7 +116,7 @@ def _scheme(place: str, group: Any, of_all: str) -> Scheme:
     return Float8Scheme("fp8", block, "weight_scale", *of_inputs_too, rounds_tokens=by_token)
 
 
-class _Integers(Scheme):
+class _Integers(Scaled):
     def __init__(self, form: str, fields: Mapping[str, Any]) -> None:
         """`fields`: checked, of the weights."""
         self.bits = fields["num_bits"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.loading import float8
-from lora_serve.model.loading.packed_format import ANY, FLOATS, WHOLE, Fields, Part, Scheme, StoredLayer, check_fields
+from lora_serve.model.loading.packed_format import ANY, FLOATS, WHOLE, Fields, Part, Scaled, Scheme, StoredLayer, check_fields
 from lora_serve.model.loading.packed_weight import PackedWeight, Scales
 
 _FIELDS: Fields = {
@@ -36,7 +36,7 @@ def schemes(stored: Mapping[str, Any]) -> Sequence[Scheme]:
     return [Float8Scheme("fp8", block, name, *inputs) for name in names]
 
 
-class Float8Scheme(Scheme):
+class Float8Scheme(Scaled):
     """Layers in FP8."""
 
     bits = 8

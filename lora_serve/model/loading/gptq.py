@@ -21,6 +21,7 @@ from lora_serve.model.loading.packed_format import (
     Fields,
     Kind,
     Part,
+    Scaled,
     Scheme,
     StoredLayer,
     check_fields,
@@ -88,7 +89,7 @@ def awq_schemes(stored: Mapping[str, Any]) -> Sequence[Scheme]:
     return [_Awq(4, sizes.pop(), {"sym": not stored["zero_point"]})]
 
 
-class _Gptq(Scheme):
+class _Gptq(Scaled):
     numbers = "qweight"
     method = "gptq"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.loading.frozen_weight import StoredLinear
-from lora_serve.model.loading.packed_weight import PackedWeight, Scales
+from lora_serve.model.loading.packed_weight import CodedWeight, PackedWeight, Scales
 
 FLOATS = ("F32", "BF16", "F16")
 NOTHING: tuple[Any, ...] = (None, {}, [], "", False)
@@ -114,6 +114,22 @@ class Scheme(ABC):
         """The tensors, by last name, beside the codes of a layer of that size. Raises ValueError."""
 
     @abstractmethod
+    def check(self, layer: StoredLayer) -> None:
+        """Looks at what lies beside the codes of a layer whose tensors are as they must be. Raises ValueError."""
+
+    @abstractmethod
+    def weight(self, layer: StoredLayer) -> PackedWeight | CodedWeight:
+        """The layer's weight. Raises ValueError."""
+
+    def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
+        """A function that makes such a layer with the weight as it is packed; None: the device has no product of it."""
+        return None
+
+
+class Scaled(Scheme):
+    """A way whose numbers are integers or floats of few bits, less zero points, times scales."""
+
+    @abstractmethod
     def scales(self, layer: StoredLayer) -> Scales:
         """The numbers beside the codes of a layer whose tensors are as they must be. Raises ValueError."""
 
@@ -121,13 +137,11 @@ class Scheme(ABC):
     def codes(self, layer: StoredLayer) -> Tensor:
         """[out, in], see `PackedWeight`. Raises ValueError."""
 
-    def weight(self, layer: StoredLayer) -> PackedWeight:
-        """The layer's weight."""
-        return PackedWeight(self.codes(layer), self.scales(layer))
+    def check(self, layer: StoredLayer) -> None:
+        self.scales(layer).check(self.bits)
 
-    def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
-        """A function that makes such a layer with the weight as it is packed; None: the device has no product of it."""
-        return None
+    def weight(self, layer: StoredLayer) -> PackedWeight:
+        return PackedWeight(self.codes(layer), self.scales(layer))
 
 
 def num_groups(num_inputs: int, group_size: int | None) -> int:
