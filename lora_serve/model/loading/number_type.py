@@ -130,7 +130,7 @@ class QuantizationPlan:
 
 def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan:
     """Compares the flag with the checkpoint. Raises ConfigError (the flag cannot be followed) and ModelError."""
-    stored = getattr(hf_config, "quantization_config", None)
+    stored = quantization_of(hf_config)
     if stored is not None:
         name = _check_stored(config, stored if isinstance(stored, dict) else stored.to_dict(), device)
         if name == _MXFP4:
@@ -143,6 +143,12 @@ def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device)
     scheme = torchao_scheme(config.quantization, device)
     arguments = {"quantization_config": TorchAoConfig(scheme), **_placed(device)}
     return QuantizationPlan(_activation_dtype(config, device), arguments)
+
+
+def quantization_of(hf_config: Any) -> Any:
+    """The `quantization_config` of a model, or that of its text's part; None: it has none."""
+    found = getattr(hf_config, "quantization_config", None)
+    return found if found is not None else getattr(hf_config.get_text_config(), "quantization_config", None)
 
 
 def torchao_scheme(name: str, device: torch.device) -> Any:

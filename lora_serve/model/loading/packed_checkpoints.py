@@ -10,7 +10,7 @@ import copy
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +28,10 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
-from lora_serve.model.loading import compressed_tensors, float8, float8_formats, gptq
+from lora_serve.core.gguf_file import gguf_of, read_gguf
+from lora_serve.model.loading import compressed_tensors, float8, float8_formats, gguf_blocks, gguf_models, gptq
 from lora_serve.model.loading.frozen_weight import StoredLinear
-from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked
+from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked, quantization_of
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.loading.packed_format import Scheme, StoredLayer
 from lora_serve.model.loading.packed_weight import PackedWeight
@@ -39,6 +40,7 @@ _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
     "awq": gptq.awq_schemes,
     "compressed-tensors": compressed_tensors.schemes,
     "fp8": float8_formats.schemes,
+    "gguf": gguf_blocks.schemes,
     "gptq": gptq.gptq_schemes,
 }
 _PLAIN = frozenset({"F64", "F32", "BF16", "F16", "I64", "BOOL", "U8"})  # types that tensors of no packed layer may have
@@ -51,7 +53,7 @@ def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
     """The way to load a model whose weights are packed, or become FP8; None: they are not. Raises ConfigError and
     ModelError.
     """
-    stored = getattr(hf_config, "quantization_config", None)
+    stored = quantization_of(hf_config)
     if stored is None and config.quantization == "fp8":
         if not float8.multiplies_float8(device):
             raise ConfigError("--quantization fp8: needs a GPU that multiplies FP8 (Ada, Hopper or later)")
@@ -62,7 +64,8 @@ def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
         schemes = find(stored)
     check_asked(config, schemes[0].words)
     plain = copy.deepcopy(hf_config)
-    del plain.quantization_config
+    for part in (plain, plain.get_text_config()):
+        vars(part).pop("quantization_config", None)
     checkpoint = _Checkpoint(config.model, plain, schemes, device)
     return QuantizationPlan(config.dtype, settle=checkpoint.settle, open=checkpoint.open, check=checkpoint.check)
 
@@ -104,7 +107,7 @@ class _Checkpoint:
     def check(self) -> None:
         """Looks at all that the files of a folder hold, but for the codes. Raises ModelError."""
         _log.warning("--model %s: %s", self.model, self._words())
-        if any(Path(self.model).glob("*.safetensors")):
+        if gguf_of(self.model) or any(Path(self.model).glob("*.safetensors")):
             try:
                 with _reported(f"--model {self.model}", ModelError):
                     self._read()
@@ -127,7 +130,7 @@ class _Checkpoint:
             module.set_submodule(path, make(module.get_submodule(path)))
         _log.info("%d packed layers, of which %d stay so: %s", self.num_layers, len(self.kept), self._words())
         self.kept.clear()
-        if module.can_generate():
+        if module.can_generate() and gguf_of(self.model) is None:
             with suppress(OSError):  # there is none: what config.json says holds
                 module.generation_config = GenerationConfig.from_pretrained(self.model)
 
@@ -137,12 +140,8 @@ class _Checkpoint:
 
     def _read(self) -> tuple[list[_Packed], dict[str, Any]]:
         """The layers that are packed, and all other tensors by name. Raises ValueError."""
-        parts: dict[str, dict[str, Any]] = {}
-        for file in _files(self.model):
-            stored: Any = safe_open(file, "pt")
-            for name in stored.keys():  # noqa: SIM118 - it is no mapping
-                path, _, last = name.rpartition(".")
-                parts.setdefault(path, {})[last] = stored.get_slice(name)
+        file = gguf_of(self.model)
+        parts = _safetensors(self.model) if file is None else gguf_models.parts_of(read_gguf(file), self.plain)
         layers, tensors = [], dict[str, Any]()
         for path, slices in parts.items():
             with _reported(path):
@@ -151,7 +150,7 @@ class _Checkpoint:
                 layers.append(found)
             plain = slices if found is None else slices.keys() & {"bias"}
             tensors.update({f"{path}.{last}".removeprefix("."): slices[last] for last in plain})
-        if not layers:
+        if not layers and file is None:
             raise ValueError(f"config.json says that weights are {self.schemes[0].words}, and its files hold none")
         return layers, tensors
 
@@ -166,7 +165,7 @@ class _Checkpoint:
             except ValueError as error:
                 errors.append(error)
                 continue
-            scheme.scales(layer).check(scheme.bits)
+            scheme.check(layer)
             return _Packed(self.model, layer, scheme, size)
         if errors:
             raise errors[0]
@@ -184,6 +183,8 @@ class _Checkpoint:
         renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
         converters = [one for one in transforms if isinstance(one, WeightConverter)]
         names = model.state_dict()
+        if gguf_of(self.model) is not None:
+            _check_places({*tensors, *(f"{one.layer.path}.weight" for one in layers)}, model, renamings, converters)
         for packed in layers:
             layer, name = packed.layer, f"{packed.layer.path}.weight"
             found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
@@ -207,8 +208,30 @@ class _Checkpoint:
                 tensors[name] = torch.zeros((), dtype=dtype).expand(packed.size)
 
 
+def _check_places(
+    names: Iterable[str], model: PreTrainedModel, renamings: list[WeightRenaming], converters: list[WeightConverter]
+) -> None:
+    """Raises ValueError for a tensor that the model does not have."""
+    known = model.state_dict()
+    for name in names:
+        found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        if converted is None and found not in known:
+            raise ValueError(f"it holds {name}, which {type(model).__name__} has not by its facts")
+
+
 def _kept(packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear) -> StoredLinear:
     return make(like, packed.weight())
+
+
+def _safetensors(model: str) -> dict[str, dict[str, Any]]:
+    """The tensors by the path of their module and last name. Raises OSError and SafetensorError."""
+    parts: dict[str, dict[str, Any]] = {}
+    for file in _files(model):
+        stored: Any = safe_open(file, "pt")
+        for name in stored.keys():  # noqa: SIM118 - it is no mapping
+            path, _, last = name.rpartition(".")
+            parts.setdefault(path, {})[last] = stored.get_slice(name)
+    return parts
 
 
 def _files(model: str) -> Sequence[str | Path]:

@@ -1,32 +1,20 @@
-"""Weights of GGUF files: blocks of numbers, and their names and config as transformers has them.
-
-A block's numbers are integers q; W = q * scale - least, with a scale, and for some kinds a `least`, for each group of
-the block's numbers in their order. A file says its model by facts under the name of its architecture. One that is not
-known here is refused, as it may change what the weights mean. A family is an entry of `_FAMILIES`.
+"""Weights of GGUF files: blocks of integers q with W = q * scale - least, where a scale, and for some kinds a `least`,
+belongs to each group of a block's numbers in their order.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from lora_serve.core.errors import did_you_mean
-from lora_serve.core.gguf_file import TYPES, GgufFile, GgufTensor
-from lora_serve.model.loading.packed_format import ANY, WHOLE, Fields, Kind, Part, Scheme, StoredLayer, check_fields
+from lora_serve.core.gguf_file import TYPES
+from lora_serve.model.loading.packed_format import Part, Scheme, StoredLayer
 from lora_serve.model.loading.packed_weight import CodedWeight, PackedWeight, Scales
 
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _Block = tuple[Tensor, Tensor, Tensor | None]  # q [n, size] int8, scale [n, groups], and least, or None
-_MOST_LAYERS = 4096
 
 
 def _float(blocks: Tensor, start: int) -> Tensor:
