@@ -16,7 +16,6 @@ import torch
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from tests.float8_packer import WEIGHTS, rewritten
@@ -45,14 +44,11 @@ def _k_block(block: NDArray[np.float32], kind: Kind) -> bytes:
         groups = block.reshape(16, 16)
         scale = half(np.abs(groups).max() / 32 / 127)
         scales = np.clip(np.round(np.abs(groups).max(1) / 32 / float(scale)), 1, 127).astype(np.int8)
-        numbers = np.clip(np.round(groups / (float(scale) * scales[:, None])), -32, 31).astype(int).flatten() + 32
-        low, high = bytearray(128), bytearray(64)
-        for place, number in enumerate(numbers):
-            part, rest = divmod(place, 128)
-            quarter, column = divmod(rest, 32)
-            low[64 * part + 32 * (quarter % 2) + column] |= (number & 15) << (4 * (quarter // 2))
-            high[32 * part + column] |= (number >> 4) << (2 * quarter)
-        return bytes(low + high) + scales.tobytes() + scale.tobytes()
+        numbers = np.clip(np.round(groups / (float(scale) * scales[:, None])), -32, 31).astype(int) + 32
+        quarters = numbers.reshape(2, 4, 32)  # of each half of the block
+        low = quarters[:, :2] & 15 | (quarters[:, 2:] & 15) << 4
+        high = sum(quarters[:, which] >> 4 << 2 * which for which in range(4))
+        return _bytes(low) + _bytes(high) + scales.tobytes() + scale.tobytes()
     top = 15 if kind is Kind.Q4_K else 31
     groups = block.reshape(8, 32)
     least = np.maximum(-groups.min(1), 0)
@@ -67,24 +63,27 @@ def _k_block(block: NDArray[np.float32], kind: Kind) -> bytes:
         six[group] = scales[group] | scales[group + 4] >> 4 << 6
         six[group + 4] = leasts[group] | leasts[group + 4] >> 4 << 6
         six[group + 8] = scales[group + 4] & 15 | (leasts[group + 4] & 15) << 4
-    low, high = bytearray(128), bytearray(32)
-    for group in range(8):
-        for column, number in enumerate(numbers[group]):
-            low[32 * (group // 2) + column] |= (int(number) & 15) << (4 * (group % 2))
-            high[column] |= (int(number) >> 4) << group
-    return scale.tobytes() + of_least.tobytes() + bytes(six) + (b"" if top == 15 else bytes(high)) + bytes(low)
+    low = numbers[::2] & 15 | (numbers[1::2] & 15) << 4
+    high = sum(numbers[group] >> 4 << group for group in range(8))
+    return scale.tobytes() + of_least.tobytes() + bytes(six) + (b"" if top == 15 else _bytes(high)) + _bytes(low)
 
 
-def save_gguf(plain: Path, root: Path, kind: str, *, name: str = "model", **facts: Any) -> tuple[Path, Path]:
-    """A GGUF file of a plain model, and the plain model of the very numbers that the file holds. `facts`: in place of
-    those of the model, by their whole key with _ for points; None: left out.
+def _bytes(numbers: Any) -> bytes:
+    return bytes(numbers.astype(np.uint8).tobytes())
+
+
+def save_gguf(
+    plain: Path, root: Path, kind: str, *, name: str = "model", factors: NDArray[Any] | None = None, **facts: Any
+) -> tuple[Path, Path]:
+    """A GGUF file of a plain model, and the plain model of the very numbers that the file holds. `factors`: of the
+    frequencies of positions. `facts`: in place of those of the model; None: left out.
     """
     config = json.loads((plain / "config.json").read_text())
     root.mkdir(parents=True, exist_ok=True)
     file, arch = root / f"{name}.gguf", ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
     _add_facts(writer, config)
-    _add_words(writer, config["vocab_size"])
+    _add_words(writer, config, plain)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     numbers = dict[str, Tensor]()
     stacks = dict[str, dict[int, NDArray[Any]]]()
@@ -105,6 +104,8 @@ def save_gguf(plain: Path, root: Path, kind: str, *, name: str = "model", **fact
             _add_tensor(writer, f"{target}.{last}", _as_stored(blocks, target, config), used)
     for target, of_each in stacks.items():
         _add_tensor(writer, target, np.stack([of_each[number] for number in sorted(of_each)]), Kind[kind])
+    if factors is not None:
+        _add_tensor(writer, "rope_freqs.weight", factors, Kind.F32)
     for key, value in facts.items():
         _change(writer, key, value)
     writer.write_header_to_file()
@@ -154,17 +155,29 @@ def _add_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
-def _add_words(writer: gguf.GGUFWriter, count: int) -> None:
-    """The words w0, w1 and so on, of which 0 to 2 are special."""
-    special, normal = int(gguf.TokenType.CONTROL), int(gguf.TokenType.NORMAL)
+def _add_words(writer: gguf.GGUFWriter, config: Mapping[str, Any], folder: Path) -> None:
+    """The folder's own tokenizer, which is byte-level BPE with digits apart; else the words w0, w1 and so on."""
+    tokens, special, merges = [f"w{number}" for number in range(config["vocab_size"])], {0, 1, 2}, ["w 1"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"w{number}" for number in range(count)])
-    writer.add_token_types([special] * 3 + [normal] * (count - 3))
-    writer.add_token_merges(["w 1"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(0)
+    if (folder / "tokenizer.json").exists():
+        stored = json.loads((folder / "tokenizer.json").read_text())
+        by_id = {number: token for token, number in stored["model"]["vocab"].items()}
+        by_id |= {token["id"]: token["content"] for token in stored["added_tokens"]}
+        tokens, special = [by_id[number] for number in range(len(by_id))], {one["id"] for one in stored["added_tokens"]}
+        merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in stored["model"]["merges"]]
+        writer.add_chat_template((folder / "chat_template.jinja").read_text())
+        writer.add_add_bos_token(True)
+    writer.add_tokenizer_pre("smollm" if len(merges) > 1 else "gpt-2")
+    writer.add_token_list(tokens)
+    control, normal = int(gguf.TokenType.CONTROL), int(gguf.TokenType.NORMAL)
+    writer.add_token_types([control if number in special else normal for number in range(len(tokens))])
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(config["bos_token_id"])
+    ends = config["eos_token_id"]
+    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+    if isinstance(ends, list):
+        writer.add_eot_token_id(ends[1])
+    writer.add_pad_token_id(config["pad_token_id"])
 
 
 def _change(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import PreTrainedTokenizerFast
 
 from lora_serve.core.gguf_file import read_gguf
+from lora_serve.text.control_tokens import without_added_tokens
 
 _PREFIX = "tokenizer.ggml."
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -33,9 +34,13 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     if kind == "gpt2" and split not in (*mapping.GGUF_PRE_TOKENIZER_SPLITS, *_PLAIN, *_DIGITS):
         raise ValueError(f"its texts are split as {split!r}, which is not known: lay a tokenizer.json beside the file")
     named = {"model": "tokenizer_type", "pre": "pre_tokenizer_type"}
-    backend, _ = mapping.convert_gguf_tokenizer(
+    whole, _ = mapping.convert_gguf_tokenizer(
         file.architecture, {named.get(name, name): value for name, value in facts.items()}
     )
+    backend = without_added_tokens(whole)  # of which some are the class's own, behind those of the file
+    backend.add_tokens([token for at, token in sorted(whole.get_added_tokens_decoder().items()) if at < len(tokens)])
+    if backend.get_vocab_size() != len(tokens):
+        raise ValueError(f"it holds {len(tokens)} tokens, of which {backend.get_vocab_size()} differ")
     if split in _OF_LLAMA3:
         backend.model.ignore_merges = True
     if split in _DIGITS:

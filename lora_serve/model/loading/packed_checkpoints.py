@@ -101,18 +101,18 @@ class _Checkpoint:
     plain: Any  # config.json of the model without quantisation
     schemes: Sequence[Scheme]
     device: torch.device
-    num_layers: int = 0
+    layers: Sequence[_Packed] = ()  # as far as the files were read
     kept: dict[str, Callable[[nn.Linear], nn.Linear]] = field(default_factory=dict)  # by path: what makes the layer
 
     def check(self) -> None:
         """Looks at all that the files of a folder hold, but for the codes. Raises ModelError."""
-        _log.warning("--model %s: %s", self.model, self._words())
         if gguf_of(self.model) or any(Path(self.model).glob("*.safetensors")):
             try:
                 with _reported(f"--model {self.model}", ModelError):
                     self._read()
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"--model {self.model}: its weights cannot be read: {first_line(error)}") from error
+        _log.warning("--model %s: %s", self.model, self._words())
 
     def open(self, auto_class: Any, dtype: torch.dtype) -> Source:
         """The plain checkpoint that the files stand for. Raises ModelError."""
@@ -121,21 +121,22 @@ class _Checkpoint:
         with _reported(f"--model {self.model}", ModelError):
             layers, tensors = self._read()
             self._place(layers, tensors, model, dtype)
-        self.num_layers = len(layers)
         return Source(type(model), None, {"config": model.config, "state_dict": tensors})
 
     def settle(self, module: Any, device: torch.device) -> None:
         """Gives a loaded model the layers that stay packed, and what `from_pretrained` reads beside weights."""
         for path, make in self.kept.items():
             module.set_submodule(path, make(module.get_submodule(path)))
-        _log.info("%d packed layers, of which %d stay so: %s", self.num_layers, len(self.kept), self._words())
+        _log.info("%d packed layers, of which %d stay so: %s", len(self.layers), len(self.kept), self._words())
         self.kept.clear()
+        self.layers = ()
         if module.can_generate() and gguf_of(self.model) is None:
             with suppress(OSError):  # there is none: what config.json says holds
                 module.generation_config = GenerationConfig.from_pretrained(self.model)
 
     def _words(self) -> str:
-        kinds = ", ".join(dict.fromkeys(scheme.words for scheme in self.schemes))
+        found = [layer.scheme for layer in self.layers] or self.schemes
+        kinds = ", ".join(dict.fromkeys(scheme.words for scheme in found))
         return f"{kinds}; layers that do not stay packed are dequantised at load, and take the memory of plain ones"
 
     def _read(self) -> tuple[list[_Packed], dict[str, Any]]:
@@ -152,6 +153,7 @@ class _Checkpoint:
             tensors.update({f"{path}.{last}".removeprefix("."): slices[last] for last in plain})
         if not layers and file is None:
             raise ValueError(f"config.json says that weights are {self.schemes[0].words}, and its files hold none")
+        self.layers = layers
         return layers, tensors
 
     def _packed(self, path: str, slices: Mapping[str, Any]) -> _Packed | None:
