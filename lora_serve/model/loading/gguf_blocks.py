@@ -103,7 +103,7 @@ class _Blocks(Scheme):
         num_outputs, num_inputs = layer.forms["weight"][1]
         return num_outputs, num_inputs
 
-    def parts(self, num_outputs: int, num_inputs: int) -> Mapping[str, Part]:
+    def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
         return {}
 
     def check(self, layer: StoredLayer) -> None:

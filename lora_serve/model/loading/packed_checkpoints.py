@@ -25,11 +25,21 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+from transformers.utils.import_utils import is_bitsandbytes_available
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.gguf_file import gguf_of, read_gguf
-from lora_serve.model.loading import compressed_tensors, float8, float8_formats, gguf_blocks, gguf_models, gptq
+from lora_serve.model.loading import (
+    bitsandbytes_formats,
+    compressed_tensors,
+    float4_formats,
+    float8,
+    float8_formats,
+    gguf_blocks,
+    gguf_models,
+    gptq,
+)
 from lora_serve.model.loading.frozen_weight import StoredLinear
 from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked, quantization_of
 from lora_serve.model.loading.observation import first_line
@@ -38,14 +48,17 @@ from lora_serve.model.loading.packed_weight import PackedWeight
 
 _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
     "awq": gptq.awq_schemes,
+    "bitsandbytes": bitsandbytes_formats.schemes,
     "compressed-tensors": compressed_tensors.schemes,
+    "fbgemm_fp8": float8_formats.fbgemm_schemes,
     "fp8": float8_formats.schemes,
     "gguf": gguf_blocks.schemes,
     "gptq": gptq.gptq_schemes,
+    "modelopt": float4_formats.modelopt_schemes,
 }
 _PLAIN = frozenset({"F64", "F32", "BF16", "F16", "I64", "BOOL", "U8"})  # types that tensors of no packed layer may have
 # Last names that no plain layer has: of tensors that would be left out in silence.
-_BESIDE = re.compile(r"weight_(scale|scale_inv|zero_point|g_idx|shape|packed)|input_scale|qweight|qzeros|g_idx")
+_BESIDE = re.compile(r"weight_(scale|scale_inv|scale_2|global_scale|zero_point|g_idx|shape|packed)|input_scale|SCB|weight\..*|qweight|qzeros|g_idx")
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +73,8 @@ def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
         return QuantizationPlan(config.dtype, settle=float8.quantize_linears)
     if not isinstance(stored, Mapping) or (find := _FORMATS.get(str(stored.get("quant_method")))) is None:
         return None
+    if stored.get("load_in_4bit") and device.type == "cuda" and is_bitsandbytes_available():
+        return None  # that library's product keeps them packed
     with _reported(f"--model {config.model}", ModelError):
         schemes = find(stored)
     check_asked(config, schemes[0].words)
@@ -231,7 +246,8 @@ def _safetensors(model: str) -> dict[str, dict[str, Any]]:
     for file in _files(model):
         stored: Any = safe_open(file, "pt")
         for name in stored.keys():  # noqa: SIM118 - it is no mapping
-            path, _, last = name.rpartition(".")
+            path, of_weight, last = name.partition(".weight.")  # as bitsandbytes names what lies beside
+            path, _, last = (path, "", f"weight.{last}") if of_weight else name.rpartition(".")
             parts.setdefault(path, {})[last] = stored.get_slice(name)
     return parts
 

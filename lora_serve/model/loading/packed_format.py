@@ -91,7 +91,7 @@ class Scheme(ABC):
         size = self.size(layer)
         if min(size) < 1:
             raise ValueError(f"its size is {list(size)}")
-        parts = self.parts(*size)
+        parts = self.parts(*size, layer)
         for name, part in parts.items():
             if name not in layer.forms:
                 if part.is_needed:
@@ -110,8 +110,8 @@ class Scheme(ABC):
         """Outputs and inputs. Raises ValueError."""
 
     @abstractmethod
-    def parts(self, num_outputs: int, num_inputs: int) -> Mapping[str, Part]:
-        """The tensors, by last name, beside the codes of a layer of that size. Raises ValueError."""
+    def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
+        """The tensors, by last name, beside the codes of the layer, which is of that size. Raises ValueError."""
 
     @abstractmethod
     def check(self, layer: StoredLayer) -> None:
