@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
@@ -288,7 +287,7 @@ def test_no_value_of_a_field_ends_in_an_error_that_is_not_drawn(kind: str) -> No
                 table = table[part]
             table[last] = copy.deepcopy(value)
             try:
-                plan_packed(config, SimpleNamespace(quantization_config=stored), torch.device("cpu"))
+                plan_packed(config, PretrainedConfig(quantization_config=stored), torch.device("cpu"))
             except ModelError as error:
                 assert str(error).startswith("--model some/model: quantization_config")  # noqa: PT017
                 refused += 1
@@ -302,7 +301,7 @@ CHANGES: tuple[Change, ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", mostly_nightly(KINDS, "w4a16_actorder", "gptq_desc_act", "awq", "fp8_blocks"))
+@pytest.mark.parametrize("kind", mostly_nightly(KINDS, "w4a16_actorder", "awq", "fp8_blocks", "nf4", "nvfp4"))
 def test_no_tensor_of_a_layer_ends_in_an_error_that_is_not_drawn(
     kind: str, packed: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -314,7 +313,7 @@ def test_no_tensor_of_a_layer_ends_in_an_error_that_is_not_drawn(
             found = change(tensors[name])
             changed = {**tensors, name: found} if found is not None else {n: x for n, x in tensors.items() if n != name}
             save_file({n: x.contiguous() for n, x in changed.items()}, tmp_path / WEIGHTS, {"format": "pt"})
-            plan = plan_packed(part, SimpleNamespace(quantization_config=KINDS[kind].config), torch.device("cpu"))
+            plan = plan_packed(part, PretrainedConfig(quantization_config=KINDS[kind].config), torch.device("cpu"))
             assert plan is not None
             try:
                 plan.check()
