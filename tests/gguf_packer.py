@@ -156,8 +156,9 @@ def _add_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
 
 
 def _add_words(writer: gguf.GGUFWriter, config: Mapping[str, Any], folder: Path) -> None:
-    """The folder's own tokenizer, which is byte-level BPE with digits apart; else the words w0, w1 and so on."""
-    tokens, special, merges = [f"w{number}" for number in range(config["vocab_size"])], {0, 1, 2}, ["w 1"]
+    """The folder's own tokenizer, which is byte-level BPE with digits apart; else the words w1, w2 and so on."""
+    words = (f"w{number}" for number in range(1, config["vocab_size"] - 4))
+    tokens, special, merges = ["<pad>", "<s>", "</s>", "w", "1", *words], {0, 1, 2}, ["w 1"]
     writer.add_tokenizer_model("gpt2")
     if (folder / "tokenizer.json").exists():
         stored = json.loads((folder / "tokenizer.json").read_text())

@@ -28,6 +28,8 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     kind, split, tokens = facts.get("model"), facts.get("pre", "default"), facts.get("tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(one, str) for one in tokens):
         raise ValueError("it holds no tokenizer: lay a tokenizer.json beside the file")
+    if len(known := set(tokens)) != len(tokens):
+        raise ValueError(f"it holds {len(tokens)} tokens, of which {len(known)} differ")
     for name in ("scores", "token_type"):
         if name in facts and (not isinstance(facts[name], list) or len(facts[name]) != len(tokens)):
             raise ValueError(f"it holds {len(tokens)} tokens, and another number of their {name}")
@@ -38,9 +40,7 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         file.architecture, {named.get(name, name): value for name, value in facts.items()}
     )
     backend = without_added_tokens(whole)  # of which some are the class's own, behind those of the file
-    backend.add_tokens([token for at, token in sorted(whole.get_added_tokens_decoder().items()) if at < len(tokens)])
-    if backend.get_vocab_size() != len(tokens):
-        raise ValueError(f"it holds {len(tokens)} tokens, of which {backend.get_vocab_size()} differ")
+    backend.add_tokens([one for _, one in sorted(whole.get_added_tokens_decoder().items()) if one.content in known])
     if split in _OF_LLAMA3:
         backend.model.ignore_merges = True
     if split in _DIGITS:

@@ -95,8 +95,15 @@ class _Packed:
     size: tuple[int, int]  # outputs and inputs
 
     def weight(self) -> PackedWeight:
+        """For a scheme that keeps it so."""
         with _reported(f"--model {self.model}: {self.layer.path}", ModelError):
-            return self.scheme.weight(self.layer)
+            found = self.scheme.weight(self.layer)
+        assert isinstance(found, PackedWeight), "other weights are not kept"
+        return found
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        with _reported(f"--model {self.model}: {self.layer.path}", ModelError):
+            return self.scheme.weight(self.layer).dequantized(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ class _Dequantized:
     dtype: torch.dtype
 
     def __getitem__(self, where: Any) -> Tensor:
-        return self.packed.weight().dequantized(self.dtype)[where]
+        return self.packed.dequantized(self.dtype)[where]
 
 
 @dataclass(slots=True)
