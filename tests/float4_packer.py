@@ -87,7 +87,8 @@ def compressed_config(form: str) -> dict[str, Any]:
     """`quantization_config` as compressed-tensors writes it for FP4."""
     is_nvfp4 = form == "nvfp4-pack-quantized"
     weights = {
-        "actorder": None, "block_structure": None, "dynamic": False, "group_size": 16 if is_nvfp4 else 32, "num_bits": 4,
+        "actorder": None, "block_structure": None, "dynamic": False, "group_size": 16 if is_nvfp4 else 32,
+        "num_bits": 4,
         "observer": "memoryless_minmax", "observer_kwargs": {}, "strategy": "tensor_group" if is_nvfp4 else "group",
         "symmetric": True, "type": "float", "scale_dtype": "torch.float8_e4m3fn" if is_nvfp4 else "torch.uint8",
         "zp_dtype": None,

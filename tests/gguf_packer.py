@@ -90,7 +90,7 @@ def save_gguf(
     for source, weight in load_file(plain / WEIGHTS).items():
         own = weight.float().numpy()
         used = Kind[kind] if own.ndim > 1 and "gate.weight" not in source.replace("_", "") else Kind.F32
-        blocks = packed(own, used) if own.ndim == 2 else own  # noqa: PLR2004
+        blocks = packed(own, used) if own.ndim == 2 else own
         numbers[source] = torch.from_numpy(np.array(dequantize(blocks, used)).reshape(own.shape))
         if "lm_head" in source and config.get("tie_word_embeddings"):
             continue

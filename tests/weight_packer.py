@@ -255,7 +255,9 @@ KINDS: Mapping[str, Kind] = {
     "fp8_static": _float8({**_FP8, "activation_scheme": "static"}, "weight_scale", None, input_scale=0.02),
     "fp8_blocks_compressed": _float8(_float8_blocks_compressed(), "weight_scale", (16, 16)),
     "fp8_powers": Kind({**_FP8, "scale_fmt": "ue8m0", "weight_block_size": [16, 16]}, _float8_powers),
-    "fp8_modelopt": _float8({**_MODELOPT, "quant_algo": "FP8", "group_size": None}, "weight_scale", None, input_scale=0.02, k_scale=1.0),
+    "fp8_modelopt": _float8(
+        {**_MODELOPT, "quant_algo": "FP8", "group_size": None}, "weight_scale", None, input_scale=0.02, k_scale=1.0
+    ),
     "nvfp4": Kind(compressed_config("nvfp4-pack-quantized"), lambda weight: nvfp4(weight, divides=True)),
     "nvfp4_modelopt": Kind(
         {**_MODELOPT, "quant_algo": "NVFP4", "group_size": 16}, lambda weight: nvfp4(weight, divides=False)

@@ -95,8 +95,9 @@ class TextModel:
 
     @classmethod
     def load(cls, model: str, allow_control_tokens: bool = False, chat_template: str | None = None) -> TextModel:
-        """Load the tokenizer of a folder, hub id or GGUF file, beside which files of another may lie. `chat_template`: in place of the model's own, a file or its text.
+        """Load the tokenizer of a folder, a hub id or a GGUF file; a tokenizer.json beside the latter comes first.
 
+        `chat_template`: in place of the model's own, a file or its text.
         Raises ModelError if there is no tokenizer, or no fast one.
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one: its pool of threads is for nothing

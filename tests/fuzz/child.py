@@ -16,7 +16,9 @@ from pathlib import Path
 
 import atheris
 
-EXCLUDED = [f"lora_serve.model.{name}" for name in ("attention", "fusion", "lora", "native", "pooling", "runner", "system")]
+EXCLUDED = [
+    f"lora_serve.model.{name}" for name in ("attention", "fusion", "lora", "native", "pooling", "runner", "system")
+]
 
 with atheris.instrument_imports(include=["lora_serve", "zipfile", "http_sf"], exclude=EXCLUDED):
     from tests.fuzz.inputs import MAX_SECONDS, bounded_memory, target

@@ -81,7 +81,9 @@ class _FourBits(Scheme):
     def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
         state, count = _state(layer), num_outputs * num_inputs
         if layer.forms["weight"][1] != [math.ceil(count / 2), 1]:
-            raise ValueError(f"weight is {layer.forms['weight'][1]}; of {count} numbers it is [{math.ceil(count / 2)}, 1]")
+            raise ValueError(
+                f"weight is {layer.forms['weight'][1]}; of {count} numbers it is [{math.ceil(count / 2)}, 1]"
+            )
         blocks = math.ceil(count / state["blocksize"])
         parts = {name: Part(("U8",), (tuple(layer.forms[name][1]),)) for name in layer.forms if name.startswith(_STATE)}
         parts |= {"weight.quant_map": Part(("F32",), ((16,),))}

@@ -1,8 +1,9 @@
 """Packed weights of compressed-tensors: integers in words or bytes, and FP8; groups of layers may differ in kind.
 
 pack-quantized has `weight_packed` [out, in * bits / 32] int32 and `weight_shape`, two numbers; int-quantized `weight`
-[out, in] int8; float-quantized `weight` [out, in] float8_e4m3fn; of FP4 see `float4_formats`. All have `weight_scale`, asymmetric integers too
-`weight_zero_point`, and `weight_g_idx` [in] names the group of each input where their order was changed (`actorder`).
+[out, in] int8; float-quantized `weight` [out, in] float8_e4m3fn; of FP4 see `float4_formats`. All have `weight_scale`,
+asymmetric integers too `weight_zero_point`, and `weight_g_idx` [in] names the group of each input where their order was
+changed (`actorder`).
 """
 
 from __future__ import annotations
@@ -37,8 +38,13 @@ _DENSE = Kind("that of dense weights", lambda found: isinstance(found, Mapping) 
 _OF_CHECKPOINT: Fields = {
     "quant_method": (_WORDS,),
     "format": (
-        "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
-        "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+        "pack-quantized",
+        "int-quantized",
+        "float-quantized",
+        "naive-quantized",
+        "mixed-precision",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
     ),
     "sparsity_config": (*NOTHING, _DENSE),
     **dict.fromkeys(("config_groups", "ignore", "quantization_status", "global_compression_ratio", "version"), ANY),
@@ -121,10 +127,9 @@ def _scheme(place: str, group: Any, of_all: str) -> Scheme:
     if form in _FLOAT4_SCALES:
         whole = _FLOAT4_SCALES[form]
         return Float4Scheme(f"{_WORDS}' {form}", "weight_packed", weights["group_size"], whole, "input_global_scale")
-    if inputs:
-        if (inputs["strategy"] == "tensor") is (inputs.get("dynamic") is True):
-            found = f"is {inputs.get('dynamic')!r}; of {_WORDS} served is False with the strategy 'tensor', else True"
-            raise ValueError(f"{place}.input_activations.dynamic {found}")
+    if inputs and (inputs["strategy"] == "tensor") is (inputs.get("dynamic") is True):
+        found = f"is {inputs.get('dynamic')!r}; of {_WORDS} served is False with the strategy 'tensor', else True"
+        raise ValueError(f"{place}.input_activations.dynamic {found}")
     if form != "float-quantized":
         return _Integers(form, weights)
     block = weights.get("block_structure") if weights["strategy"] == "block" else None

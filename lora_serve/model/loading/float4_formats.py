@@ -56,7 +56,13 @@ class Float4Scheme(Scaled):
         """`numbers`, `whole`, `unused`: last names of the numbers, of the whole layer's scale, if there is one, and of
         what is ignored.
         """
-        self.words, self.numbers, self._group_size, self._whole, self._unused = words, numbers, group_size, whole, unused
+        self.words, self.numbers, self._group_size, self._whole, self._unused = (
+            words,
+            numbers,
+            group_size,
+            whole,
+            unused,
+        )
 
     def size(self, layer: StoredLayer) -> tuple[int, int]:
         num_outputs, num_bytes = layer.forms[self.numbers][1]

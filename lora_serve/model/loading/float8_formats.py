@@ -14,7 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.loading import float8
-from lora_serve.model.loading.packed_format import ANY, FLOATS, WHOLE, Fields, Part, Scaled, Scheme, StoredLayer, check_fields
+from lora_serve.model.loading.packed_format import (
+    ANY,
+    FLOATS,
+    WHOLE,
+    Fields,
+    Part,
+    Scaled,
+    Scheme,
+    StoredLayer,
+    check_fields,
+)
 from lora_serve.model.loading.packed_weight import PackedWeight, Scales
 
 _POWERS = "F8_E8M0"  # scales that are powers of two, in a byte

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from lora_serve.core.errors import ModelError, on_one_line
 from lora_serve.core.gguf_file import GgufFile, GgufTensor
-from lora_serve.model.loading.packed_format import ANY, NOTHING, WHOLE, Fields, Kind, check_fields
+from lora_serve.model.loading.packed_format import ANY, WHOLE, Fields, Kind, check_fields
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LAYERS = Kind("a whole number from 1 to 4096", lambda found: type(found) is int and 1 <= found <= 4096)
@@ -244,7 +244,7 @@ def _check_shape(file: GgufFile, name: str, wanted: tuple[int, ...]) -> None:
 
 
 class _Slice:
-    """A tensor of the file, read when it is asked for: floats as they are, else the bytes [out, bytes] of its blocks."""
+    """A tensor of the file, read when it is asked for: floats as they are, else the bytes of its blocks, by rows."""
 
     def __init__(
         self, file: GgufFile, tensor: GgufTensor, heads: int | None = None, less: int = 0, expert: int | None = None
@@ -274,7 +274,7 @@ class _Slice:
 
 
 def parts_of(file: GgufFile, config: Any) -> dict[str, dict[str, Any]]:
-    """The tensors by the path of their module and last name in transformers, as safetensors' slices. Raises ValueError."""
+    """The tensors by module and last name in transformers, like the slices of safetensors. Raises ValueError."""
     family, parts = _family(file), dict[str, dict[str, Any]]()
     for name, tensor in file.tensors.items():
         if name == _FACTORS:

@@ -58,7 +58,9 @@ _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
 }
 _PLAIN = frozenset({"F64", "F32", "BF16", "F16", "I64", "BOOL", "U8"})  # types that tensors of no packed layer may have
 # Last names that no plain layer has: of tensors that would be left out in silence.
-_BESIDE = re.compile(r"weight_(scale|scale_inv|scale_2|global_scale|zero_point|g_idx|shape|packed)|input_scale|SCB|weight\..*|qweight|qzeros|g_idx")
+_BESIDE = re.compile(
+    r"weight_(scale|scale_inv|scale_2|global_scale|zero_point|g_idx|shape|packed)|input_scale|SCB|weight\..*|qweight|qzeros|g_idx"
+)
 _log = logging.getLogger(__name__)
 
 

@@ -130,7 +130,14 @@ def test_tokenizer_is_that_of_the_file_or_beside_it(tmp_path: Path) -> None:
     assert found.vocab_size == own.vocab_size
     assert found.special_ids == own.special_ids
     assert found.wrapper.chat_template == own.wrapper.chat_template
-    for text in ("Hello, world! 2024 x=12345", " leading", "tabs\t\nnew", "ünïcödé 漢字 <|end|>", "don't <|endoftext|>", ""):
+    for text in (
+        "Hello, world! 2024 x=12345",
+        " leading",
+        "tabs\t\nnew",
+        "ünïcödé 漢字 <|end|>",
+        "don't <|endoftext|>",
+        "",
+    ):
         for add in (True, False):
             assert found.encode(text, add) == own.encode(text, add)
         assert found.decode(own.encode(text, False)) == own.decode(own.encode(text, False))

@@ -152,7 +152,9 @@ def test_scales_that_are_no_numbers_are_refused(kind: str, llama: Path, tmp_path
     data = bytearray(file.read_bytes())
     data[tensor.start : tensor.start + 2] = np.float16("nan").tobytes()
     file.write_bytes(data)
-    with pytest.raises(ModelError, match=r"model.layers.1.mlp.up_proj: its scales have numbers that are .*infinite or none"):
+    with pytest.raises(
+        ModelError, match=r"model.layers.1.mlp.up_proj: its scales have numbers that are .*infinite or none"
+    ):
         load(file)
 
 
