@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from lora_serve.core.gguf_file import read_gguf
 from lora_serve.text.control_tokens import without_added_tokens
 
+_BESIDE = "lay a tokenizer.json beside the file"
 _PREFIX = "tokenizer.ggml."
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 # Of these a word of the vocabulary is one token whatever the merges say, and BOS is added, as llama.cpp does.
@@ -21,20 +22,24 @@ _DIGITS = ("smollm",)  # the same, and each digit alone
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Raises ModelError for a file that is none, and ValueError for a tokenizer that cannot be made."""
-    from transformers.integrations.gguf import gguf_tokenizer_mapping as mapping  # noqa: PLC0415 - of GGUF alone
-
+    try:
+        from transformers.integrations.gguf import gguf_tokenizer_mapping as mapping  # noqa: PLC0415 - of GGUF alone
+    except ImportError:
+        raise ValueError(f"this transformers makes none of GGUF files: {_BESIDE}") from None
     file = read_gguf(path, texts=True)
     facts = {key.removeprefix(_PREFIX): value for key, value in file.facts.items() if key.startswith(_PREFIX)}
     kind, split, tokens = facts.get("model"), facts.get("pre", "default"), facts.get("tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(one, str) for one in tokens):
-        raise ValueError("it holds no tokenizer: lay a tokenizer.json beside the file")
+        raise ValueError(f"it holds no tokenizer: {_BESIDE}")
+    if not isinstance(template := file.facts.get("tokenizer.chat_template"), str | None):
+        raise ValueError(f"its chat template is {template!r}")
     if len(known := set(tokens)) != len(tokens):
         raise ValueError(f"it holds {len(tokens)} tokens, of which {len(known)} differ")
     for name in ("scores", "token_type"):
         if name in facts and (not isinstance(facts[name], list) or len(facts[name]) != len(tokens)):
             raise ValueError(f"it holds {len(tokens)} tokens, and another number of their {name}")
     if kind == "gpt2" and split not in (*mapping.GGUF_PRE_TOKENIZER_SPLITS, *_PLAIN, *_DIGITS):
-        raise ValueError(f"its texts are split as {split!r}, which is not known: lay a tokenizer.json beside the file")
+        raise ValueError(f"its texts are split as {split!r}, which is not known: {_BESIDE}")
     named = {"model": "tokenizer_type", "pre": "pre_tokenizer_type"}
     whole, _ = mapping.convert_gguf_tokenizer(
         file.architecture, {named.get(name, name): value for name, value in facts.items()}
@@ -50,7 +55,7 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         tokenizer_object=backend,
         add_bos_token=facts.get("add_bos_token", kind == "llama" or split in _OF_LLAMA3) is True,
         add_eos_token=facts.get("add_eos_token", False) is True,
-        chat_template=file.facts.get("tokenizer.chat_template"),
+        chat_template=template,
         clean_up_tokenization_spaces=False,
         **{name: token for name, token in special.items() if token is not None},
     )

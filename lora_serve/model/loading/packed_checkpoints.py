@@ -79,11 +79,12 @@ def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
         return None  # that library's product keeps them packed
     with _reported(f"--model {config.model}", ModelError):
         schemes = find(stored)
-    check_asked(config, schemes[0].words)
+    file = gguf_of(config.model)
+    check_asked(config, schemes[0].words if file is None else "GGUF")
     plain = copy.deepcopy(hf_config)
     for part in (plain, plain.get_text_config()):
         vars(part).pop("quantization_config", None)
-    checkpoint = _Checkpoint(config.model, plain, schemes, device)
+    checkpoint = _Checkpoint(config.model, file, plain, schemes, device)
     return QuantizationPlan(config.dtype, settle=checkpoint.settle, open=checkpoint.open, check=checkpoint.check)
 
 
@@ -122,6 +123,7 @@ class _Dequantized:
 @dataclass(slots=True)
 class _Checkpoint:
     model: str
+    file: Path | None  # in GGUF; None: in safetensors
     plain: Any  # config.json of the model without quantisation
     schemes: Sequence[Scheme]
     device: torch.device
@@ -130,7 +132,7 @@ class _Checkpoint:
 
     def check(self) -> None:
         """Looks at all that the files of a folder hold, but for the codes. Raises ModelError."""
-        if gguf_of(self.model) or any(Path(self.model).glob("*.safetensors")):
+        if self.file is not None or any(Path(self.model).glob("*.safetensors")):
             try:
                 with _reported(f"--model {self.model}", ModelError):
                     self._read()
@@ -154,19 +156,21 @@ class _Checkpoint:
         _log.info("%d packed layers, of which %d stay so: %s", len(self.layers), len(self.kept), self._words())
         self.kept.clear()
         self.layers = ()
-        if module.can_generate() and gguf_of(self.model) is None:
+        if module.can_generate() and self.file is None:
             with suppress(OSError):  # there is none: what config.json says holds
                 module.generation_config = GenerationConfig.from_pretrained(self.model)
 
     def _words(self) -> str:
-        found = [layer.scheme for layer in self.layers] or self.schemes
-        kinds = ", ".join(dict.fromkeys(scheme.words for scheme in found))
+        found = [layer.scheme for layer in self.layers] or ([] if self.file else self.schemes)
+        kinds = ", ".join(dict.fromkeys(scheme.words for scheme in found)) or "GGUF's floats"
         return f"{kinds}; layers that do not stay packed are dequantised at load, and take the memory of plain ones"
 
     def _read(self) -> tuple[list[_Packed], dict[str, Any]]:
         """The layers that are packed, and all other tensors by name. Raises ValueError."""
-        file = gguf_of(self.model)
-        parts = _safetensors(self.model) if file is None else gguf_models.parts_of(read_gguf(file), self.plain)
+        if self.file is None:
+            parts = _safetensors(self.model)
+        else:
+            parts = gguf_models.parts_of(read_gguf(self.file), self.plain)
         layers, tensors = [], dict[str, Any]()
         for path, slices in parts.items():
             with _reported(path):
@@ -175,7 +179,7 @@ class _Checkpoint:
                 layers.append(found)
             plain = slices if found is None else slices.keys() & {"bias"}
             tensors.update({f"{path}.{last}".removeprefix("."): slices[last] for last in plain})
-        if not layers and file is None:
+        if not layers and self.file is None:
             raise ValueError(f"config.json says that weights are {self.schemes[0].words}, and its files hold none")
         self.layers = layers
         return layers, tensors
@@ -209,7 +213,7 @@ class _Checkpoint:
         renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
         converters = [one for one in transforms if isinstance(one, WeightConverter)]
         names = model.state_dict()
-        if gguf_of(self.model) is not None:
+        if self.file is not None:
             _check_places({*tensors, *(f"{one.layer.path}.weight" for one in layers)}, model, renamings, converters)
         for packed in layers:
             layer, name = packed.layer, f"{packed.layer.path}.weight"

@@ -146,6 +146,20 @@ def test_tokenizer_is_that_of_the_file_or_beside_it(tmp_path: Path) -> None:
     assert TextModel.load(str(file)).serialized() == own.serialized()
 
 
+def test_tokenizer_of_sentencepiece_adds_the_begin_and_knows_spaces(llama: Path, tmp_path: Path) -> None:
+    letters = [*"abcdefgh", "\u2581", "\u2581a", "ab", "\u2581ab"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(0x61, 0x71)), *letters]
+    kinds = [2, 3, 3, *[6] * 16, *[1] * len(letters)]
+    facts = {"model": "llama", "pre": "default", "tokens": tokens, "token_type": kinds, "merges": None}
+    scores = [0.0] * 19 + [-float(place) for place in range(len(letters), 0, -1)]
+    facts["scores"] = scores
+    file, _ = save_gguf(llama, tmp_path, "Q8_0", **{f"tokenizer.ggml.{name}": value for name, value in facts.items()})
+    found = TextModel.load(str(file))
+    assert [found.token(number) for number in found.encode("ab cab", True)] == ["<s>", "\u2581ab", "\u2581", "c", "ab"]
+    assert found.decode(found.encode("ab cab</s>", True)) == "ab cab"
+    assert found.vocab_size == len(tokens)
+
+
 def test_folder_with_one_file_is_that_file(tmp_path: Path, llama: Path) -> None:
     file, dequantized = save_gguf(llama, tmp_path, "Q8_0")
     shutil.rmtree(dequantized)

@@ -117,7 +117,7 @@ def test_bytes_of_the_tests_packer_are_the_librarys(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gptq_8", "nf4"])
 def test_output_head_may_be_packed_too(kind: str, tmp_path: Path) -> None:
     plain = save_tiny_model("llama", tmp_path / "source", tie_word_embeddings=False)
-    packed, dequantized = save_packed(KINDS[kind], plain, tmp_path)
+    packed, _ = save_packed(KINDS[kind], plain, tmp_path)
     parts, numbers = KINDS[kind].pack(load_file(plain / WEIGHTS)["lm_head.weight"][:96])
     stored = load_file(packed / WEIGHTS)
     del stored["lm_head.weight"]
@@ -129,7 +129,7 @@ def test_output_head_may_be_packed_too(kind: str, tmp_path: Path) -> None:
 
 
 def test_quantisation_may_be_said_of_the_text_alone(llama: Path, tmp_path: Path) -> None:
-    packed, dequantized = save_packed(KINDS["awq"], llama, tmp_path)
+    packed, _ = save_packed(KINDS["awq"], llama, tmp_path)
     config = json.loads((packed / "config.json").read_text())
     stored = config.pop("quantization_config")
     found = SimpleNamespace(get_text_config=lambda: SimpleNamespace(quantization_config=stored))
