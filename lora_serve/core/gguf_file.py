@@ -119,9 +119,9 @@ class _Header:
                 raise ValueError(f"it has two tensors {name}")
             tensors[name] = GgufTensor(one.type, one.shape, begin + one.start, one.num_bytes)
         in_order = sorted(tensors, key=lambda name: tensors[name].start)
-        for one, following in pairwise(in_order):
-            if tensors[one].start + tensors[one].num_bytes > tensors[following].start:
-                raise ValueError(f"{one} and {following} lie in one place")
+        for former, latter in pairwise(in_order):
+            if tensors[former].start + tensors[former].num_bytes > tensors[latter].start:
+                raise ValueError(f"{former} and {latter} lie in one place")
         return tensors
 
     def _tensor(self) -> tuple[str, GgufTensor]:
@@ -159,7 +159,7 @@ class _Header:
 
     def _count(self, words: str, least: int) -> int:
         """A number of things of which each takes so many bytes at least."""
-        count = self._number("Q")
+        count: int = self._number("Q")
         if count > (self._size - self._place) // least:
             raise ValueError(f"it would hold {count} {words}, for which it is too short")
         return count
