@@ -154,7 +154,7 @@ def config_of(file: GgufFile) -> Any:
     """The config of transformers that the header speaks of. Raises ModelError."""
     try:
         return _config_of(file)
-    except (ValueError, TypeError) as error:  # the latter of transformers, for a fact of another type
+    except Exception as error:  # transformers raises many kinds for a field of another type
         raise ModelError(f"--model {file.path}: {on_one_line(error)}") from error
 
 

@@ -113,6 +113,7 @@ FACTS: Mapping[str, tuple[dict[str, Any], str]] = {
     "an alignment": ({"general.alignment": 33}, "general.alignment is 33"),
     "a fact not known": ({"llama.rope.kind": "spiral"}, "rope.kind is 'spiral', a field not known of GGUF's"),
     "a text for a number": ({"llama.block_count": "two"}, "llama.block_count is 'two'; of GGUF's llama served is"),
+    "a whole number for a part": ({"llama.attention.layer_norm_rms_epsilon": 2}, "expected float, got int"),
     "no heads": ({"llama.attention.head_count": 0}, "llama.attention.head_count is 0"),
     "no length": ({"llama.context_length": None}, "llama.context_length is None"),
     "too many layers": ({"llama.block_count": 1 << 20}, "served is a whole number from 1 to 4096"),
