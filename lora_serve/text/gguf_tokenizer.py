@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import PreTrainedTokenizerFast
 
-from lora_serve.core.gguf_file import read_gguf
+from lora_serve.core.gguf_file import gguf_of, read_gguf
 from lora_serve.text.control_tokens import without_added_tokens
 
 _BESIDE = "lay a tokenizer.json beside the file"
@@ -18,6 +18,17 @@ _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad
 _OF_LLAMA3 = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano")
 _PLAIN = ("default", "gpt-2")  # split as GPT-2 does
 _DIGITS = ("smollm",)  # the same, and each digit alone
+
+
+def tokenizer_of(model: str) -> tuple[str, PreTrainedTokenizerFast | None]:
+    """The folder, or hub id, of a model's files of tokenizers, and the tokenizer of a GGUF file that has none beside it.
+
+    Raises as `read_tokenizer`.
+    """
+    file = gguf_of(model)
+    if file is None:
+        return model, None
+    return str(file.parent), None if (file.parent / "tokenizer.json").is_file() else read_tokenizer(file)
 
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:

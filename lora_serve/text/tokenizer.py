@@ -25,9 +25,8 @@ from transformers.utils.hub import cached_file
 
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidRequestError, ModelError, on_one_line
-from lora_serve.core.gguf_file import gguf_of
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, without_added_tokens
-from lora_serve.text.gguf_tokenizer import read_tokenizer
+from lora_serve.text.gguf_tokenizer import tokenizer_of
 from lora_serve.text.template import ChatTemplate, template_text
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -95,19 +94,14 @@ class TextModel:
 
     @classmethod
     def load(cls, model: str, allow_control_tokens: bool = False, chat_template: str | None = None) -> TextModel:
-        """Load the tokenizer of a folder, a hub id or a GGUF file; a tokenizer.json beside the latter comes first.
+        """Load the tokenizer of a folder, hub id or GGUF file. `chat_template`: in place of its own, a file or its text.
 
-        `chat_template`: in place of the model's own, a file or its text.
         Raises ModelError if there is no tokenizer, or no fast one.
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one: its pool of threads is for nothing
-        file = gguf_of(model)
-        folder = model if file is None else str(file.parent)
         try:
-            if file is not None and not (file.parent / "tokenizer.json").is_file():
-                tokenizer = read_tokenizer(file)
-            else:
-                tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, use_fast=True)
+            folder, own = tokenizer_of(model)
+            tokenizer = own or AutoTokenizer.from_pretrained(folder, trust_remote_code=False, use_fast=True)
         except Exception as error:  # transformers raises many kinds for a broken folder; it reads config.json too
             raise ModelError(f"The tokenizer of {model} cannot be loaded: {on_one_line(error)}") from error
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
