@@ -21,7 +21,7 @@ _DIGITS = ("smollm",)  # the same, and each digit alone
 
 
 def tokenizer_of(model: str) -> tuple[str, PreTrainedTokenizerFast | None]:
-    """The folder, or hub id, of a model's files of tokenizers, and the tokenizer of a GGUF file that has none beside it.
+    """The folder or hub id of a model's tokenizer, and the tokenizer of a GGUF file that has none beside it.
 
     Raises as `read_tokenizer`.
     """

@@ -94,7 +94,7 @@ class TextModel:
 
     @classmethod
     def load(cls, model: str, allow_control_tokens: bool = False, chat_template: str | None = None) -> TextModel:
-        """Load the tokenizer of a folder, hub id or GGUF file. `chat_template`: in place of its own, a file or its text.
+        """Load the tokenizer of a folder, hub id or GGUF file. `chat_template`: in place of its own, a file or a text.
 
         Raises ModelError if there is no tokenizer, or no fast one.
         """
