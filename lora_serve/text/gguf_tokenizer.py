@@ -62,7 +62,7 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     if split in _DIGITS:
         backend.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
     special: dict[str, Any] = {name: _token(tokens, facts.get(f"{key}_token_id")) for name, key in _SPECIAL.items()}
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         add_bos_token=facts.get("add_bos_token", kind == "llama" or split in _OF_LLAMA3) is True,
         add_eos_token=facts.get("add_eos_token", False) is True,

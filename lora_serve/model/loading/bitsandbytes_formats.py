@@ -123,7 +123,8 @@ def _largest(layer: StoredLayer) -> Tensor:
         return stored
     places = torch.arange(len(stored)) // state["nested_blocksize"]
     found = layer.read("weight.nested_quant_map")[stored.int()] * layer.read("weight.nested_absmax")[places]
-    return found + state["nested_offset"]
+    largest: Tensor = found + state["nested_offset"]
+    return largest
 
 
 def _state(layer: StoredLayer) -> Mapping[str, Any]:

@@ -269,7 +269,7 @@ class _Slice:
         data = data.view(_FLOATS[self._tensor.type]) if self._tensor.type in _FLOATS else data
         data = data.view(shape if self._tensor.type in _FLOATS else (shape[0], -1))
         if self._heads is not None:
-            data = data.unflatten(0, (self._heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+            data = data.view(self._heads, -1, 2, *data.shape[1:]).transpose(1, 2).flatten(0, 2)
         return (data - self._less if self._less else data)[where]
 
 
