@@ -13,7 +13,7 @@ import pytest
 import torch
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, IntxWeightOnlyConfig
 from torchao.quantization.granularity import PerGroup
-from transformers import AutoModelForCausalLM, PreTrainedModel, TorchAoConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, TorchAoConfig
 
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
@@ -204,7 +204,7 @@ def test_int4_rows_in_bfloat16_agree_with_peft_as_far_as_bfloat16_goes(llama: Pa
 def test_int4_on_a_gpu_multiplies_bfloat16_only(llama: Path) -> None:
     config = Settings(model=str(llama), quantization="int4", dtype="float16").part(ModelConfig)
     with pytest.raises(ConfigError, match=r"--dtype float16: --quantization int4 on a GPU"):
-        number_type.plan_quantization(config, object(), torch.device("cuda"))
+        number_type.plan_quantization(config, PretrainedConfig(), torch.device("cuda"))
 
 
 def test_gpu_layout_of_int4_needs_no_further_package() -> None:
@@ -217,7 +217,7 @@ def test_gpu_layout_of_int4_needs_no_further_package() -> None:
 
 def test_weights_on_a_gpu_are_quantised_where_they_stay(llama: Path) -> None:
     config = Settings(model=str(llama), quantization="int8").part(ModelConfig)
-    plan = number_type.plan_quantization(config, object(), torch.device("cuda"))
+    plan = number_type.plan_quantization(config, PretrainedConfig(), torch.device("cuda"))
     assert plan.arguments["device_map"] == {"": torch.device("cuda")}
 
 
