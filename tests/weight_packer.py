@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.float4_packer import compressed_config, eight_bits, four_bits, mxfp4, nvfp4
 from tests.float8_packer import config_of as float8_config_of
 from tests.float8_packer import edit_config, is_quantized, rewritten
 
@@ -206,6 +207,26 @@ def _float8_blocks_compressed() -> dict[str, Any]:
     return config
 
 
+def _float8_rows(weight: Tensor) -> tuple[Tensors, Tensor]:
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    numbers = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale": scale}, (numbers.double() * scale.double()).float()
+
+
+def _float8_powers(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """Blocks of 16, with scales that are powers of two in a byte."""
+    scale = torch.nn.functional.max_pool2d(weight.abs()[None], 16)[0].div(448).log2().ceil().exp2()
+    spread = scale.repeat_interleave(16, 0).repeat_interleave(16, 1)
+    numbers = (weight / spread).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale_inv": scale.to(torch.float8_e8m0fnu)}, numbers.float() * spread
+
+
+_MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.35.0"}, "ignore": ["lm_head"]}
+_BITSANDBYTES = {
+    "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_storage": "uint8",
+    "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
+    "llm_int8_threshold": 6.0,
+}  # fmt: skip
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 KINDS: Mapping[str, Kind] = {
     "w4a16": _compressed(4, 16),
@@ -233,6 +254,20 @@ KINDS: Mapping[str, Kind] = {
     "fp8_blocks_that_divide": _float8({**_FP8, "weight_block_size": [16, 8]}, "weight_scale_inv", (16, 8)),
     "fp8_static": _float8({**_FP8, "activation_scheme": "static"}, "weight_scale", None, input_scale=0.02),
     "fp8_blocks_compressed": _float8(_float8_blocks_compressed(), "weight_scale", (16, 16)),
+    "fp8_powers": Kind({**_FP8, "scale_fmt": "ue8m0", "weight_block_size": [16, 16]}, _float8_powers),
+    "fp8_modelopt": _float8(
+        {**_MODELOPT, "quant_algo": "FP8", "group_size": None}, "weight_scale", None, input_scale=0.02, k_scale=1.0
+    ),
+    "nvfp4": Kind(compressed_config("nvfp4-pack-quantized"), lambda weight: nvfp4(weight, divides=True)),
+    "nvfp4_modelopt": Kind(
+        {**_MODELOPT, "quant_algo": "NVFP4", "group_size": 16}, lambda weight: nvfp4(weight, divides=False)
+    ),
+    "mxfp4": Kind(compressed_config("mxfp4-pack-quantized"), mxfp4),
+    "nf4": Kind(_BITSANDBYTES, lambda weight: four_bits(weight, "nf4", nested=4)),
+    "nf4_plain": Kind(_BITSANDBYTES, lambda weight: four_bits(weight, "nf4", 128)),
+    "fp4": Kind(_BITSANDBYTES, lambda weight: four_bits(weight, "fp4")),
+    "llm_int8": Kind({**_BITSANDBYTES, "load_in_4bit": False, "load_in_8bit": True}, eight_bits),
+    "fbgemm_fp8": Kind({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, _float8_rows),
 }
 
 

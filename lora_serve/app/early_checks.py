@@ -19,6 +19,7 @@ from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.files import lock_store
 from lora_serve.core.config import AdapterConfig, ModelConfig, ServerConfig
 from lora_serve.core.errors import ConfigError, InvalidAdapterError, how_to_install
+from lora_serve.core.gguf_file import gguf_of, read_gguf
 from lora_serve.core.setting_groups.overflow import OverflowConfig, is_address_of
 from lora_serve.core.setting_texts import template_in
 from lora_serve.core.settings import Settings
@@ -57,6 +58,11 @@ def _check_neighbours(settings: Settings) -> None:
 
 
 def _check_model(settings: Settings) -> None:
+    if (gguf := gguf_of(settings.model)) is not None:
+        header = read_gguf(gguf)
+        if type(known := header.facts.get(f"{header.architecture}.context_length")) is int and known > 0:
+            settings.part(ModelConfig).length(known)
+        return
     file = Path(settings.model) / "config.json"
     if not file.is_file():
         check_hub(settings.model)

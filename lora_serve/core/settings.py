@@ -24,6 +24,7 @@ from pydantic_core import ErrorDetails
 from lora_serve.core.config import FleetConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import FlagParser, default_on_cuda, flag_name
+from lora_serve.core.gguf_file import gguf_of
 from lora_serve.core.setting_groups.adapters import AdapterTierSettings, RegistrySettings
 from lora_serve.core.setting_groups.engine import BatchSettings, EngineSettings, KVCacheSettings
 from lora_serve.core.setting_groups.http import (
@@ -265,7 +266,9 @@ def _describe_one(item: ErrorDetails, origins: Mapping[str, str]) -> str:
 def check_folders(settings: Settings) -> None:
     """Refuse folders that are not there before anything heavy is imported. Raises ConfigError."""
     model = Path(settings.model)
-    if is_there(model.is_dir):
+    if gguf_of(settings.model) is not None:
+        pass
+    elif is_there(model.is_dir):
         if not is_there((model / "config.json").is_file):
             raise ConfigError(f"--model: {_shown(settings.model)} holds no config.json, so it is not a model folder")
     elif (
@@ -273,7 +276,9 @@ def check_folders(settings: Settings) -> None:
         or not _HUB_ID.fullmatch(settings.model)
         or ("/" in settings.model and is_there(model.parent.is_dir))
     ):
-        raise ConfigError(f"--model: {_shown(settings.model)} is neither a folder nor a hub id such as org/name")
+        raise ConfigError(
+            f"--model: {_shown(settings.model)} is neither a folder, a GGUF file nor a hub id such as org/name"
+        )
     template = settings.chat_template
     if template is not None and "{" not in template and not is_there(Path(template).is_file):
         raise ConfigError(f"--chat-template: {_shown(template)} is neither a file nor a template")

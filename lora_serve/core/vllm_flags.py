@@ -16,7 +16,9 @@ _SWITCHED = {True: "on", False: "off"}
 
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
     """Adds vLLM's flags, which --help does not show, and the model that stands alone."""
-    parser.add_argument(MODEL, nargs="?", default=argparse.SUPPRESS, help="folder or hub id of the base model")
+    parser.add_argument(
+        MODEL, nargs="?", default=argparse.SUPPRESS, help="folder or hub id of the base model, or a GGUF file"
+    )
     for flag in FLAGS:
         names = [flag.name, flag.short] if flag.short else [flag.name]
         options: dict[str, Any] = {"dest": flag.dest, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}

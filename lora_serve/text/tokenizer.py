@@ -26,6 +26,7 @@ from transformers.utils.hub import cached_file
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidRequestError, ModelError, on_one_line
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, without_added_tokens
+from lora_serve.text.gguf_tokenizer import tokenizer_of
 from lora_serve.text.template import ChatTemplate, template_text
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -93,20 +94,21 @@ class TextModel:
 
     @classmethod
     def load(cls, model: str, allow_control_tokens: bool = False, chat_template: str | None = None) -> TextModel:
-        """Load the tokenizer of a folder or hub id. `chat_template`: in place of the model's own, a file or its text.
+        """Load the tokenizer of a folder, hub id or GGUF file. `chat_template`: in place of its own, a file or a text.
 
         Raises ModelError if there is no tokenizer, or no fast one.
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one: its pool of threads is for nothing
         try:
-            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, use_fast=True)
+            folder, own = tokenizer_of(model)
+            tokenizer = own or AutoTokenizer.from_pretrained(folder, trust_remote_code=False, use_fast=True)
         except Exception as error:  # transformers raises many kinds for a broken folder; it reads config.json too
             raise ModelError(f"The tokenizer of {model} cannot be loaded: {on_one_line(error)}") from error
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelError(f"{model} has no fast tokenizer (tokenizer.json), which lora_serve needs.")
         if chat_template is not None:
             tokenizer.chat_template = template_text(chat_template)
-        return cls(tokenizer, preparation=preparation_of(model), allow_control_tokens=allow_control_tokens)
+        return cls(tokenizer, preparation=preparation_of(folder), allow_control_tokens=allow_control_tokens)
 
     def vocabulary(self) -> dict[str, int]:
         """Spelling -> id of every token, added tokens included."""

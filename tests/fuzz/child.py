@@ -16,7 +16,11 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["lora_serve", "zipfile", "http_sf"], exclude=["lora_serve.model"]):
+EXCLUDED = [
+    f"lora_serve.model.{name}" for name in ("attention", "fusion", "lora", "native", "pooling", "runner", "system")
+]
+
+with atheris.instrument_imports(include=["lora_serve", "zipfile", "http_sf"], exclude=EXCLUDED):
     from tests.fuzz.inputs import MAX_SECONDS, bounded_memory, target
 
     TARGET, FOUND = target(sys.argv[1]), Path(sys.argv[2])

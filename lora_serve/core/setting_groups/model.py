@@ -33,7 +33,7 @@ def _check_served_model_name(value: tuple[str, ...]) -> tuple[str, ...]:
 class ModelSource:
     """The place of the base model."""
 
-    model: str = setting(MISSING, "folder or hub id of the base model")
+    model: str = setting(MISSING, "folder or hub id of the base model, or a GGUF file")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class AddressSettings(ModelSource):
         """Names that mean the base model too: those given, else the folder's path, which clients of vLLM send."""
         if self.served_model_name:
             return frozenset(self.served_model_name[1:]) - {self.base_name}
-        if not is_there(Path(self.model).is_dir):
+        if not is_there(Path(self.model).exists):
             return frozenset()
         paths = {path.rstrip("/") for path in (self.model, os.path.abspath(self.model))}
         return frozenset({*paths, *(f"{path}/" for path in paths)} - {self.base_name})
@@ -119,9 +119,11 @@ class ServedModelSettings(ChatFormats, ModelForm, AddressSettings):
 
 
 def name_of_model(model: str) -> str:
-    """A folder's own name; a hub id as it is."""
+    """A folder's own name, that of a GGUF file without its ending; a hub id as it is."""
     try:
         path = Path(model)
+        if path.suffix == ".gguf" and path.is_file():
+            return path.stem
         return (path.resolve().name if path.name in ("", "..") else path.absolute().name) if path.is_dir() else model
     except (OSError, ValueError):
         return model

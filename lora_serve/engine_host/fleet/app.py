@@ -113,7 +113,7 @@ def _configure_of(settings: Settings, store: Path) -> Configure:
     model = Path(configure.model.model)
     return structs.replace(
         configure,
-        model=replace(configure.model, model=str(model.absolute()) if model.is_dir() else configure.model.model),
+        model=replace(configure.model, model=str(model.absolute()) if model.exists() else configure.model.model),
         adapters=replace(configure.adapters, store=store),
         log_format="json",
     )

@@ -21,6 +21,7 @@ from lora_serve.client.ray.client import RayEngineClient
 from lora_serve.client.verifier import remote_verifier
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ModelError, on_one_line
+from lora_serve.core.gguf_file import gguf_of, read_gguf
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.fleet.blobs import FleetBlobs
 from lora_serve.engine_host.fleet.cluster import Cluster, open_cluster
@@ -118,6 +119,9 @@ class RayHost(EngineHost):
 
 def check_model_files(model: str, has_weights: bool) -> None:
     """Raises ModelError for what no replica could load; `has_weights` is False if they are with the replicas alone."""
+    if (file := gguf_of(model)) is not None:
+        read_gguf(file)
+        return
     try:
         AutoConfig.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a broken folder

@@ -1,8 +1,9 @@
 """Packed weights of compressed-tensors: integers in words or bytes, and FP8; groups of layers may differ in kind.
 
 pack-quantized has `weight_packed` [out, in * bits / 32] int32 and `weight_shape`, two numbers; int-quantized `weight`
-[out, in] int8; float-quantized `weight` [out, in] float8_e4m3fn. All have `weight_scale`, asymmetric integers too
-`weight_zero_point`, and `weight_g_idx` [in] names the group of each input where their order was changed (`actorder`).
+[out, in] int8; float-quantized `weight` [out, in] float8_e4m3fn; of FP4 see `float4_formats`. All have `weight_scale`,
+asymmetric integers too `weight_zero_point`, and `weight_g_idx` [in] names the group of each input where their order was
+changed (`actorder`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lora_serve.model.loading.float4_formats import Float4Scheme
 from lora_serve.model.loading.float8_formats import Float8Scheme
 from lora_serve.model.loading.packed_format import (
     ANY,
@@ -22,6 +24,7 @@ from lora_serve.model.loading.packed_format import (
     Fields,
     Kind,
     Part,
+    Scaled,
     Scheme,
     StoredLayer,
     check_fields,
@@ -34,7 +37,15 @@ _FREE: Fields = dict.fromkeys(("observer", "observer_kwargs", "scale_dtype", "zp
 _DENSE = Kind("that of dense weights", lambda found: isinstance(found, Mapping) and found.get("format") == "dense")
 _OF_CHECKPOINT: Fields = {
     "quant_method": (_WORDS,),
-    "format": ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"),
+    "format": (
+        "pack-quantized",
+        "int-quantized",
+        "float-quantized",
+        "naive-quantized",
+        "mixed-precision",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
+    ),
     "sparsity_config": (*NOTHING, _DENSE),
     **dict.fromkeys(("config_groups", "ignore", "quantization_status", "global_compression_ratio", "version"), ANY),
 }
@@ -72,11 +83,22 @@ _INPUTS: Fields = {
     "actorder": NOTHING,
     "block_structure": NOTHING,
 }
+_FLOAT4 = {**_FLOAT8, "num_bits": (4,), "block_structure": NOTHING}
+_FLOAT4_INPUTS: Fields = {
+    **_INPUTS,
+    "type": ("float",),
+    "num_bits": (4, 8),
+    "strategy": ("tensor_group", "group", "token", "tensor"),
+    "dynamic": ("local", True, False, None),
+}
 _FORMATS: Mapping[str, tuple[Fields, Fields]] = {  # the fields of weights and of inputs
     "pack-quantized": ({**_INTEGERS, "strategy": ("channel", "group")}, {**_INPUTS, "type": ("int", None)}),
     "int-quantized": (_INTEGERS, {**_INPUTS, "type": ("int", None)}),
     "float-quantized": (_FLOAT8, {**_INPUTS, "type": ("float",)}),
+    "nvfp4-pack-quantized": ({**_FLOAT4, "strategy": ("tensor_group",), "group_size": (16,)}, _FLOAT4_INPUTS),
+    "mxfp4-pack-quantized": ({**_FLOAT4, "strategy": ("group",), "group_size": (32,)}, _FLOAT4_INPUTS),
 }
+_FLOAT4_SCALES = {"nvfp4-pack-quantized": "weight_global_scale", "mxfp4-pack-quantized": None}
 _NAIVE = "naive-quantized"  # either of the last two
 
 
@@ -102,9 +124,12 @@ def _scheme(place: str, group: Any, of_all: str) -> Scheme:
     check_fields(f"{place}.weights", weights, of_weights, f"{_WORDS}' {form}")
     if inputs:
         check_fields(f"{place}.input_activations", inputs, of_inputs, f"{_WORDS}' {form}")
-        if (inputs["strategy"] == "tensor") is (inputs.get("dynamic") is True):
-            found = f"is {inputs.get('dynamic')!r}; of {_WORDS} served is False with the strategy 'tensor', else True"
-            raise ValueError(f"{place}.input_activations.dynamic {found}")
+    if form in _FLOAT4_SCALES:
+        whole = _FLOAT4_SCALES[form]
+        return Float4Scheme(f"{_WORDS}' {form}", "weight_packed", weights["group_size"], whole, "input_global_scale")
+    if inputs and (inputs["strategy"] == "tensor") is (inputs.get("dynamic") is True):
+        found = f"is {inputs.get('dynamic')!r}; of {_WORDS} served is False with the strategy 'tensor', else True"
+        raise ValueError(f"{place}.input_activations.dynamic {found}")
     if form != "float-quantized":
         return _Integers(form, weights)
     block = weights.get("block_structure") if weights["strategy"] == "block" else None
@@ -115,7 +140,7 @@ def _scheme(place: str, group: Any, of_all: str) -> Scheme:
     return Float8Scheme("fp8", block, "weight_scale", *of_inputs_too, rounds_tokens=by_token)
 
 
-class _Integers(Scheme):
+class _Integers(Scaled):
     def __init__(self, form: str, fields: Mapping[str, Any]) -> None:
         """`fields`: checked, of the weights."""
         self.bits = fields["num_bits"]
@@ -138,7 +163,7 @@ class _Integers(Scheme):
         num_outputs, num_inputs = layer.read("weight_shape").tolist()
         return num_outputs, num_inputs
 
-    def parts(self, num_outputs: int, num_inputs: int) -> Mapping[str, Part]:
+    def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
         beside = (num_outputs, num_groups(num_inputs, self._group_size))
         shapes = ((1,), (1, 1), ()) if self._is_one else (beside,)
         parts = {"weight_scale": Part(FLOATS, shapes)}

@@ -15,14 +15,25 @@ from torch import Tensor, nn
 
 from lora_serve.model.loading import float8
 from lora_serve.model.loading.frozen_weight import StoredLinear
-from lora_serve.model.loading.packed_format import ANY, FLOATS, WHOLE, Fields, Part, Scheme, StoredLayer, check_fields
+from lora_serve.model.loading.packed_format import (
+    ANY,
+    FLOATS,
+    WHOLE,
+    Fields,
+    Part,
+    Scaled,
+    Scheme,
+    StoredLayer,
+    check_fields,
+)
 from lora_serve.model.loading.packed_weight import PackedWeight, Scales
 
+_POWERS = "F8_E8M0"  # scales that are powers of two, in a byte
 _FIELDS: Fields = {
     "quant_method": ("fp8",),
     "activation_scheme": ("dynamic", "static"),
     "fmt": (None, "e4m3", "float8_e4m3fn"),
-    "scale_fmt": (None, "float", "ue8m0"),  # also the latter are stored as floats; as bytes they are refused
+    "scale_fmt": (None, "float", "ue8m0"),  # also the latter are mostly stored as floats
     "weight_block_size": (None, [WHOLE, WHOLE]),
     **dict.fromkeys(("modules_to_not_convert", "ignored_layers", "ignored_modules"), ANY),
 }
@@ -37,7 +48,14 @@ def schemes(stored: Mapping[str, Any]) -> Sequence[Scheme]:
     return [Float8Scheme("fp8", block, name, *inputs) for name in names]
 
 
-class Float8Scheme(Scheme):
+def fbgemm_schemes(stored: Mapping[str, Any]) -> Sequence[Scheme]:
+    """The way in which layers are packed: with a scale for each output. Raises ValueError."""
+    fields = {"quant_method": ("fbgemm_fp8",), **dict.fromkeys(("activation_scale_ub", "modules_to_not_convert"), ANY)}
+    check_fields("quantization_config", stored, fields, "fbgemm_fp8")
+    return [Float8Scheme("fbgemm_fp8", None, "weight_scale", "input_scale", rounds_tokens=True)]
+
+
+class Float8Scheme(Scaled):
     """Layers in FP8."""
 
     bits = 8
@@ -57,12 +75,12 @@ class Float8Scheme(Scheme):
         num_outputs, num_inputs = layer.forms["weight"][1]
         return num_outputs, num_inputs
 
-    def parts(self, num_outputs: int, num_inputs: int) -> Mapping[str, Part]:
-        shapes: tuple[tuple[int, ...], ...] = ((num_outputs, 1), (1, 1), (1,), ())
+    def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
+        shapes: tuple[tuple[int, ...], ...] = ((num_outputs, 1), (num_outputs,), (1, 1), (1,), ())
         if self._block:
             shapes = ((math.ceil(num_outputs / self._block[0]), math.ceil(num_inputs / self._block[1])),)
         return {
-            self._scale: Part(FLOATS, shapes),
+            self._scale: Part((*FLOATS, _POWERS), shapes),
             **{name: Part(FLOATS, ((1,), ()), is_needed=False) for name in self._inputs},
         }
 

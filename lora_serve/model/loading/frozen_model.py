@@ -18,7 +18,9 @@ from transformers import AutoConfig, PreTrainedModel
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError, on_one_line
+from lora_serve.core.gguf_file import gguf_of, read_gguf
 from lora_serve.core.model_spec import KernelDescription, ModelSpec
+from lora_serve.model.loading.gguf_models import config_of
 from lora_serve.model.loading.number_type import (
     NumberType,
     QuantizationPlan,
@@ -133,7 +135,9 @@ class FrozenModule:
 
 
 def read_model_config(config: ModelConfig) -> Any:
-    """The model's config.json. Raises ModelError."""
+    """The model's config.json, or what the header of a GGUF file says in its place. Raises ModelError."""
+    if (file := gguf_of(config.model)) is not None:
+        return config_of(read_gguf(file))
     try:
         found = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a broken folder

@@ -21,6 +21,7 @@ from lora_serve.model.loading.packed_format import (
     Fields,
     Kind,
     Part,
+    Scaled,
     Scheme,
     StoredLayer,
     check_fields,
@@ -88,7 +89,7 @@ def awq_schemes(stored: Mapping[str, Any]) -> Sequence[Scheme]:
     return [_Awq(4, sizes.pop(), {"sym": not stored["zero_point"]})]
 
 
-class _Gptq(Scheme):
+class _Gptq(Scaled):
     numbers = "qweight"
     method = "gptq"
 
@@ -105,7 +106,7 @@ class _Gptq(Scheme):
         num_words, num_outputs = layer.forms["qweight"][1]
         return num_outputs, num_words * 32 // self.bits
 
-    def parts(self, num_outputs: int, num_inputs: int) -> Mapping[str, Part]:
+    def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
         groups = num_groups(num_inputs, self._group_size)
         if num_outputs * self.bits % 32:
             raise ValueError(f"its {num_outputs} outputs of {self.bits} bits do not fill words of 32")

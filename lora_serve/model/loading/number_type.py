@@ -16,7 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import TorchAoConfig
-from transformers.utils.import_utils import is_accelerate_available, is_bitsandbytes_available, is_torchao_available
+from transformers.utils.import_utils import is_accelerate_available, is_torchao_available
 from transformers.utils.quantization_config import Mxfp4Config
 
 from lora_serve.core.config import ModelConfig
@@ -130,7 +130,7 @@ class QuantizationPlan:
 
 def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan:
     """Compares the flag with the checkpoint. Raises ConfigError (the flag cannot be followed) and ModelError."""
-    stored = getattr(hf_config, "quantization_config", None)
+    stored = quantization_of(hf_config)
     if stored is not None:
         name = _check_stored(config, stored if isinstance(stored, dict) else stored.to_dict(), device)
         if name == _MXFP4:
@@ -143,6 +143,12 @@ def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device)
     scheme = torchao_scheme(config.quantization, device)
     arguments = {"quantization_config": TorchAoConfig(scheme), **_placed(device)}
     return QuantizationPlan(_activation_dtype(config, device), arguments)
+
+
+def quantization_of(hf_config: Any) -> Any:
+    """The `quantization_config` of a model, or that of its text's part; None: it has none."""
+    found = getattr(hf_config, "quantization_config", None)
+    return found if found is not None else getattr(hf_config.get_text_config(), "quantization_config", None)
 
 
 def torchao_scheme(name: str, device: torch.device) -> Any:
@@ -231,8 +237,9 @@ def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.
     name = _STORED_SCHEMES.get(scheme)
     if name is None:
         raise ModelError(
-            f"--model {config.model}: quantised with {scheme}; served are torchao's weight-only kinds, bitsandbytes "
-            "4-bit, MXFP4, compressed-tensors, gptq, awq and fp8, whose rows do not depend on their neighbours"
+            f"--model {config.model}: quantised with {scheme}; served are torchao's weight-only kinds, bitsandbytes, "
+            "MXFP4, compressed-tensors, gptq, awq, fp8, fbgemm_fp8 and modelopt, whose rows do not depend on their "
+            "neighbours"
         )
     check_asked(config, name)
     if name == "int4" and device.type == "cpu":
@@ -242,8 +249,6 @@ def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.
         )
     if scheme.startswith("torchao"):
         _check_torchao(f"--model {config.model} is quantised with torchao")
-    elif name != _MXFP4 and not is_bitsandbytes_available():
-        raise ConfigError(f"--model {config.model} is quantised with bitsandbytes: pip install bitsandbytes accelerate")
     return name
 
 

@@ -10,7 +10,7 @@ import copy
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,25 +25,42 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+from transformers.utils.import_utils import is_bitsandbytes_available
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
-from lora_serve.model.loading import compressed_tensors, float8, float8_formats, gptq
+from lora_serve.core.gguf_file import gguf_of, read_gguf
+from lora_serve.model.loading import (
+    bitsandbytes_formats,
+    compressed_tensors,
+    float4_formats,
+    float8,
+    float8_formats,
+    gguf_blocks,
+    gguf_models,
+    gptq,
+)
 from lora_serve.model.loading.frozen_weight import StoredLinear
-from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked
+from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked, quantization_of
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.loading.packed_format import Scheme, StoredLayer
 from lora_serve.model.loading.packed_weight import PackedWeight
 
 _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
     "awq": gptq.awq_schemes,
+    "bitsandbytes": bitsandbytes_formats.schemes,
     "compressed-tensors": compressed_tensors.schemes,
+    "fbgemm_fp8": float8_formats.fbgemm_schemes,
     "fp8": float8_formats.schemes,
+    "gguf": gguf_blocks.schemes,
     "gptq": gptq.gptq_schemes,
+    "modelopt": float4_formats.modelopt_schemes,
 }
 _PLAIN = frozenset({"F64", "F32", "BF16", "F16", "I64", "BOOL", "U8"})  # types that tensors of no packed layer may have
 # Last names that no plain layer has: of tensors that would be left out in silence.
-_BESIDE = re.compile(r"weight_(scale|scale_inv|zero_point|g_idx|shape|packed)|input_scale|qweight|qzeros|g_idx")
+_BESIDE = re.compile(
+    r"weight_(scale|scale_inv|scale_2|global_scale|zero_point|g_idx|shape|packed)|input_scale|SCB|weight\..*|qweight|qzeros|g_idx"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -51,19 +68,23 @@ def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
     """The way to load a model whose weights are packed, or become FP8; None: they are not. Raises ConfigError and
     ModelError.
     """
-    stored = getattr(hf_config, "quantization_config", None)
+    stored = quantization_of(hf_config)
     if stored is None and config.quantization == "fp8":
         if not float8.multiplies_float8(device):
             raise ConfigError("--quantization fp8: needs a GPU that multiplies FP8 (Ada, Hopper or later)")
         return QuantizationPlan(config.dtype, settle=float8.quantize_linears)
     if not isinstance(stored, Mapping) or (find := _FORMATS.get(str(stored.get("quant_method")))) is None:
         return None
+    if stored.get("load_in_4bit") and device.type == "cuda" and is_bitsandbytes_available():
+        return None  # that library's product keeps them packed
     with _reported(f"--model {config.model}", ModelError):
         schemes = find(stored)
-    check_asked(config, schemes[0].words)
+    file = gguf_of(config.model)
+    check_asked(config, schemes[0].words if file is None else "GGUF")
     plain = copy.deepcopy(hf_config)
-    del plain.quantization_config
-    checkpoint = _Checkpoint(config.model, plain, schemes, device)
+    for part in (plain, plain.get_text_config()):
+        vars(part).pop("quantization_config", None)
+    checkpoint = _Checkpoint(config.model, file, plain, schemes, device)
     return QuantizationPlan(config.dtype, settle=checkpoint.settle, open=checkpoint.open, check=checkpoint.check)
 
 
@@ -77,8 +98,15 @@ class _Packed:
     size: tuple[int, int]  # outputs and inputs
 
     def weight(self) -> PackedWeight:
+        """For a scheme that keeps it so."""
         with _reported(f"--model {self.model}: {self.layer.path}", ModelError):
-            return self.scheme.weight(self.layer)
+            found = self.scheme.weight(self.layer)
+        assert isinstance(found, PackedWeight), "other weights are not kept"
+        return found
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        with _reported(f"--model {self.model}: {self.layer.path}", ModelError):
+            return self.scheme.weight(self.layer).dequantized(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +117,28 @@ class _Dequantized:
     dtype: torch.dtype
 
     def __getitem__(self, where: Any) -> Tensor:
-        return self.packed.weight().dequantized(self.dtype)[where]
+        return self.packed.dequantized(self.dtype)[where]
 
 
 @dataclass(slots=True)
 class _Checkpoint:
     model: str
+    file: Path | None  # in GGUF; None: in safetensors
     plain: Any  # config.json of the model without quantisation
     schemes: Sequence[Scheme]
     device: torch.device
-    num_layers: int = 0
+    layers: Sequence[_Packed] = ()  # as far as the files were read
     kept: dict[str, Callable[[nn.Linear], nn.Linear]] = field(default_factory=dict)  # by path: what makes the layer
 
     def check(self) -> None:
         """Looks at all that the files of a folder hold, but for the codes. Raises ModelError."""
-        _log.warning("--model %s: %s", self.model, self._words())
-        if any(Path(self.model).glob("*.safetensors")):
+        if self.file is not None or any(Path(self.model).glob("*.safetensors")):
             try:
                 with _reported(f"--model {self.model}", ModelError):
                     self._read()
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"--model {self.model}: its weights cannot be read: {first_line(error)}") from error
+        _log.warning("--model %s: %s", self.model, self._words())
 
     def open(self, auto_class: Any, dtype: torch.dtype) -> Source:
         """The plain checkpoint that the files stand for. Raises ModelError."""
@@ -118,31 +147,30 @@ class _Checkpoint:
         with _reported(f"--model {self.model}", ModelError):
             layers, tensors = self._read()
             self._place(layers, tensors, model, dtype)
-        self.num_layers = len(layers)
         return Source(type(model), None, {"config": model.config, "state_dict": tensors})
 
     def settle(self, module: Any, device: torch.device) -> None:
         """Gives a loaded model the layers that stay packed, and what `from_pretrained` reads beside weights."""
         for path, make in self.kept.items():
             module.set_submodule(path, make(module.get_submodule(path)))
-        _log.info("%d packed layers, of which %d stay so: %s", self.num_layers, len(self.kept), self._words())
+        _log.info("%d packed layers, of which %d stay so: %s", len(self.layers), len(self.kept), self._words())
         self.kept.clear()
-        if module.can_generate():
+        self.layers = ()
+        if module.can_generate() and self.file is None:
             with suppress(OSError):  # there is none: what config.json says holds
                 module.generation_config = GenerationConfig.from_pretrained(self.model)
 
     def _words(self) -> str:
-        kinds = ", ".join(dict.fromkeys(scheme.words for scheme in self.schemes))
+        found = [layer.scheme for layer in self.layers] or ([] if self.file else self.schemes)
+        kinds = ", ".join(dict.fromkeys(scheme.words for scheme in found)) or "GGUF's floats"
         return f"{kinds}; layers that do not stay packed are dequantised at load, and take the memory of plain ones"
 
     def _read(self) -> tuple[list[_Packed], dict[str, Any]]:
         """The layers that are packed, and all other tensors by name. Raises ValueError."""
-        parts: dict[str, dict[str, Any]] = {}
-        for file in _files(self.model):
-            stored: Any = safe_open(file, "pt")
-            for name in stored.keys():  # noqa: SIM118 - it is no mapping
-                path, _, last = name.rpartition(".")
-                parts.setdefault(path, {})[last] = stored.get_slice(name)
+        if self.file is None:
+            parts = _safetensors(self.model)
+        else:
+            parts = gguf_models.parts_of(read_gguf(self.file), self.plain)
         layers, tensors = [], dict[str, Any]()
         for path, slices in parts.items():
             with _reported(path):
@@ -151,8 +179,9 @@ class _Checkpoint:
                 layers.append(found)
             plain = slices if found is None else slices.keys() & {"bias"}
             tensors.update({f"{path}.{last}".removeprefix("."): slices[last] for last in plain})
-        if not layers:
+        if not layers and self.file is None:
             raise ValueError(f"config.json says that weights are {self.schemes[0].words}, and its files hold none")
+        self.layers = layers
         return layers, tensors
 
     def _packed(self, path: str, slices: Mapping[str, Any]) -> _Packed | None:
@@ -166,7 +195,7 @@ class _Checkpoint:
             except ValueError as error:
                 errors.append(error)
                 continue
-            scheme.scales(layer).check(scheme.bits)
+            scheme.check(layer)
             return _Packed(self.model, layer, scheme, size)
         if errors:
             raise errors[0]
@@ -184,6 +213,8 @@ class _Checkpoint:
         renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
         converters = [one for one in transforms if isinstance(one, WeightConverter)]
         names = model.state_dict()
+        if self.file is not None:
+            _check_places({*tensors, *(f"{one.layer.path}.weight" for one in layers)}, model, renamings, converters)
         for packed in layers:
             layer, name = packed.layer, f"{packed.layer.path}.weight"
             found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
@@ -207,8 +238,31 @@ class _Checkpoint:
                 tensors[name] = torch.zeros((), dtype=dtype).expand(packed.size)
 
 
+def _check_places(
+    names: Iterable[str], model: PreTrainedModel, renamings: list[WeightRenaming], converters: list[WeightConverter]
+) -> None:
+    """Raises ValueError for a tensor that the model does not have."""
+    known = model.state_dict()
+    for name in names:
+        found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        if converted is None and found not in known:
+            raise ValueError(f"it holds {name}, which {type(model).__name__} has not by its facts")
+
+
 def _kept(packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear) -> StoredLinear:
     return make(like, packed.weight())
+
+
+def _safetensors(model: str) -> dict[str, dict[str, Any]]:
+    """The tensors by the path of their module and last name. Raises OSError and SafetensorError."""
+    parts: dict[str, dict[str, Any]] = {}
+    for file in _files(model):
+        stored: Any = safe_open(file, "pt")
+        for name in stored.keys():  # noqa: SIM118 - it is no mapping
+            path, of_weight, last = name.partition(".weight.")  # as bitsandbytes names what lies beside
+            path, _, last = (path, "", f"weight.{last}") if of_weight else name.rpartition(".")
+            parts.setdefault(path, {})[last] = stored.get_slice(name)
+    return parts
 
 
 def _files(model: str) -> Sequence[str | Path]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lora_serve.model.loading.frozen_weight import StoredLinear
 from lora_serve.model.loading.kept_linear import kept_packed
-from lora_serve.model.loading.packed_weight import PackedWeight, Scales
+from lora_serve.model.loading.packed_weight import CodedWeight, PackedWeight, Scales
 
 FLOATS = ("F32", "BF16", "F16")
 NOTHING: tuple[Any, ...] = (None, {}, [], "", False)
@@ -92,7 +92,7 @@ class Scheme(ABC):
         size = self.size(layer)
         if min(size) < 1:
             raise ValueError(f"its size is {list(size)}")
-        parts = self.parts(*size)
+        parts = self.parts(*size, layer)
         for name, part in parts.items():
             if name not in layer.forms:
                 if part.is_needed:
@@ -111,8 +111,24 @@ class Scheme(ABC):
         """Outputs and inputs. Raises ValueError."""
 
     @abstractmethod
-    def parts(self, num_outputs: int, num_inputs: int) -> Mapping[str, Part]:
-        """The tensors, by last name, beside the codes of a layer of that size. Raises ValueError."""
+    def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
+        """The tensors, by last name, beside the codes of the layer, which is of that size. Raises ValueError."""
+
+    @abstractmethod
+    def check(self, layer: StoredLayer) -> None:
+        """Looks at what lies beside the codes of a layer whose tensors are as they must be. Raises ValueError."""
+
+    @abstractmethod
+    def weight(self, layer: StoredLayer) -> PackedWeight | CodedWeight:
+        """The layer's weight. Raises ValueError."""
+
+    def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
+        """A function that makes such a layer with the weight as it is packed; None: the device has no product of it."""
+        return None
+
+
+class Scaled(Scheme):
+    """A way whose numbers are integers or floats of few bits, less zero points, times scales."""
 
     @abstractmethod
     def scales(self, layer: StoredLayer) -> Scales:
@@ -122,12 +138,13 @@ class Scheme(ABC):
     def codes(self, layer: StoredLayer) -> Tensor:
         """[out, in], see `PackedWeight`. Raises ValueError."""
 
+    def check(self, layer: StoredLayer) -> None:
+        self.scales(layer).check(self.bits)
+
     def weight(self, layer: StoredLayer) -> PackedWeight:
-        """The layer's weight."""
         return PackedWeight(self.codes(layer), self.scales(layer))
 
     def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
-        """A function that makes such a layer with the weight as it is packed; None: the device has no product of it."""
         return kept_packed(like, device)
 
 

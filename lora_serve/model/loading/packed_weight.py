@@ -5,6 +5,7 @@ W[o, i] = (codes[o, i] - zeros[o, g]) * scales[o, g],    g = groups[i]
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +22,11 @@ class Scales:
     group_size: int  # inputs that share a scale, where `groups` does not say which
     zeros: Tensor | None = None  # [out, num_groups] integers; None: all are zero
     groups: Tensor | None = None  # [in] the group of each input; None: in the order of the inputs
+    is_signed: bool = False  # scales may be negative
 
     def check(self, bits: int) -> None:
         """Raises ValueError, in words, for numbers that no packer writes."""
-        if not bool((self.scales.isfinite() & (self.scales >= 0)).all()):
+        if not bool((self.scales.isfinite() & (self.is_signed | (self.scales >= 0))).all()):
             raise ValueError("its scales have numbers that are negative, infinite or none")
         half = 1 << (bits - 1)
         if self.zeros is not None and not bool((self.zeros.int().add(half) // (2 * half) == 0).all()):
@@ -44,14 +46,13 @@ class PackedWeight:
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """W, computed in float32 and rounded once."""
-        found = torch.empty(self.codes.shape, dtype=dtype)
-        for start in range(0, len(found), _ROWS_AT_ONCE):
-            rows = slice(start, start + _ROWS_AT_ONCE)
-            numbers = self.codes[rows].float()
-            if self.beside.zeros is not None:
-                numbers -= self._spread(self.beside.zeros[rows])
-            found[rows] = numbers.mul_(self._spread(self.beside.scales[rows]))
-        return found
+        return CodedWeight(tuple(self.codes.shape), self._rows).dequantized(dtype)
+
+    def _rows(self, which: slice) -> Tensor:
+        numbers = self.codes[which].float()
+        if self.beside.zeros is not None:
+            numbers -= self._spread(self.beside.zeros[which])
+        return numbers.mul_(self._spread(self.beside.scales[which]))
 
     def rows(self, which: slice) -> PackedWeight:
         """Some outputs of it, as views."""
@@ -68,6 +69,22 @@ class PackedWeight:
             return numbers.index_select(1, groups)
         whole = numbers[..., None].expand(-1, -1, self.beside.group_size).flatten(1)
         return whole[:, : self.codes.shape[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class CodedWeight:
+    """W [out, in] of a format whose numbers are no integers times scales: nothing keeps it packed."""
+
+    shape: tuple[int, ...]
+    rows: Callable[[slice], Tensor]  # some of W in float32
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """W, computed in float32 and rounded once."""
+        found = torch.empty(self.shape, dtype=dtype)
+        for start in range(0, len(found), _ROWS_AT_ONCE):
+            which = slice(start, min(start + _ROWS_AT_ONCE, len(found)))
+            found[which] = self.rows(which)
+        return found
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:

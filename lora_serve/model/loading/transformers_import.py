@@ -21,6 +21,7 @@ import torch
 import torch.compiler
 import torch.distributed
 
+from lora_serve.core.gguf_file import gguf_of
 from lora_serve.core.process import without_collections
 
 _COMPILER = "torch._dynamo"
@@ -60,7 +61,9 @@ def _known_structure(module_path: str, prefix: str | None = None) -> dict[frozen
 
 
 def _may_be_quantized(quantization: str, model: str) -> bool:
-    """True for a model that is not downloaded yet, too."""
+    """True for a model that is not downloaded yet, too. GGUF is read without those packages."""
+    if gguf_of(model) is not None:
+        return False
     try:
         config = json.loads((Path(model) / "config.json").read_text())
     except (OSError, ValueError):

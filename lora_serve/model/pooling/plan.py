@@ -142,7 +142,7 @@ def _read(model: str, name: str) -> Any:
 def _find(model: str, name: str) -> Path | None:
     """A file of a folder or of a hub repository; None: it is not there."""
     folder = Path(model)
-    if folder.is_dir():
+    if folder.exists():  # a GGUF file has none beside it
         file = folder / name
         return file if file.is_file() else None
     found = cached_file(

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lora_serve.core.gguf_file import gguf_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -81,7 +83,8 @@ def load_torch_library() -> None:
 
 def read_weights(model: str) -> None:
     """Begins to bring a model folder's weights into the page cache; a hub's model is left alone."""
-    for file in sorted(Path(model).glob("*.safetensors")):
+    gguf = gguf_of(model)
+    for file in sorted(Path(model).glob("*.safetensors")) if gguf is None else [gguf]:
         _begin(_read, file)
 
 

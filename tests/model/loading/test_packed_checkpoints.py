@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.settings import Settings
 from lora_serve.model.loading.frozen_model import load_frozen
+from lora_serve.model.loading.number_type import quantization_of
+from tests.float4_packer import four_bits, nvfp4
 from tests.float8_packer import WEIGHTS, edit_config, rewritten
 from tests.oracle import load_plain, save_tiny_model
 from tests.packed_place import NEAR, PackedPlace, numbers_of, save_adapters
@@ -91,6 +94,44 @@ RECORDED: Mapping[tuple[int, int], str] = {
 def test_words_of_the_tests_packer_are_the_librarys(bits: int, dim: int) -> None:
     found = words(RECORDED_NUMBERS % (1 << bits), bits, dim).flatten().tolist()
     assert " ".join(f"{word & 0xFFFFFFFF:08x}" for word in found) == RECORDED[bits, dim]
+
+
+# kind -> last name and bytes, as bitsandbytes 0.50.2 and compressed-tensors 0.20.1 themselves packed RECORDED_WEIGHT.
+RECORDED_WEIGHT = (torch.arange(64).reshape(2, 32) * 7 % 41 - 20) / 16
+RECORDED_BYTES: Mapping[str, tuple[str, str]] = {
+    "nf4": ("weight", "0148ce0248ce0259ce0259df136adf136bef137be0148ce0248ce0259ce0259d"),
+    "fp4": ("weight", "bac142baf652bde653bde653ade723ac9423ac042bac142baf652bde653bde65"),
+    "nvfp4": ("weight_packed", "ef1c64ef1b65df2a75df3a76df3976de4976ce40f6ce41f6be51f7be52f7ad63"),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDED_BYTES)
+def test_bytes_of_the_tests_packer_are_the_librarys(kind: str) -> None:
+    last, expected = RECORDED_BYTES[kind]
+    parts = four_bits(RECORDED_WEIGHT, kind, 32)[0] if kind != "nvfp4" else nvfp4(RECORDED_WEIGHT, divides=True)[0]
+    assert bytes(parts[last].flatten().tolist()).hex() == expected
+
+
+@pytest.mark.parametrize("kind", ["gptq_8", "nf4"])
+def test_output_head_may_be_packed_too(kind: str, tmp_path: Path) -> None:
+    plain = save_tiny_model("llama", tmp_path / "source", tie_word_embeddings=False)
+    packed, _ = save_packed(KINDS[kind], plain, tmp_path)
+    parts, numbers = KINDS[kind].pack(load_file(plain / WEIGHTS)["lm_head.weight"][:96])
+    stored = load_file(packed / WEIGHTS)
+    del stored["lm_head.weight"]
+    save_file(stored | {f"lm_head.{last}": part.contiguous() for last, part in parts.items()}, packed / WEIGHTS)
+    edit_config(packed, vocab_size=96)
+    rows = load_file(packed / WEIGHTS)["model.embed_tokens.weight"][:96].contiguous()
+    save_file(load_file(packed / WEIGHTS) | {"model.embed_tokens.weight": rows}, packed / WEIGHTS, {"format": "pt"})
+    assert torch.equal(loaded(packed, dtype="float32").lm_head.weight, numbers)
+
+
+def test_quantisation_may_be_said_of_the_text_alone(llama: Path, tmp_path: Path) -> None:
+    packed, _ = save_packed(KINDS["awq"], llama, tmp_path)
+    config = json.loads((packed / "config.json").read_text())
+    stored = config.pop("quantization_config")
+    found = SimpleNamespace(get_text_config=lambda: SimpleNamespace(quantization_config=stored))
+    assert quantization_of(found) == stored
 
 
 def test_blocks_of_fp8_are_what_transformers_makes_of_them(llama: Path, tmp_path: Path) -> None:
