@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,20 +20,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from lora_serve.core.config import ModelConfig
-from lora_serve.core.errors import ConfigError, ModelError
-from lora_serve.model.loading import compressed_tensors, float8, float8_formats, gptq
+from lora_serve.core.errors import ModelError
+from lora_serve.model.loading import compressed_tensors, float8_formats, gptq
+from lora_serve.model.loading.checkpoint_files import places_in, weight_files
 from lora_serve.model.loading.frozen_weight import StoredLinear
-from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked
+from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked, is_rounded_here
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.loading.packed_format import Scheme, StoredLayer
 from lora_serve.model.loading.packed_weight import PackedWeight
+from lora_serve.model.loading.rounded_checkpoint import BESIDE
+from lora_serve.model.loading.rounded_once import RoundedOnce, rounded_once
 
 _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
     "awq": gptq.awq_schemes,
@@ -42,25 +41,22 @@ _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
     "gptq": gptq.gptq_schemes,
 }
 _PLAIN = frozenset({"F64", "F32", "BF16", "F16", "I64", "BOOL", "U8"})  # types that tensors of no packed layer may have
-# Last names that no plain layer has: of tensors that would be left out in silence.
-_BESIDE = re.compile(r"weight_(scale|scale_inv|zero_point|g_idx|shape|packed)|input_scale|qweight|qzeros|g_idx")
 _log = logging.getLogger(__name__)
 
 
 def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan | None:
-    """The way to load a model whose weights are packed, or become FP8; None: they are not. Raises ConfigError and
+    """The way to load a model whose weights are packed, or are to be; None: they are not. Raises ConfigError and
     ModelError.
     """
     stored = getattr(hf_config, "quantization_config", None)
-    if stored is None and config.quantization == "fp8":
-        if not float8.multiplies_float8(device):
-            raise ConfigError("--quantization fp8: needs a GPU that multiplies FP8 (Ada, Hopper or later)")
-        return QuantizationPlan(config.dtype, settle=float8.quantize_linears)
+    if stored is None and is_rounded_here(config.quantization, device):
+        rounded = _Rounded(config, hf_config, device)
+        return QuantizationPlan(config.dtype, settle=rounded.settle, open=rounded.open)
     if not isinstance(stored, Mapping) or (find := _FORMATS.get(str(stored.get("quant_method")))) is None:
         return None
     with _reported(f"--model {config.model}", ModelError):
         schemes = find(stored)
-    check_asked(config, schemes[0].words)
+    check_asked(config, schemes[0].words, *(scheme.kind for scheme in schemes))
     plain = copy.deepcopy(hf_config)
     del plain.quantization_config
     checkpoint = _Checkpoint(config.model, plain, schemes, device)
@@ -98,6 +94,7 @@ class _Checkpoint:
     plain: Any  # config.json of the model without quantisation
     schemes: Sequence[Scheme]
     device: torch.device
+    folder: str | None = None  # of the weights, where they lie beside the model
     num_layers: int = 0
     kept: dict[str, Callable[[nn.Linear], nn.Linear]] = field(default_factory=dict)  # by path: what makes the layer
 
@@ -138,7 +135,7 @@ class _Checkpoint:
     def _read(self) -> tuple[list[_Packed], dict[str, Any]]:
         """The layers that are packed, and all other tensors by name. Raises ValueError."""
         parts: dict[str, dict[str, Any]] = {}
-        for file in _files(self.model):
+        for file in weight_files(self.folder or self.model):
             stored: Any = safe_open(file, "pt")
             for name in stored.keys():  # noqa: SIM118 - it is no mapping
                 path, _, last = name.rpartition(".")
@@ -171,7 +168,7 @@ class _Checkpoint:
         if errors:
             raise errors[0]
         for last, (dtype, shape) in forms.items():
-            if dtype not in _PLAIN or _BESIDE.fullmatch(last):
+            if dtype not in _PLAIN or BESIDE.fullmatch(last):
                 words = " or ".join(dict.fromkeys(scheme.words for scheme in self.schemes))
                 raise ValueError(f"{last} is {dtype} {shape}, of no layer that is packed as {words}")
         return None
@@ -180,13 +177,11 @@ class _Checkpoint:
         self, layers: Sequence[_Packed], tensors: dict[str, Any], model: PreTrainedModel, dtype: torch.dtype
     ) -> None:
         """Adds the weights of layers to the tensors of a plain checkpoint of `model`. Raises ValueError."""
-        transforms = get_model_conversion_mapping(model)
-        renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
-        converters = [one for one in transforms if isinstance(one, WeightConverter)]
         names = model.state_dict()
+        place = places_in(model, names)
         for packed in layers:
             layer, name = packed.layer, f"{packed.layer.path}.weight"
-            found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
+            found, converted = place(name)
             tensors[name] = _Dequantized(packed, dtype)
             path = found.removesuffix(".weight")
             if converted is not None or found not in names:
@@ -207,17 +202,33 @@ class _Checkpoint:
                 tensors[name] = torch.zeros((), dtype=dtype).expand(packed.size)
 
 
+@dataclass(slots=True)
+class _Rounded:
+    """A plain checkpoint that is loaded as what was made of it."""
+
+    config: ModelConfig
+    hf_config: Any
+    device: torch.device
+    made: RoundedOnce | None = None
+    checkpoint: _Checkpoint | None = None
+
+    def open(self, auto_class: Any, dtype: torch.dtype) -> Source:
+        """Raises ConfigError and ModelError."""
+        self.made = rounded_once(self.config, self.hf_config, auto_class)
+        stored = json.loads((self.made.folder / "config.json").read_bytes())["quantization_config"]
+        found = compressed_tensors.schemes(stored)
+        self.checkpoint = _Checkpoint(self.config.model, self.hf_config, found, self.device, str(self.made.folder))
+        return self.checkpoint.open(auto_class, dtype)
+
+    def settle(self, module: Any, device: torch.device) -> None:
+        assert self.made is not None, "it was opened"
+        assert self.checkpoint is not None, "it was opened"
+        self.checkpoint.settle(module, device)
+        self.made.close()
+
+
 def _kept(packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear) -> StoredLinear:
     return make(like, packed.weight())
-
-
-def _files(model: str) -> Sequence[str | Path]:
-    """The files of weights of a folder or hub id, as transformers chooses them. Raises OSError."""
-    if (whole := cached_file(model, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)) is not None:
-        return [whole]
-    index = cached_file(model, SAFE_WEIGHTS_INDEX_NAME)
-    files: list[str] = get_checkpoint_shard_files(model, index)[0]  # type: ignore[no-untyped-call]
-    return files
 
 
 @contextmanager
