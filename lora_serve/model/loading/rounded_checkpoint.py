@@ -35,6 +35,7 @@ BESIDE = re.compile(r"weight_(scale|scale_inv|zero_point|g_idx|shape|packed)|inp
 _ROUNDED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # as safetensors names them
 _NAMES = {**{dtype: name for name, dtype in _ROUNDED.items()}, torch.int32: "I32", torch.int64: "I64", FLOAT8: "F8_E4M3"}
 _LEFT = re.compile(r"\.|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf|onnx|onnx_data|index\.json)$")  # files: hidden, or weights
+_LINEAR, _EXPERT = "linear layer", "expert"
 _PIECE = 2**24  # bytes
 
 
@@ -75,32 +76,39 @@ class PlainCheckpoint:
         """Looks at all files of a folder or hub id, short of the weights. Raises OSError and ValueError."""
         with torch.device("meta"):
             module = auto_class.from_config(hf_config)
-        files, is_linear = weight_files(model), _linears_in(module)
-        roundings, plain = dict[str, Rounding](), list[str]()
+        files, kind_of = weight_files(model), _kinds_in(module)
+        found = dict[str, Rounding | None]()  # None: it stays plain
+        experts, stacks = set[str](), set[str]()
         for name, entry in (item for file in files for item in _table_of(file).items()):
             path, _, last = name.rpartition(".")
             if BESIDE.fullmatch(last):
                 raise ValueError(f"it is quantised already: its files hold {name}")
+            if last != "weight" and len(entry["shape"]) > 2:
+                stacks.add(rf"re:{re.escape(path)}\..*")  # as vLLM asks for the experts of one
             if last != "weight" or len(entry["shape"]) < 2:
                 continue
-            way = None
-            if len(entry["shape"]) == 2 and is_linear(name):
-                if entry["dtype"] not in _ROUNDED:
-                    raise ValueError(f"{name} is {entry['dtype']}, no plain weight of {', '.join(_ROUNDED)}")
-                try:
-                    way = Rounding.of(kind, entry["shape"][1], group_size)
-                except ValueError as error:
-                    raise ValueError(f"{path}: {error}") from error
-            if way is None:
-                plain.append(path)
-            else:
-                roundings[name] = way
+            found[name] = None
+            if len(entry["shape"]) != 2 or (layer := kind_of(name)) is None:
+                continue
+            if entry["dtype"] not in _ROUNDED:
+                raise ValueError(f"{name} is {entry['dtype']}, no plain weight of {', '.join(_ROUNDED)}")
+            try:
+                found[name] = Rounding.of(kind, entry["shape"][1], group_size)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+            if layer == _EXPERT:
+                experts.add(name)
+        ways = {found[name] for name in experts}
+        smallest = None if None in ways else min(ways, key=lambda way: way.group_size or 0, default=None)
+        found |= dict.fromkeys(experts, smallest)  # vLLM has one way for all of them
+        roundings = {name: way for name, way in found.items() if way is not None}
         if not roundings:
             words = "its layers are not nn.Linear, or of no width that can be rounded"
             raise ValueError(f"no layer can be quantised ({type(module).__name__}: {words})")
         head = module.get_output_embeddings()
         heads = [path for path, part in module.named_modules() if part is head and head is not None]
-        return cls(files, roundings, _config_of(roundings, sorted({*plain, *heads})))
+        plain = {name.removesuffix(".weight") for name in found.keys() - roundings.keys()}
+        return cls(files, roundings, _config_of(roundings, sorted({*plain, *heads, *stacks})))
 
     def write(self, out: Path) -> Summary:
         """Writes all files into a new folder, which is there whole or not at all. Raises OSError and ValueError."""
@@ -178,8 +186,10 @@ class _Written:
     squares: float = 0.0
 
 
-def _linears_in(module: PreTrainedModel) -> Callable[[str], bool]:
-    """By a name in the files: whether it is the weight of a linear layer that may be rounded, or of such an expert."""
+def _kinds_in(module: PreTrainedModel) -> Callable[[str], str | None]:
+    """By a name in the files: _LINEAR if it is the weight of a linear layer that may be rounded, _EXPERT if it is one of
+    a stack of such, else None.
+    """
     names, parts = module.state_dict(), dict(module.named_modules())
     place, head = places_in(module, names), module.get_output_embeddings()  # type: ignore[no-untyped-call]
     routers = {
@@ -187,15 +197,16 @@ def _linears_in(module: PreTrainedModel) -> Callable[[str], bool]:
     }
     inside = set(module.get_decoder().modules())  # type: ignore[no-untyped-call]
 
-    def is_linear(name: str) -> bool:
+    def kind_of(name: str) -> str | None:
         found, converted = place(name)
         part = parts.get(found.rpartition(".")[0])
         if found not in names or part not in inside or part in routers or part is head:
-            return False
-        is_of_stack = converted is not None and names[found].dim() == 3 and not isinstance(part, nn.Conv1d)
-        return is_of_stack or (_is_plain(part) and found.endswith(".weight"))
+            return None
+        if converted is not None and names[found].dim() == 3 and not isinstance(part, nn.Conv1d):
+            return _EXPERT
+        return _LINEAR if _is_plain(part) and found.endswith(".weight") else None
 
-    return is_linear
+    return kind_of
 
 
 def _is_plain(part: Any) -> bool:
