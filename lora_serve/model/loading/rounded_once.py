@@ -15,8 +15,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RoundedOnce:
-    """A checkpoint in a folder, which goes with `temporary`, where nothing could be kept."""
+    """A checkpoint in a folder, which goes when it is closed, if it could not be kept."""
 
     folder: Path
-    temporary: tempfile.TemporaryDirectory[str] | None = None
+    ends: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
         """To be called once the weights are loaded."""
-        if self.temporary is not None:
-            self.temporary.cleanup()
+        self.ends.close()
 
 
 def rounded_once(config: ModelConfig, hf_config: Any, auto_class: Any) -> RoundedOnce:
@@ -68,13 +67,15 @@ def rounded_once(config: ModelConfig, hf_config: Any, auto_class: Any) -> Rounde
             "--quantization %s: nothing is kept for the next start (XDG_CACHE_HOME chooses another folder): %s",
             config.quantization, first_line(error),
         )  # fmt: skip
-    try:
-        temporary = tempfile.TemporaryDirectory(prefix="lora_serve-")
-        make(Path(temporary.name) / name)
-    except OSError as error:
-        words = f"{first_line(error)}; give XDG_CACHE_HOME, or TMPDIR, a folder with room for the quantised model"
-        raise ConfigError(f"--quantization {config.quantization}: it cannot be written anywhere: {words}") from error
-    return RoundedOnce(Path(temporary.name) / name, temporary)
+    with ExitStack() as stack:
+        try:
+            temporary = tempfile.TemporaryDirectory(prefix="lora_serve-")
+            stack.callback(temporary.cleanup)
+            make(Path(temporary.name) / name)
+        except OSError as error:
+            words = f"{first_line(error)}; give XDG_CACHE_HOME, or TMPDIR, a folder with room for the quantised model"
+            raise ConfigError(f"--quantization {config.quantization}: it cannot be written anywhere: {words}") from error
+        return RoundedOnce(Path(temporary.name) / name, stack.pop_all())
 
 
 def _make(config: ModelConfig, hf_config: Any, auto_class: Any, out: Path) -> None:
