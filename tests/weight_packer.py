@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.float8_packer import config_of as float8_config_of
 from tests.float8_packer import WEIGHTS, edit_config, is_quantized, rewritten
+from tests.float8_packer import config_of as float8_config_of
 
 Tensors = dict[str, Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

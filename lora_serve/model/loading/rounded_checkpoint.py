@@ -33,7 +33,12 @@ from lora_serve.model.loading.rounding import Rounding
 # Last names that no plain layer has.
 BESIDE = re.compile(r"weight_(scale|scale_inv|zero_point|g_idx|shape|packed)|input_scale|qweight|qzeros|g_idx")
 _ROUNDED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # as safetensors names them
-_NAMES = {**{dtype: name for name, dtype in _ROUNDED.items()}, torch.int32: "I32", torch.int64: "I64", FLOAT8: "F8_E4M3"}
+_NAMES = {
+    **{dtype: name for name, dtype in _ROUNDED.items()},
+    torch.int32: "I32",
+    torch.int64: "I64",
+    FLOAT8: "F8_E4M3",
+}
 _LEFT = re.compile(r"\.|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf|onnx|onnx_data|index\.json)$")  # files: hidden, or weights
 _LINEAR, _EXPERT = "linear layer", "expert"
 _PIECE = 2**24  # bytes
@@ -187,8 +192,8 @@ class _Written:
 
 
 def _kinds_in(module: PreTrainedModel) -> Callable[[str], str | None]:
-    """By a name in the files: _LINEAR if it is the weight of a linear layer that may be rounded, _EXPERT if it is one of
-    a stack of such, else None.
+    """By a name in the files: _LINEAR if it is the weight of a linear layer that may be rounded, _EXPERT if one of a
+    stack of such, else None.
     """
     names, parts = module.state_dict(), dict(module.named_modules())
     place, head = places_in(module, names), module.get_output_embeddings()  # type: ignore[no-untyped-call]

@@ -74,7 +74,9 @@ def rounded_once(config: ModelConfig, hf_config: Any, auto_class: Any) -> Rounde
             make(Path(temporary.name) / name)
         except OSError as error:
             words = f"{first_line(error)}; give XDG_CACHE_HOME, or TMPDIR, a folder with room for the quantised model"
-            raise ConfigError(f"--quantization {config.quantization}: it cannot be written anywhere: {words}") from error
+            raise ConfigError(
+                f"--quantization {config.quantization}: it cannot be written anywhere: {words}"
+            ) from error
         return RoundedOnce(Path(temporary.name) / name, stack.pop_all())
 
 

@@ -88,7 +88,9 @@ def test_other_weights_and_kinds_are_other_checkpoints(model: Path, cache: Path,
     assert kept(cache) == ["int4", "int4", "int4", "int8"]
 
 
-@pytest.mark.parametrize("damage", [lambda file: os.truncate(file, 5000), Path.unlink, lambda file: file.write_text("")])
+@pytest.mark.parametrize(
+    "damage", [lambda file: os.truncate(file, 5000), Path.unlink, lambda file: file.write_text("")]
+)
 def test_file_that_is_cut_off_or_gone_is_made_anew(
     damage: Callable[[Path], None], model: Path, made: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
