@@ -74,7 +74,7 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def packed(numbers: Tensor, bits: int) -> Tensor:
-    """numbers [rows, n] int8 of 4 or 8 bits -> words [rows, ceil(n * bits / 32)] int32, of which `unpacked` makes them."""
+    """numbers [rows, n] int8 of 4 or 8 bits -> words [rows, ceil(n * bits / 32)] int32; `unpacked` reverses it."""
     count = 32 // bits
     found = torch.zeros(len(numbers), -(-numbers.shape[1] // count) * count, dtype=torch.uint8)
     found[:, : numbers.shape[1]] = numbers.view(torch.uint8) + (1 << (bits - 1))  # bytes wrap
