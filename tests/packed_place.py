@@ -23,6 +23,11 @@ def as_it_is(model: nn.Module) -> None:
     pass
 
 
+def numbers_of(model: nn.Module) -> dict[str, Tensor]:
+    """A loaded model's parameters and buffers by their names in a plain checkpoint."""
+    return dict(model.state_dict())
+
+
 def save_adapters(architecture: str, plain: Path, root: Path, kinds: Sequence[str] = KINDS) -> dict[str, Path]:
     """Adapters of a plain model, by their kind."""
     adapters = {kind: save_kind(kind, architecture, plain, root / kind) for kind in kinds}

@@ -21,7 +21,7 @@ from lora_serve.model.loading.frozen_model import load_frozen
 from lora_serve.model.loading.rounding import KINDS
 from tests.float8_packer import WEIGHTS, edit_config
 from tests.oracle import ARCHITECTURES, load_plain, save_tiny_model
-from tests.packed_place import NEAR, PackedPlace, save_adapters
+from tests.packed_place import NEAR, PackedPlace, numbers_of, save_adapters
 from tests.tiers import mostly_nightly
 from tests.weight_packer import save_unpacked
 
@@ -61,7 +61,7 @@ def test_every_family_is_read_back_bit_for_bit(architecture: str, kind: str, tmp
     packed = quantized(plain, tmp_path / "packed", kind)
     wanted = load_plain(save_unpacked(packed, tmp_path / "unpacked")).state_dict()
     for model, flag in ((packed, "none"), (plain, kind)):
-        found = loaded(model, quantization=flag).state_dict()
+        found = numbers_of(loaded(model, quantization=flag))
         assert all(torch.equal(found[name].float(), wanted[name]) for name in wanted)
     before = load_plain(plain).state_dict()
     assert {name for name in wanted if not torch.equal(before[name], wanted[name])} == {
@@ -123,7 +123,7 @@ def test_shards_stay_shards_and_what_lies_beside_is_copied(llama: Path, tmp_path
     assert (out / "2_Dense" / WEIGHTS).read_bytes() == (llama / "2_Dense" / WEIGHTS).read_bytes()
     index = json.loads((out / f"{WEIGHTS}.index.json").read_text())["weight_map"]
     assert index.keys() == load_file(whole / WEIGHTS).keys()
-    found, wanted = loaded(out).state_dict(), loaded(whole).state_dict()
+    found, wanted = numbers_of(loaded(out)), numbers_of(loaded(whole))
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 

@@ -24,11 +24,12 @@ from lora_serve.model.loading.frozen_model import load_frozen
 from lora_serve.model.loading.rounded_checkpoint import PlainCheckpoint
 from tests.float8_packer import WEIGHTS, rewritten
 from tests.oracle import save_tiny_model
+from tests.packed_place import numbers_of
 
 
 def load(model: Path, kind: str = "int4") -> dict[str, Tensor]:
     config = Settings(model=str(model), dtype="float32", quantization=kind).part(ModelConfig)
-    found = load_frozen(config, AutoModelForCausalLM).module.state_dict()
+    found = numbers_of(load_frozen(config, AutoModelForCausalLM).module)
     return {name: tensor.clone() for name, tensor in found.items()}  # some are views of files that tests cut off
 
 
