@@ -7,6 +7,7 @@ routers, experts that are stored as one stack, and what no text runs through sta
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -144,7 +145,7 @@ class PlainCheckpoint:
         found = _Written([*places])
         with source.open("rb") as file, target.open("wb") as writer:
             start = read_header(file)[1]
-            os.posix_fallocate(writer.fileno(), 0, len(header) + max(end for _, end in places.values()))
+            _reserve(writer, len(header) + max(end for _, end in places.values()))
             writer.write(header)
             for name, entry in table.items():
                 found.num_numbers += math.prod(entry["shape"])
@@ -256,6 +257,17 @@ def _header_of(parts: Mapping[str, _Part]) -> tuple[bytes, dict[str, tuple[int, 
     return len(text).to_bytes(8, "little") + text, places
 
 
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Takes the room of a whole file, where the system can. Raises OSError if there is none."""
+    file.truncate(size)
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+
+
 def _copy(source: BinaryIO, target: BinaryIO, count: int) -> None:
     for start in range(0, count, _PIECE):
         target.write(source.read(min(_PIECE, count - start)))
@@ -272,6 +284,6 @@ def _copy_beside(source: Path, target: Path, left: str = ".safetensors") -> None
             continue
         if path.is_file():
             shutil.copyfile(path, target / path.name)
-        elif not path.is_symlink():
+        elif path.is_dir() and not path.is_symlink():
             (target / path.name).mkdir()
             _copy_beside(path, target / path.name, left="")
