@@ -32,66 +32,52 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("model", metavar="MODEL", help="folder or hub id of a plain checkpoint, in safetensors")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write; it must not be there yet")
     parser.add_argument("--to", choices=("int4", "int8", "fp8"), default="int4", help="default: int4")
-    parser.add_argument(
-        "--group-size", type=int, choices=(32, 64, 128), metavar="N",
-        help="weights that share a scale, 32, 64 or 128, with int4; it must divide every layer's inputs",
-    )  # fmt: skip
+    help_text = "weights that share a scale, 32, 64 or 128, with int4; it must divide every layer's inputs"
+    parser.add_argument("--group-size", type=int, choices=(32, 64, 128), metavar="N", help=help_text)
     flags = parser.parse_args(arguments)
-    _check(flags.model, flags.out)
-    if flags.group_size is not None and flags.to != "int4":
-        raise ConfigError(f"--group-size {flags.group_size}: {flags.to} has a scale for each output; with int4 only")
-    sys.stdout.write(f"{flags.out}: {_quantize(flags.model, flags.out, flags.to, flags.group_size)}\n")
-    return 0
-
-
-def _check(model: str, out: Path) -> None:
+    model, out = flags.model, flags.out
     if out.exists() or out.is_symlink():
         raise ConfigError(f"OUT: {out} is there already; give a folder that is not")
     if not out.parent.is_dir():
         raise ConfigError(f"OUT: {out.parent} is no folder")
     if Path(model).is_dir() and out.resolve().is_relative_to(Path(model).resolve()):
         raise ConfigError(f"OUT: {out} would lie inside MODEL")
+    if flags.group_size is not None and flags.to != "int4":
+        raise ConfigError(f"--group-size {flags.group_size}: {flags.to} has a scale for each output; with int4 only")
+    sys.stdout.write(f"{out}: {_quantize(model, out, flags.to, flags.group_size)}\n")
+    return 0
 
 
 def _quantize(model: str, out: Path, kind: str, group_size: int | None) -> str:
     """Returns what was done. Raises ConfigError and ModelError."""
+    from huggingface_hub import snapshot_download
     from safetensors import SafetensorError
 
     from lora_serve.app.early_checks import check_hub
     from lora_serve.core.config import ModelConfig
     from lora_serve.core.settings import Settings
-    from lora_serve.model.loading.transformers_import import import_transformers
-
-    check_hub(model)
-    import_transformers("none", model)
     from lora_serve.model.base_model import auto_class_of
+    from lora_serve.model.loading.checkpoint_files import reported
     from lora_serve.model.loading.frozen_model import read_model_config
     from lora_serve.model.loading.observation import first_line
     from lora_serve.model.loading.rounded_checkpoint import PlainCheckpoint
     from lora_serve.model.pooling import loading
     from lora_serve.model.pooling.plan import plan_pooling
 
+    check_hub(model)
     config = Settings(model=model).part(ModelConfig)
     hf_config, pooling = read_model_config(config), plan_pooling(config)
     if getattr(hf_config, "quantization_config", None) is not None:
         raise ModelError(f"MODEL {model}: it is quantised already, says its config.json; give the plain checkpoint")
-    if not Path(model).is_dir():
-        _fetch(model)
+    if not Path(model).is_dir():  # all that is copied is brought into the hub's cache
+        snapshot_download(model, ignore_patterns=["*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx*"])
     auto_class = auto_class_of(hf_config) if pooling is None else loading.auto_class_of(pooling)
-    try:
-        plain = PlainCheckpoint.find(model, hf_config, auto_class, kind, group_size)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"MODEL {model}: {first_line(error)}") from error
-    try:
-        return str(plain.write(out))
-    except ValueError as error:
-        raise ModelError(f"MODEL {model}: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"OUT: {out} cannot be written: {first_line(error)}") from error
-
-
-def _fetch(model: str) -> None:
-    """Brings all of a hub's model that is copied beside its weights into the hub's cache."""
-    from huggingface_hub import snapshot_download
-
-    snapshot_download(model, ignore_patterns=["*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx*"])
+    with reported(f"MODEL {model}", ModelError):
+        try:
+            plain = PlainCheckpoint.find(model, hf_config, auto_class, kind, group_size)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"MODEL {model}: {first_line(error)}") from error
+        try:
+            return plain.write(out)
+        except OSError as error:
+            raise ConfigError(f"OUT: {out} cannot be written: {first_line(error)}") from error

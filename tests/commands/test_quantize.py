@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ MODELS: dict[str, tuple[Callable[[Path, Path], Path], list[str], str]] = {
     "packed and its config is silent": (without_config, [], "it is quantised already: its files hold .*weight_scale"),
     "no safetensors": (in_another_form, [], "model.safetensors"),
     "no number": (changed(lambda x: x * NAN), [], rf"{Q}.weight: its numbers are not all finite"),
-    "of another type": (changed(Tensor.double), [], rf"{Q}.weight is F64, no plain weight of F32, BF16, F16"),
+    "of another type": (changed(Tensor.double), [], rf"{Q}: its weight is F64, not F32, BF16, F16"),
     "groups that do not divide": (
         lambda model, folder: model, ["--group-size", "128"], r"layers.0.*: groups of 128 do not divide its \d+ inputs",
     ),
@@ -94,9 +94,6 @@ def test_place_that_cannot_be_written_is_told_in_words(
     assert "with int4 only" in refused(model, tmp_path / "out", "--to", "int8", "--group-size", "32")
     assert "invalid choice" in refused(model, tmp_path / "out", "--group-size", "48")
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(rounded_checkpoint.os, "posix_fallocate", refuse)
-    assert "cannot be written: [Errno 28] No space left on device" in refused(model, tmp_path / "out")
+    monkeypatch.setattr(rounded_checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=999))
+    assert "cannot be written: [Errno 28] No space left on device for 0 MiB" in refused(model, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]

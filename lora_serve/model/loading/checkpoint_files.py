@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,3 +40,12 @@ def places_in(model: PreTrainedModel, names: dict[str, Any]) -> Callable[[str], 
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]
     return lambda name: rename_source_key(name, renamings, converters, model.base_model_prefix, names)
+
+
+@contextmanager
+def reported(place: str, kind: type[Exception] = ValueError) -> Iterator[None]:
+    """Inside the block, what is wrong with the files is said to be of this place, as an error of this kind."""
+    try:
+        yield
+    except ValueError as error:
+        raise kind(f"{place}: {error}") from error

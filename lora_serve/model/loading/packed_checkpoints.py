@@ -10,8 +10,8 @@ import copy
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,14 @@ from transformers.pytorch_utils import Conv1D
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.model.loading import compressed_tensors, float8_formats, gptq
-from lora_serve.model.loading.checkpoint_files import places_in, weight_files
+from lora_serve.model.loading.checkpoint_files import places_in, reported, weight_files
 from lora_serve.model.loading.frozen_weight import StoredLinear
 from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked, is_rounded_here
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.loading.packed_format import Scheme, StoredLayer
 from lora_serve.model.loading.packed_weight import PackedWeight
 from lora_serve.model.loading.rounded_checkpoint import BESIDE
-from lora_serve.model.loading.rounded_once import RoundedOnce, rounded_once
+from lora_serve.model.loading.rounded_once import rounded_once
 
 _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
     "awq": gptq.awq_schemes,
@@ -54,7 +54,7 @@ def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
         return QuantizationPlan(config.dtype, settle=rounded.settle, open=rounded.open)
     if not isinstance(stored, Mapping) or (find := _FORMATS.get(str(stored.get("quant_method")))) is None:
         return None
-    with _reported(f"--model {config.model}", ModelError):
+    with reported(f"--model {config.model}", ModelError):
         schemes = find(stored)
     check_asked(config, schemes[0].words, *(scheme.kind for scheme in schemes))
     plain = copy.deepcopy(hf_config)
@@ -73,7 +73,7 @@ class _Packed:
     size: tuple[int, int]  # outputs and inputs
 
     def weight(self) -> PackedWeight:
-        with _reported(f"--model {self.model}: {self.layer.path}", ModelError):
+        with reported(f"--model {self.model}: {self.layer.path}", ModelError):
             return self.scheme.weight(self.layer)
 
 
@@ -103,7 +103,7 @@ class _Checkpoint:
         _log.warning("--model %s: %s", self.model, self._words())
         if any(Path(self.model).glob("*.safetensors")):
             try:
-                with _reported(f"--model {self.model}", ModelError):
+                with reported(f"--model {self.model}", ModelError):
                     self._read()
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"--model {self.model}: its weights cannot be read: {first_line(error)}") from error
@@ -112,7 +112,7 @@ class _Checkpoint:
         """The plain checkpoint that the files stand for. Raises ModelError."""
         with torch.device("meta"):
             model = auto_class.from_config(self.plain)
-        with _reported(f"--model {self.model}", ModelError):
+        with reported(f"--model {self.model}", ModelError):
             layers, tensors = self._read()
             self._place(layers, tensors, model, dtype)
         self.num_layers = len(layers)
@@ -142,7 +142,7 @@ class _Checkpoint:
                 parts.setdefault(path, {})[last] = stored.get_slice(name)
         layers, tensors = [], dict[str, Any]()
         for path, slices in parts.items():
-            with _reported(path):
+            with reported(path):
                 found = self._packed(path, slices)
             if found is not None:
                 layers.append(found)
@@ -209,32 +209,22 @@ class _Rounded:
     config: ModelConfig
     hf_config: Any
     device: torch.device
-    made: RoundedOnce | None = None
     checkpoint: _Checkpoint | None = None
+    ends: ExitStack = field(default_factory=ExitStack)
 
     def open(self, auto_class: Any, dtype: torch.dtype) -> Source:
         """Raises ConfigError and ModelError."""
-        self.made = rounded_once(self.config, self.hf_config, auto_class)
-        stored = json.loads((self.made.folder / "config.json").read_bytes())["quantization_config"]
-        found = compressed_tensors.schemes(stored)
-        self.checkpoint = _Checkpoint(self.config.model, self.hf_config, found, self.device, str(self.made.folder))
+        folder = rounded_once(self.config, self.hf_config, auto_class, self.ends)
+        stored = json.loads((folder / "config.json").read_bytes())["quantization_config"]
+        schemes = compressed_tensors.schemes(stored)
+        self.checkpoint = _Checkpoint(self.config.model, self.hf_config, schemes, self.device, str(folder))
         return self.checkpoint.open(auto_class, dtype)
 
     def settle(self, module: Any, device: torch.device) -> None:
-        assert self.made is not None, "it was opened"
         assert self.checkpoint is not None, "it was opened"
         self.checkpoint.settle(module, device)
-        self.made.close()
+        self.ends.close()
 
 
 def _kept(packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear) -> StoredLinear:
     return make(like, packed.weight())
-
-
-@contextmanager
-def _reported(place: str, kind: type[Exception] = ValueError) -> Iterator[None]:
-    """Inside the block, what is wrong with the files is said to be of this place, as an error of this kind."""
-    try:
-        yield
-    except ValueError as error:
-        raise kind(f"{place}: {error}") from error

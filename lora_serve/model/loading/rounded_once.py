@@ -7,16 +7,14 @@ and times of its files, their tables, and pages here and there of their numbers,
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.model.loading import rounding
-from lora_serve.model.loading.checkpoint_files import read_header, weight_files
+from lora_serve.model.loading.checkpoint_files import read_header, reported, weight_files
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.loading.rounded_checkpoint import PlainCheckpoint
 from lora_serve.model.native.library import cache_folder
@@ -34,21 +32,11 @@ _PAGE, _NUM_PAGES = 4096, 64  # of each file that are looked at
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RoundedOnce:
-    """A checkpoint in a folder, which goes when it is closed, if it could not be kept."""
-
-    folder: Path
-    ends: ExitStack = field(default_factory=ExitStack)
-
-    def close(self) -> None:
-        """To be called once the weights are loaded."""
-        self.ends.close()
-
-
-def rounded_once(config: ModelConfig, hf_config: Any, auto_class: Any) -> RoundedOnce:
-    """The checkpoint of `config.model` rounded as `config.quantization` says. Raises ConfigError and ModelError."""
-    make = functools.partial(_make, config, hf_config, auto_class)
+def rounded_once(config: ModelConfig, hf_config: Any, auto_class: Any, ends: ExitStack) -> Path:
+    """The folder of the checkpoint of `config.model` rounded as `config.quantization` says. One that could not be kept
+    goes when `ends` are closed, which is to be done once the weights are loaded. Raises ConfigError and ModelError.
+    """
+    words = f"--quantization {config.quantization}"
     try:
         name = f"{config.quantization}-{_digest(config.quantization, weight_files(config.model))[:32]}"
     except (OSError, ValueError) as error:
@@ -56,28 +44,30 @@ def rounded_once(config: ModelConfig, hf_config: Any, auto_class: Any) -> Rounde
     try:
         cache = cache_folder() / "quantized"
         cache.mkdir(mode=0o700, exist_ok=True)
-        with _locked(cache / f"{name}.lock", config):
+        with (cache / f"{name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _log.info("%s: another start is rounding this model; waiting", words)
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_whole(cache / name):
                 for old in (*cache.glob(f".{name}-*"), cache / name):  # of a start that was killed; cut off
                     shutil.rmtree(old, ignore_errors=True)
-                make(cache / name)
-            return RoundedOnce(cache / name)
+                _make(config, hf_config, auto_class, cache / name)
+            return cache / name
     except (OSError, RuntimeError) as error:
+        reason = first_line(error)
         _log.warning(
-            "--quantization %s: nothing is kept for the next start (XDG_CACHE_HOME chooses another folder): %s",
-            config.quantization, first_line(error),
-        )  # fmt: skip
-    with ExitStack() as stack:
-        try:
-            temporary = tempfile.TemporaryDirectory(prefix="lora_serve-")
-            stack.callback(temporary.cleanup)
-            make(Path(temporary.name) / name)
-        except OSError as error:
-            words = f"{first_line(error)}; give XDG_CACHE_HOME, or TMPDIR, a folder with room for the quantised model"
-            raise ConfigError(
-                f"--quantization {config.quantization}: it cannot be written anywhere: {words}"
-            ) from error
-        return RoundedOnce(Path(temporary.name) / name, stack.pop_all())
+            "%s: nothing is kept for the next start (XDG_CACHE_HOME chooses another folder): %s", words, reason
+        )
+    try:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="lora_serve-"))) / name
+        _make(config, hf_config, auto_class, folder)
+    except OSError as error:
+        ends.close()
+        reason = f"{first_line(error)}; give XDG_CACHE_HOME, or TMPDIR, a folder with room for the quantised model"
+        raise ConfigError(f"{words}: it cannot be written anywhere: {reason}") from error
+    return folder
 
 
 def _make(config: ModelConfig, hf_config: Any, auto_class: Any, out: Path) -> None:
@@ -90,25 +80,8 @@ def _make(config: ModelConfig, hf_config: Any, auto_class: Any, out: Path) -> No
     except (OSError, SafetensorError) as error:
         raise ModelError(f"--model {config.model}: its weights cannot be read: {first_line(error)}") from error
     _log.info("%s is rounded once, into %s", words, out)
-    try:
+    with reported(f"--model {config.model}", ModelError):
         _log.info("%s: %s", words, plain.write(out))
-    except ValueError as error:
-        raise ModelError(f"--model {config.model}: {error}") from error
-
-
-@contextmanager
-def _locked(path: Path, config: ModelConfig) -> Iterator[None]:
-    """Inside the block no other start makes the same. Raises OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.info("--quantization %s: another start is rounding this model; waiting", config.quantization)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _is_whole(folder: Path) -> bool:

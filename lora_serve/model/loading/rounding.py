@@ -50,6 +50,9 @@ class Rounding:
         found = next((size for size in sizes if num_inputs % size == 0), None)
         return None if found is None else cls(kind, found)
 
+    def __str__(self) -> str:
+        return self.kind if self.group_size is None else f"{self.kind} in groups of {self.group_size}"
+
     @property
     def form(self) -> str:
         """The name of the format within compressed-tensors."""

@@ -7,7 +7,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,7 +128,7 @@ def test_two_starts_at_once_make_it_once(
     hf_config, found = AutoModelForCausalLM.from_pretrained(model).config, list[Path]()
 
     def start() -> None:
-        found.append(rounded_once.rounded_once(config, hf_config, AutoModelForCausalLM).folder)
+        found.append(rounded_once.rounded_once(config, hf_config, AutoModelForCausalLM, ExitStack()))
 
     threads = [threading.Thread(target=start) for _ in range(2)]
     for thread in threads:
@@ -159,7 +161,7 @@ def test_cache_that_cannot_be_used_is_told_and_not_needed(
 def test_full_disk_is_told_in_words_and_leaves_nothing(
     model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounded_checkpoint.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(rounded_checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=999))
     with pytest.raises(ConfigError, match=r"--quantization int4: it cannot be written anywhere: .*No space.*TMPDIR"):
         load(model)
     assert kept(cache) == []
