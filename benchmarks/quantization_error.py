@@ -126,8 +126,7 @@ def right_answers(model: Path, dtype: str, asked: Mapping[str, Sequence[Asked]])
     requests = [engine.request(one.prompt, name, max_tokens=limits[name]) for name, one in pairs]
     right = dict.fromkeys(asked, 0)
     for (name, one), answer in zip(pairs, engine.run(requests), strict=True):
-        said = [*answer.token_ids, *([answer.stop_token_id] if answer.stop_token_id is not None else [])]
-        right[name] += said == one.answer or [*answer.token_ids, one.answer[-1]] == one.answer
+        right[name] += answer.token_ids == one.answer
     return {name: right[name] / len(asked[name]) for name in asked}
 
 

@@ -76,8 +76,8 @@ class PlainCheckpoint:
                         raise ValueError(f"its weight is {entry['dtype']}, not {', '.join(_ROUNDED)}")
                     found[name] = Rounding.of(kind, entry["shape"][1], group_size)
                 experts.update([name] * is_expert)
-        ways = {found[name] for name in experts}
-        smallest = None if None in ways else min(ways, key=lambda way: way.group_size or 0, default=None)
+        ways = [way for name in experts if (way := found[name]) is not None]
+        smallest = min(ways, key=lambda way: way.group_size or 0) if ways and len(ways) == len(experts) else None
         found |= dict.fromkeys(experts, smallest)  # vLLM has one way for all of them
         roundings = {name: way for name, way in found.items() if way is not None}
         if not roundings:
@@ -116,7 +116,8 @@ class PlainCheckpoint:
 
     def _write_file(self, source: Path, target: Path, total: dict[str, float]) -> list[str]:
         """Writes one file of weights, and adds to what is told of all; returns its tensors' names."""
-        table, stored = _table_of(source), safe_open(source, "pt")  # type: ignore[no-untyped-call]
+        table = _table_of(source)
+        stored: Any = safe_open(source, "pt")
         parts = self._parts(table)
         header, places = _header_of(parts)
         size = len(header) + sum(part[2] for part in parts.values())
@@ -137,7 +138,7 @@ class PlainCheckpoint:
                     tensors, errors, squares = way.tensors(stored.get_tensor(name))
                 for last, tensor in tensors.items():
                     writer.seek(places[_beside(name, last)])
-                    writer.write(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+                    writer.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
                 for key, value in (("errors", errors), ("squares", squares), ("rounded", math.prod(entry["shape"]))):
                     total[key] += value
         total["numbers"] += sum(math.prod(entry["shape"]) for entry in table.values())
@@ -197,7 +198,7 @@ def _config_of(roundings: Mapping[str, Rounding], ignored: Sequence[str]) -> dic
 
 def _table_of(file: Path) -> dict[str, Any]:
     """Raises OSError, and SafetensorError where the file is cut off."""
-    with safe_open(file, "pt"), file.open("rb") as opened:  # type: ignore[no-untyped-call]
+    with safe_open(file, "pt"), file.open("rb") as opened:
         return read_header(opened)[0]
 
 

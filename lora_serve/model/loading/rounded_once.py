@@ -90,7 +90,7 @@ def _is_whole(folder: Path) -> bool:
         return False
     try:
         for file in weight_files(str(folder)):
-            with safe_open(file, "pt"):  # type: ignore[no-untyped-call]
+            with safe_open(file, "pt"):
                 pass
         return isinstance(json.loads((folder / "config.json").read_bytes()), dict)
     except (OSError, ValueError, SafetensorError) as error:

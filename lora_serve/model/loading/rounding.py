@@ -84,9 +84,9 @@ class Rounding:
     def tensors(self, weight: Tensor) -> tuple[dict[str, Tensor], float, float]:
         """A weight [out, in] as `forms` says, the squares of its errors and its own, summed. Raises ValueError."""
         rows = max(1, _AT_ONCE // weight.shape[1])
-        parts = [self._rounded(part) for part in weight.split(rows)]
-        codes, scales = (torch.cat(part) for part in list(zip(*parts, strict=True))[:2])
-        errors, squares = (sum(part[place] for part in parts) for place in (2, 3))
+        parts = [self._rounded(weight[start : start + rows]) for start in range(0, len(weight), rows)]
+        codes, scales = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        errors, squares = sum(part[2] for part in parts), sum(part[3] for part in parts)
         if self.kind == "fp8":
             return {"weight": codes, "weight_scale": scales}, errors, squares
         shape = torch.tensor(weight.shape)
