@@ -76,10 +76,10 @@ class PlainCheckpoint:
                         raise ValueError(f"its weight is {entry['dtype']}, not {', '.join(_ROUNDED)}")
                     found[name] = Rounding.of(kind, entry["shape"][1], group_size)
                 experts.update([name] * is_expert)
-        ways = [way for name in experts if (way := found[name]) is not None]
-        smallest = min(ways, key=lambda way: way.group_size or 0) if ways and len(ways) == len(experts) else None
+        rules = [rule for name in experts if (rule := found[name]) is not None]
+        smallest = min(rules, key=lambda rule: rule.group_size or 0) if rules and len(rules) == len(experts) else None
         found |= dict.fromkeys(experts, smallest)  # vLLM has one way for all of them
-        roundings = {name: way for name, way in found.items() if way is not None}
+        roundings = {name: rule for name, rule in found.items() if rule is not None}
         if not roundings:
             words = "its layers are not nn.Linear, or of no width that can be rounded"
             raise ValueError(f"no layer can be quantised ({type(module).__name__}: {words})")
@@ -107,7 +107,7 @@ class PlainCheckpoint:
                 flush(path)
             folder.rename(out)
             flush(out.parent)
-        kinds = (f"{count} in {way}" for way, count in Counter(self.roundings.values()).most_common())
+        kinds = (f"{count} in {rule}" for rule, count in Counter(self.roundings.values()).most_common())
         error = math.sqrt(total["errors"] / max(total["squares"], 1e-45))
         return (
             f"{len(self.roundings)} layers ({', '.join(kinds)}), {total['rounded'] / total['numbers']:.0%} of all "
@@ -127,7 +127,7 @@ class PlainCheckpoint:
             start = read_header(file)[1]
             writer.write(header)
             for name, entry in table.items():
-                if (way := self.roundings.get(name)) is None:
+                if (rule := self.roundings.get(name)) is None:
                     begin, end = entry["data_offsets"]
                     file.seek(start + begin)
                     writer.seek(places[name])
@@ -135,7 +135,7 @@ class PlainCheckpoint:
                         writer.write(file.read(min(_PIECE, left)))
                     continue
                 with reported(name):
-                    tensors, errors, squares = way.tensors(stored.get_tensor(name))
+                    tensors, errors, squares = rule.tensors(stored.get_tensor(name))
                 for last, tensor in tensors.items():
                     writer.seek(places[_beside(name, last)])
                     writer.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
@@ -149,10 +149,10 @@ class PlainCheckpoint:
         """The tensors that stand for those of a file."""
         found = dict[str, _Part]()
         for name, entry in table.items():
-            if (way := self.roundings.get(name)) is None:
+            if (rule := self.roundings.get(name)) is None:
                 found[name] = entry["dtype"], entry["shape"], entry["data_offsets"][1] - entry["data_offsets"][0]
                 continue
-            for last, (dtype, shape) in way.forms(entry["shape"], _ROUNDED[entry["dtype"]]).items():
+            for last, (dtype, shape) in rule.forms(entry["shape"], _ROUNDED[entry["dtype"]]).items():
                 found[_beside(name, last)] = _NAMES[dtype], shape, math.prod(shape) * dtype.itemsize
         return found
 
@@ -187,12 +187,12 @@ def _config_of(roundings: Mapping[str, Rounding], ignored: Sequence[str]) -> dic
     """`quantization_config` of compressed-tensors. All linear layers are of the first group, but for those that another
     one names.
     """
-    ways = [way for way, _ in Counter(roundings.values()).most_common()]
+    rules = [rule for rule, _ in Counter(roundings.values()).most_common()]
     groups = {}
-    for index, way in enumerate(ways):
-        own = sorted(name.removesuffix(".weight") for name, found in roundings.items() if found == way)
-        groups[f"group_{index}"] = way.config_group(own if index else ["Linear"])
-    head = {"quant_method": "compressed-tensors", "format": ways[0].form, "quantization_status": "compressed"}
+    for index, rule in enumerate(rules):
+        own = sorted(name.removesuffix(".weight") for name, found in roundings.items() if found == rule)
+        groups[f"group_{index}"] = rule.config_group(own if index else ["Linear"])
+    head = {"quant_method": "compressed-tensors", "format": rules[0].form, "quantization_status": "compressed"}
     return {**head, "config_groups": groups, "ignore": [*ignored]}
 
 
