@@ -21,6 +21,10 @@ COMMANDS = {
     "fleet": ("PATH_OR_HUB_ID [flags]", "start the server with engines on Ray; fleet status, fleet stop"),
     "demo": ("[--port N] [--once | --traffic]", "serve the bundled model and adapters"),
     "check": ("ADAPTER_DIR | --base --model PATH", "validate an adapter, or a base, offline: what would be rejected"),
+    "quantize": (
+        "MODEL OUT [--to int4|int8|fp8]",
+        "write a checkpoint with packed weights, as compressed-tensors has it",
+    ),
     "adapters": ("SUBCOMMAND [flags]", "ask a running server: list, show, register, upload, route, canary, ..."),
     "tenants": ("SUBCOMMAND [flags]", "ask a running server: list, create, show, set, delete tenants"),
     "keys": ("SUBCOMMAND [flags]", "ask a running server: create, list, revoke a tenant's API keys"),

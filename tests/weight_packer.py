@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.float4_packer import compressed_config, eight_bits, four_bits, mxfp4, nvfp4
+from tests.float8_packer import WEIGHTS, edit_config, is_quantized, rewritten
 from tests.float8_packer import config_of as float8_config_of
-from tests.float8_packer import edit_config, is_quantized, rewritten
 
 Tensors = dict[str, Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -269,6 +270,29 @@ KINDS: Mapping[str, Kind] = {
     "llm_int8": Kind({**_BITSANDBYTES, "load_in_4bit": False, "load_in_8bit": True}, eight_bits),
     "fbgemm_fp8": Kind({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, _float8_rows),
 }
+
+
+def save_unpacked(packed: Path, folder: Path) -> Path:
+    """The plain float32 checkpoint with the numbers of a symmetric one of compressed-tensors, in one file."""
+    stored = load_file(packed / WEIGHTS)
+
+    def unpack(name: str, tensor: Tensor) -> Tensors:
+        layer, _, last = name.rpartition(".")
+        scale = stored.get(f"{layer}.weight_scale")
+        if scale is None or last == "bias":
+            return {name: tensor.float()}
+        if last not in ("weight", "weight_packed"):
+            return {}
+        numbers = tensor.double()
+        if last == "weight_packed":
+            num_inputs = int(stored[f"{layer}.weight_shape"][1])
+            bits = 4 if tensor.shape[1] * 8 == num_inputs else 8
+            places = (tensor.long()[..., None] >> torch.arange(0, 32, bits)) & ((1 << bits) - 1)
+            numbers = places.flatten(1)[:, :num_inputs].double() - (1 << (bits - 1))
+        wide = scale.double().repeat_interleave(numbers.shape[1] // scale.shape[1], 1)
+        return {f"{layer}.weight": (numbers * wide).float()}
+
+    return edit_config(rewritten(packed, folder, unpack), quantization_config=None, dtype="float32")
 
 
 def save_packed(kind: Kind, plain: Path, root: Path) -> tuple[Path, Path]:

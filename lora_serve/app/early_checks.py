@@ -152,5 +152,3 @@ def _check_extras(settings: Settings) -> None:
             raise ConfigError(f"--redis-url needs the package redis: {how_to_install('redis')}")
         connection = importlib.import_module("lora_serve.adapters.redis_connection")
         connection.connect(settings.redis_url, 1.0).close()  # never opened: only the URL is read
-    if settings.quantization in ("int8", "int4") and importlib.util.find_spec("torchao") is None:
-        raise ConfigError(f"--quantization {settings.quantization}: needs torchao: {how_to_install('quantization')}")

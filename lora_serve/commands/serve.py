@@ -29,7 +29,8 @@ def run(arguments: list[str]) -> int:
 
         open_standard_descriptors()
         settings, notes = command_line(arguments)
-        read_weights(settings.model)
+        if settings.quantization == "none":  # else what was made of them may be read in their place
+            read_weights(settings.model)
         if settings.engine in ("process", "ray"):
             from lora_serve.app.early_checks import check_start
 

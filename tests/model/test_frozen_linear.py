@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchao.quantization import quantize_
+from torchao.quantization import IntxWeightOnlyConfig, quantize_
+from torchao.quantization.granularity import PerGroup
 from transformers.pytorch_utils import Conv1D
 
 from lora_serve.model.frozen_linear import FrozenLinear
@@ -42,7 +43,8 @@ def linear(bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Linear:
 
 def quantised(name: str) -> nn.Linear:
     layer = linear()
-    quantize_(layer, torchao_scheme(name, torch.device("cpu")))
+    groups = PerGroup(32)
+    quantize_(layer, torchao_scheme(name) if name == "int8" else IntxWeightOnlyConfig(torch.int4, granularity=groups))
     return layer
 
 

@@ -92,7 +92,9 @@ class ModelForm:
         "auto", "which tokens make an embedding; auto: as the model's files say"
     )
     quantization: Literal["none", "int8", "int4", "fp8"] = setting(
-        "none", "quantise the base's linear weights at load, fp8 on a GPU alone; none: serve the checkpoint as it is"
+        "none",
+        "round the base's linear weights at its first start, and keep the result on disk for the next; none: serve the "
+        "checkpoint as it is",
     )
     max_model_len: HumanInt | None = setting(
         None, "tokens, prompt and answer together; default: the model's own limit", ge=8, le=2**30

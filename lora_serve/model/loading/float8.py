@@ -12,7 +12,6 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from lora_serve.model.loading.frozen_weight import FrozenWeight, StoredLinear, joined_rows, square_norms
 from lora_serve.model.loading.number_type import FLOAT8
@@ -107,11 +106,3 @@ def multiplies_float8(device: torch.device) -> bool:
 def can_multiply(linear: nn.Linear, device: torch.device) -> bool:
     """True if the device has a product of FP8 for such a layer: GPUs ask for multiples of 16 features."""
     return multiplies_float8(device) and linear.in_features % 16 == linear.out_features % 16 == 0
-
-
-def quantize_linears(module: PreTrainedModel, device: torch.device) -> None:
-    """Quantises each linear layer but the output head, on the device where it stays."""
-    head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
-    for path, layer in list(module.named_modules()):
-        if type(layer) is nn.Linear and layer is not head and can_multiply(layer, device):
-            module.set_submodule(path, Float8Linear(layer, *quantized(layer.weight.detach().to(device))))

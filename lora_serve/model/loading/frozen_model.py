@@ -25,7 +25,6 @@ from lora_serve.model.loading.number_type import (
     NumberType,
     QuantizationPlan,
     Source,
-    check_quantized,
     number_type,
     plan_quantization,
     resident_bytes,
@@ -177,7 +176,6 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
             f"--model {config.model}: its files hold {min(lost)}, and config.json has no quantization_config"
         )
     plan.settle(module, device)
-    check_quantized(module, config)
     if not plan.arguments.get("device_map"):
         module.to(device)
     module.eval()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,6 @@ from lora_serve.model.native import compiler, library
 
 FLOAT8 = torch.float8_e4m3fn
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # as safetensors names them
-_log = logging.getLogger(__name__)
 _EXTRA = f"install lora-serve's extra `quantization`: {how_to_install('quantization')}"
 _INT4_GROUP = 32  # weights that share a scale: the finest that the kernels have, and a divisor of most widths
 _MXFP4 = "mxfp4"  # gpt-oss: experts in blocks of 32 numbers of 4 bits, which are loaded as plain ones
@@ -140,9 +138,8 @@ def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device)
     if config.quantization == "none":
         return QuantizationPlan(config.dtype)
     _check_torchao(f"--quantization {config.quantization}")
-    scheme = torchao_scheme(config.quantization, device)
-    arguments = {"quantization_config": TorchAoConfig(scheme), **_placed(device)}
-    return QuantizationPlan(_activation_dtype(config, device), arguments)
+    arguments = {"quantization_config": TorchAoConfig(torchao_scheme(config.quantization)), **_placed(device)}
+    return QuantizationPlan(_activation_dtype(config), arguments, lambda module, device: _check_made(module, config))
 
 
 def quantization_of(hf_config: Any) -> Any:
@@ -151,8 +148,13 @@ def quantization_of(hf_config: Any) -> Any:
     return found if found is not None else getattr(hf_config.get_text_config(), "quantization_config", None)
 
 
-def torchao_scheme(name: str, device: torch.device) -> Any:
-    """torchao's config of "int8" (a scale per row) or "int4" (one per 32 weights, in the device's own layout).
+def is_rounded_here(kind: str, device: torch.device) -> bool:
+    """True if `--quantization` makes a packed checkpoint of a plain one; else torchao quantises what is loaded."""
+    return kind == "fp8" or (kind != "none" and device.type == "cpu")
+
+
+def torchao_scheme(name: str) -> Any:
+    """torchao's config for a GPU of "int8" (a scale per row) or "int4" (one per 32 weights).
 
     torchao's global compiler settings, one of which would lower float32's precision, are left alone.
     """
@@ -160,21 +162,15 @@ def torchao_scheme(name: str, device: torch.device) -> Any:
 
     if name == "int8":
         return quantization.Int8WeightOnlyConfig(set_inductor_config=False)
-    if device.type == "cuda":
-        layout = "tile_packed_to_4d"  # torch's own kernel; the other layouts need further packages
-        return quantization.Int4WeightOnlyConfig(
-            group_size=_INT4_GROUP, int4_packing_format=layout, set_inductor_config=False
-        )
-    try:
-        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigError(f"--quantization int4: this torchao has no int4 layout for CPUs ({error})") from error
-    return PrototypeInt4WeightOnlyConfig(group_size=_INT4_GROUP, set_inductor_config=False)
+    layout = "tile_packed_to_4d"  # torch's own kernel; the other layouts need further packages
+    return quantization.Int4WeightOnlyConfig(
+        group_size=_INT4_GROUP, int4_packing_format=layout, set_inductor_config=False
+    )
 
 
-def check_quantized(module: nn.Module, config: ModelConfig) -> None:
-    """Raise ConfigError if the flag asked for quantised weights and not one layer has them (GPT-2's Conv1D, say)."""
-    if config.quantization != "none" and not any(is_quantized(weight) for weight in module.parameters()):
+def _check_made(module: nn.Module, config: ModelConfig) -> None:
+    """Raise ConfigError if torchao found no layer to quantise (GPT-2's Conv1D, say)."""
+    if not any(is_quantized(weight) for weight in module.parameters()):
         raise ConfigError(
             f"--quantization {config.quantization}: no layer of {config.model} can be quantised "
             f"({type(module).__name__}: its layers are not nn.Linear, or not of a width that has a product); "
@@ -222,9 +218,11 @@ def _scales(state: Any) -> Iterator[Tensor]:
         yield from _scales(getattr(state, "state2", None))
 
 
-def check_asked(config: ModelConfig, name: str) -> None:
-    """Raises ConfigError if the flag asks for another kind than `name`, in which the checkpoint is stored."""
-    if config.quantization not in ("none", name):
+def check_asked(config: ModelConfig, name: str, *kinds: str) -> None:
+    """Raises ConfigError if the flag asks for another kind than `name`, in which the checkpoint is stored; `kinds`: the
+    flag's own names of that.
+    """
+    if config.quantization not in ("none", name, *kinds):
         raise ConfigError(
             f"--quantization {config.quantization}: {config.model} is quantised already ({name}) and cannot be "
             "quantised again; leave the flag out, or give the plain checkpoint"
@@ -293,13 +291,10 @@ def _placed(device: torch.device) -> dict[str, Any]:
     return {"device_map": {"": device}}
 
 
-def _activation_dtype(config: ModelConfig, device: torch.device) -> str:
-    """The type of activations: int4's kernels on GPUs know bfloat16 only, and on CPUs any other type is far slower."""
+def _activation_dtype(config: ModelConfig) -> str:
+    """The type of activations: torchao's kernels of int4 know bfloat16 only."""
     if config.quantization != "int4" or config.dtype == "bfloat16":
         return config.dtype
     if config.dtype == "auto":
         return "bfloat16"
-    if device.type != "cpu":
-        raise ConfigError(f"--dtype {config.dtype}: --quantization int4 on a GPU multiplies bfloat16 only")
-    _log.warning("int4 products in %s are many times slower than in bfloat16 on most CPUs", config.dtype)
-    return config.dtype
+    raise ConfigError(f"--dtype {config.dtype}: --quantization int4 on a GPU multiplies bfloat16 only")

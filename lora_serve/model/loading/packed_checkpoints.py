@@ -8,43 +8,47 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 from transformers.utils.import_utils import is_bitsandbytes_available
 
 from lora_serve.core.config import ModelConfig
-from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.core.errors import ModelError
 from lora_serve.core.gguf_file import gguf_of, read_gguf
 from lora_serve.model.loading import (
     bitsandbytes_formats,
     compressed_tensors,
     float4_formats,
-    float8,
     float8_formats,
     gguf_blocks,
     gguf_models,
     gptq,
 )
+from lora_serve.model.loading.checkpoint_files import places_in, reported, tensors_of
 from lora_serve.model.loading.frozen_weight import StoredLinear
-from lora_serve.model.loading.number_type import QuantizationPlan, Source, check_asked, quantization_of
+from lora_serve.model.loading.number_type import (
+    QuantizationPlan,
+    Source,
+    check_asked,
+    is_rounded_here,
+    quantization_of,
+)
 from lora_serve.model.loading.observation import first_line
 from lora_serve.model.loading.packed_format import Scheme, StoredLayer
 from lora_serve.model.loading.packed_weight import PackedWeight
+from lora_serve.model.loading.rounded_checkpoint import BESIDE
+from lora_serve.model.loading.rounded_once import rounded_once
 
 _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
     "awq": gptq.awq_schemes,
@@ -57,30 +61,24 @@ _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Scheme]]] = {
     "modelopt": float4_formats.modelopt_schemes,
 }
 _PLAIN = frozenset({"F64", "F32", "BF16", "F16", "I64", "BOOL", "U8"})  # types that tensors of no packed layer may have
-# Last names that no plain layer has: of tensors that would be left out in silence.
-_BESIDE = re.compile(
-    r"weight_(scale|scale_inv|scale_2|global_scale|zero_point|g_idx|shape|packed)|input_scale|SCB|weight\..*|qweight|qzeros|g_idx"
-)
 _log = logging.getLogger(__name__)
 
 
 def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan | None:
-    """The way to load a model whose weights are packed, or become FP8; None: they are not. Raises ConfigError and
+    """The way to load a model whose weights are packed, or are to be; None: they are not. Raises ConfigError and
     ModelError.
     """
-    stored = quantization_of(hf_config)
-    if stored is None and config.quantization == "fp8":
-        if not float8.multiplies_float8(device):
-            raise ConfigError("--quantization fp8: needs a GPU that multiplies FP8 (Ada, Hopper or later)")
-        return QuantizationPlan(config.dtype, settle=float8.quantize_linears)
+    stored, file = quantization_of(hf_config), gguf_of(config.model)
+    if stored is None and is_rounded_here(config.quantization, device):
+        rounded = _Rounded(config, hf_config, device)
+        return QuantizationPlan(config.dtype, settle=rounded.settle, open=rounded.open)
     if not isinstance(stored, Mapping) or (find := _FORMATS.get(str(stored.get("quant_method")))) is None:
         return None
     if stored.get("load_in_4bit") and device.type == "cuda" and is_bitsandbytes_available():
         return None  # that library's product keeps them packed
-    with _reported(f"--model {config.model}", ModelError):
+    with reported(f"--model {config.model}", ModelError):
         schemes = find(stored)
-    file = gguf_of(config.model)
-    check_asked(config, schemes[0].words if file is None else "GGUF")
+    check_asked(config, schemes[0].words if file is None else "GGUF", *(scheme.kind for scheme in schemes))
     plain = copy.deepcopy(hf_config)
     for part in (plain, plain.get_text_config()):
         vars(part).pop("quantization_config", None)
@@ -99,13 +97,13 @@ class _Packed:
 
     def weight(self) -> PackedWeight:
         """For a scheme that keeps it so."""
-        with _reported(f"--model {self.model}: {self.layer.path}", ModelError):
+        with reported(f"--model {self.model}: {self.layer.path}", ModelError):
             found = self.scheme.weight(self.layer)
         assert isinstance(found, PackedWeight), "other weights are not kept"
         return found
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
-        with _reported(f"--model {self.model}: {self.layer.path}", ModelError):
+        with reported(f"--model {self.model}: {self.layer.path}", ModelError):
             return self.scheme.weight(self.layer).dequantized(dtype)
 
 
@@ -127,6 +125,7 @@ class _Checkpoint:
     plain: Any  # config.json of the model without quantisation
     schemes: Sequence[Scheme]
     device: torch.device
+    folder: str | None = None  # of the weights, where they lie beside the model
     layers: Sequence[_Packed] = ()  # as far as the files were read
     kept: dict[str, Callable[[nn.Linear], nn.Linear]] = field(default_factory=dict)  # by path: what makes the layer
 
@@ -134,7 +133,7 @@ class _Checkpoint:
         """Looks at all that the files of a folder hold, but for the codes. Raises ModelError."""
         if self.file is not None or any(Path(self.model).glob("*.safetensors")):
             try:
-                with _reported(f"--model {self.model}", ModelError):
+                with reported(f"--model {self.model}", ModelError):
                     self._read()
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"--model {self.model}: its weights cannot be read: {first_line(error)}") from error
@@ -144,7 +143,7 @@ class _Checkpoint:
         """The plain checkpoint that the files stand for. Raises ModelError."""
         with torch.device("meta"):
             model = auto_class.from_config(self.plain)
-        with _reported(f"--model {self.model}", ModelError):
+        with reported(f"--model {self.model}", ModelError):
             layers, tensors = self._read()
             self._place(layers, tensors, model, dtype)
         return Source(type(model), None, {"config": model.config, "state_dict": tensors})
@@ -168,12 +167,12 @@ class _Checkpoint:
     def _read(self) -> tuple[list[_Packed], dict[str, Any]]:
         """The layers that are packed, and all other tensors by name. Raises ValueError."""
         if self.file is None:
-            parts = _safetensors(self.model)
+            parts = tensors_of(self.folder or self.model)
         else:
             parts = gguf_models.parts_of(read_gguf(self.file), self.plain)
         layers, tensors = [], dict[str, Any]()
         for path, slices in parts.items():
-            with _reported(path):
+            with reported(path):
                 found = self._packed(path, slices)
             if found is not None:
                 layers.append(found)
@@ -200,7 +199,7 @@ class _Checkpoint:
         if errors:
             raise errors[0]
         for last, (dtype, shape) in forms.items():
-            if dtype not in _PLAIN or _BESIDE.fullmatch(last):
+            if dtype not in _PLAIN or BESIDE.fullmatch(last):
                 words = " or ".join(dict.fromkeys(scheme.words for scheme in self.schemes))
                 raise ValueError(f"{last} is {dtype} {shape}, of no layer that is packed as {words}")
         return None
@@ -209,15 +208,13 @@ class _Checkpoint:
         self, layers: Sequence[_Packed], tensors: dict[str, Any], model: PreTrainedModel, dtype: torch.dtype
     ) -> None:
         """Adds the weights of layers to the tensors of a plain checkpoint of `model`. Raises ValueError."""
-        transforms = get_model_conversion_mapping(model)
-        renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
-        converters = [one for one in transforms if isinstance(one, WeightConverter)]
         names = model.state_dict()
+        place = places_in(model, names)
         if self.file is not None:
-            _check_places({*tensors, *(f"{one.layer.path}.weight" for one in layers)}, model, renamings, converters)
+            _check_places({*tensors, *(f"{one.layer.path}.weight" for one in layers)}, model, place)
         for packed in layers:
             layer, name = packed.layer, f"{packed.layer.path}.weight"
-            found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, names)
+            found, converted = place(name)
             tensors[name] = _Dequantized(packed, dtype)
             path = found.removesuffix(".weight")
             if converted is not None or found not in names:
@@ -238,46 +235,38 @@ class _Checkpoint:
                 tensors[name] = torch.zeros((), dtype=dtype).expand(packed.size)
 
 
-def _check_places(
-    names: Iterable[str], model: PreTrainedModel, renamings: list[WeightRenaming], converters: list[WeightConverter]
-) -> None:
+def _check_places(names: Iterable[str], model: PreTrainedModel, place: Callable[[str], tuple[str, str | None]]) -> None:
     """Raises ValueError for a tensor that the model does not have."""
     known = model.state_dict()
     for name in names:
-        found, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        found, converted = place(name)
         if converted is None and found not in known:
             raise ValueError(f"it holds {name}, which {type(model).__name__} has not by its facts")
 
 
+@dataclass(slots=True)
+class _Rounded:
+    """A plain checkpoint that is loaded as what was made of it."""
+
+    config: ModelConfig
+    hf_config: Any
+    device: torch.device
+    checkpoint: _Checkpoint | None = None
+    ends: ExitStack = field(default_factory=ExitStack)
+
+    def open(self, auto_class: Any, dtype: torch.dtype) -> Source:
+        """Raises ConfigError and ModelError."""
+        folder = rounded_once(self.config, self.hf_config, auto_class, self.ends)
+        stored = json.loads((folder / "config.json").read_bytes())["quantization_config"]
+        schemes = compressed_tensors.schemes(stored)
+        self.checkpoint = _Checkpoint(self.config.model, None, self.hf_config, schemes, self.device, str(folder))
+        return self.checkpoint.open(auto_class, dtype)
+
+    def settle(self, module: Any, device: torch.device) -> None:
+        assert self.checkpoint is not None, "it was opened"
+        self.checkpoint.settle(module, device)
+        self.ends.close()
+
+
 def _kept(packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear) -> StoredLinear:
     return make(like, packed.weight())
-
-
-def _safetensors(model: str) -> dict[str, dict[str, Any]]:
-    """The tensors by the path of their module and last name. Raises OSError and SafetensorError."""
-    parts: dict[str, dict[str, Any]] = {}
-    for file in _files(model):
-        stored: Any = safe_open(file, "pt")
-        for name in stored.keys():  # noqa: SIM118 - it is no mapping
-            path, of_weight, last = name.partition(".weight.")  # as bitsandbytes names what lies beside
-            path, _, last = (path, "", f"weight.{last}") if of_weight else name.rpartition(".")
-            parts.setdefault(path, {})[last] = stored.get_slice(name)
-    return parts
-
-
-def _files(model: str) -> Sequence[str | Path]:
-    """The files of weights of a folder or hub id, as transformers chooses them. Raises OSError."""
-    if (whole := cached_file(model, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)) is not None:
-        return [whole]
-    index = cached_file(model, SAFE_WEIGHTS_INDEX_NAME)
-    files: list[str] = get_checkpoint_shard_files(model, index)[0]  # type: ignore[no-untyped-call]
-    return files
-
-
-@contextmanager
-def _reported(place: str, kind: type[Exception] = ValueError) -> Iterator[None]:
-    """Inside the block, what is wrong with the files is said to be of this place, as an error of this kind."""
-    try:
-        yield
-    except ValueError as error:
-        raise kind(f"{place}: {error}") from error

@@ -81,6 +81,11 @@ class Scheme(ABC):
     numbers: str  # the last name of the tensor of codes
     types: tuple[str, ...] = ("I32",)  # of it
 
+    @property
+    def kind(self) -> str:
+        """As `--quantization` names it: "int4"."""
+        return "fp8" if "F8_E4M3" in self.types else f"int{self.bits}"
+
     def is_of(self, layer: StoredLayer) -> bool:
         """True if the layer has the tensor of codes of this way."""
         return self.numbers in layer.forms and layer.forms[self.numbers][0] in self.types

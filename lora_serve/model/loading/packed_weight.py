@@ -94,3 +94,13 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
     numbers = (words.flatten().view(torch.uint8)[:, None] >> shifts) & ((1 << bits) - 1)
     return numbers.view(len(words), -1).sub_(1 << (bits - 1)).view(torch.int8)  # bytes wrap, as two's complement does
+
+
+def packed(numbers: Tensor, bits: int) -> Tensor:
+    """numbers [rows, n] int8 of 4 or 8 bits -> words [rows, ceil(n * bits / 32)] int32; `unpacked` reverses it."""
+    count = 32 // bits
+    found = torch.zeros(len(numbers), -(-numbers.shape[1] // count) * count, dtype=torch.uint8)
+    found[:, : numbers.shape[1]] = numbers.view(torch.uint8) + (1 << (bits - 1))  # bytes wrap
+    if bits == 4:
+        found = found[:, ::2] | found[:, 1::2] << 4
+    return found.contiguous().view(torch.int32)

@@ -157,13 +157,20 @@ def _keep(made: Path, place: Path) -> None:
 def usable_cache() -> Path | None:
     """The folder that keeps kernels; None with a line of the log if it cannot."""
     try:
-        cache = _cache()
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(cache)
-        tempfile.TemporaryDirectory(dir=cache).cleanup()
+        return cache_folder()
     except (OSError, RuntimeError) as error:
         _log.warning("kernels: no cache can be used, they are compiled at every start: %s", error)
         return None
+
+
+def cache_folder() -> Path:
+    """The folder of what this machine makes once, made if it is not there. Raises OSError and RuntimeError if it cannot
+    be used.
+    """
+    cache = _cache()
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(cache)
+    tempfile.TemporaryDirectory(dir=cache).cleanup()
     return cache
 
 

@@ -96,10 +96,14 @@ class PoolingParts:
     expected: tuple[Tensor, ...]  # the plain model's answers to `probe`, one row at a time
 
 
+def auto_class_of(plan: PoolingPlan) -> Any:
+    """transformers' auto class that makes such a model."""
+    return AutoModel if plan.task is Task.EMBED else AutoModelForSequenceClassification
+
+
 def load_pooling_model(config: ModelConfig, plan: PoolingPlan) -> PoolingParts:
     """Loads the model in the first layout that is exact. Raises ModelError if neither is."""
-    auto_class = AutoModel if plan.task is Task.EMBED else AutoModelForSequenceClassification
-    found = load_frozen(config, auto_class)
+    found = load_frozen(config, auto_class_of(plan))
     module = found.module
     _check_complete(found, config)
     if hasattr(module.config, "use_cache"):

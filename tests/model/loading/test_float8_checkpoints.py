@@ -17,10 +17,10 @@ from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.loading import float8
+from lora_serve.model.loading.float8 import Float8Linear
 from lora_serve.model.loading.frozen_model import load_frozen
 from lora_serve.model.loading.packed_checkpoints import plan_packed
 from tests.float8_packer import WEIGHTS, config_of, edit_config, is_quantized, rewritten, save_dequantized, save_float8
-from tests.local_engine import LocalEngine
 from tests.oracle import save_tiny_model
 from tests.packed_place import NEAR, PackedPlace, as_it_is, save_adapters
 
@@ -86,10 +86,10 @@ def build(model: Path, **settings: Any) -> ModelParts:
     return build_model(given.part(ModelConfig), given.part(EngineConfig), 2)
 
 
-def loaded(model: Path) -> Any:
+def loaded(model: Path, **settings: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return load_frozen(Settings(model=str(model)).part(ModelConfig), AutoModelForCausalLM).module
+    return load_frozen(Settings(model=str(model), **settings).part(ModelConfig), AutoModelForCausalLM).module
 
 
 @pytest.fixture(scope="module")
@@ -264,20 +264,8 @@ def test_scales_of_which_the_config_knows_nothing_are_not_left_out(llama: Path, 
         loaded(model)
 
 
-def test_quantising_at_load_needs_a_gpu_for_it(llama: Path) -> None:
-    with pytest.raises(ConfigError, match="--quantization fp8: needs a GPU that multiplies FP8"):
-        build(llama, quantization="fp8")
-
-
 @pytest.mark.usefixtures("kept")
-def test_plain_checkpoint_is_quantised_at_load_as_a_stored_one_was(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(float8, "multiplies_float8", lambda device: True)
-    settings = {"dtype": "float32", "max_model_len": 56, "kv_cache_memory": "100KiB"}
-    answers = []
-    for model, flag in ((llama, "fp8"), (save_float8(llama, tmp_path / "model"), "none")):
-        engine = LocalEngine(model, quantization=flag, **settings)
-        answers += engine.run([engine.request(list(range(3, 30)), max_tokens=4, prompt_logprobs=0)])
-    assert answers[0] == answers[1]
-    assert answers[0].error is None
+def test_plain_checkpoint_becomes_fp8_at_load_and_stays_so(llama: Path) -> None:
+    module = loaded(llama, quantization="fp8")
+    kinds = {name: type(part) for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    assert {name for name, kind in kinds.items() if kind is not Float8Linear} == {"lm_head"}

@@ -220,8 +220,8 @@ def test_fields_that_are_not_known_or_of_other_values_are_refused(
 def test_check_needs_no_weights_and_the_flag_may_not_contradict(packed: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((packed("gptq") / "config.json").read_text())
     assert try_base(part_of(tmp_path)).spec.num_layers
-    with pytest.raises(ConfigError, match=r"--quantization int4: .* is quantised already \(gptq, 4 bits\)"):
-        try_base(part_of(tmp_path, quantization="int4"))
+    with pytest.raises(ConfigError, match=r"--quantization int8: .* is quantised already \(gptq, 4 bits\)"):
+        try_base(part_of(tmp_path, quantization="int8"))
 
 
 def test_weights_of_another_size_than_the_model_are_refused(packed: Callable[[str], Path], tmp_path: Path) -> None:

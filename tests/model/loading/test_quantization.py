@@ -1,4 +1,4 @@
-"""Quantised bases: rows equal PEFT over the base that transformers quantised; what cannot work is refused in words."""
+"""Bases that torchao and others quantised: rows equal PEFT over them; what cannot work is refused in words."""
 
 from __future__ import annotations
 
@@ -23,19 +23,25 @@ from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.loading import number_type
 from lora_serve.model.loading.number_type import torchao_scheme
 from tests.local_engine import LocalEngine
-from tests.oracle import logprobs_with_peft, save_adapter, save_tiny_model
+from tests.oracle import load_plain, logprobs_with_peft, save_adapter, save_tiny_model
 from tests.peft_kinds import save_kind
 from tests.tiers import mostly_nightly
 
-CPU = torch.device("cpu")
 ADAPTERS = {"rank4": {"r": 4, "lora_alpha": 8}, "rank16": {"r": 16, "lora_alpha": 8, "use_rslora": True}}
 PROMPT_LENGTHS = (3, 29, 11, 1, 18, 7)
 NEW_TOKENS = 6
 
 
+STORED = {
+    "int8": Int8WeightOnlyConfig(set_inductor_config=False),
+    "int4": IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)),
+    "float8": Float8WeightOnlyConfig(set_inductor_config=False),
+}
+
+
 def quantised_by_transformers(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager", quantization_config=TorchAoConfig(torchao_scheme(name, CPU))
+        folder, dtype=dtype, attn_implementation="eager", quantization_config=TorchAoConfig(STORED[name])
     )
     return model.eval().requires_grad_(False)
 
@@ -55,8 +61,8 @@ def build(model: Path, **settings: Any) -> ModelParts:
     return build_model(given.part(ModelConfig), given.part(EngineConfig), 2)
 
 
-def save_quantised(model: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    quantised_by_transformers(model, "int8", dtype).save_pretrained(folder)
+def save_quantised(model: Path, folder: Path, name: str = "int8") -> Path:
+    quantised_by_transformers(model, name).save_pretrained(folder)
     return folder
 
 
@@ -90,8 +96,8 @@ def test_mixed_batch_on_a_quantised_base_equals_each_adapter_alone_in_peft(
     }
     oracle = with_adapters(quantised_by_transformers(model, name), folders)
     engine = LocalEngine(
-        model, folders, quantization=name, dtype="float32", max_num_batched_tokens=16, max_num_seqs=6,
-        max_model_len=56, block_size=4, kv_cache_memory="100KiB",
+        save_quantised(model, tmp_path / "stored", name), folders, dtype="float32", max_num_batched_tokens=16,
+        max_num_seqs=6, max_model_len=56, block_size=4, kv_cache_memory="100KiB",
     )  # fmt: skip
     assert_rows_equal(engine, oracle, list(folders), tolerance=1e-3)
 
@@ -103,9 +109,8 @@ def test_every_kind_of_adapter_is_exact_beside_a_quantised_layer(name: str, tmp_
     kinds = ["bias_all", "save_norms", "save_lm_head", "embedding", "trainable_tokens", "ia3"]
     kinds += ["dora", "dora_with_bias"] if name == "int8" else []  # PEFT cannot read int4 weights back for its norms
     folders = {kind: save_kind(kind, "qwen2", model, tmp_path / kind) for kind in kinds}
-    engine = LocalEngine(
-        model, folders, quantization=name, dtype="float32", max_model_len=56, block_size=4, kv_cache_memory="200KiB"
-    )
+    stored = save_quantised(model, tmp_path / "stored", name)
+    engine = LocalEngine(stored, folders, dtype="float32", max_model_len=56, block_size=4, kv_cache_memory="200KiB")
     prompt = torch.randint(3, 97, (21,), generator=torch.Generator().manual_seed(3)).tolist()
     answers = engine.run([engine.request(prompt, kind, max_tokens=1, prompt_logprobs=0) for kind in kinds])
     for kind, answer in zip(kinds, answers, strict=True):
@@ -114,13 +119,6 @@ def test_every_kind_of_adapter_is_exact_beside_a_quantised_layer(name: str, tmp_
         assert answer.prompt_logprobs is not None
         found = torch.tensor([item.logprob for item in answer.prompt_logprobs if item is not None])
         assert torch.allclose(found, truth, atol=1e-3), kind
-
-
-STORED = {
-    "int8": Int8WeightOnlyConfig(set_inductor_config=False),
-    "int4 in bytes": IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)),
-    "float8": Float8WeightOnlyConfig(set_inductor_config=False),
-}
 
 
 @pytest.mark.parametrize("kind", STORED)
@@ -133,10 +131,6 @@ def test_stored_checkpoint_is_served_as_it_is(kind: str, llama: Path, tmp_path: 
     engine = LocalEngine(folder, folders, max_model_len=56, kv_cache_memory="100KiB")
     assert engine.parts.spec.num_bytes < build(llama).spec.num_bytes / 2
     assert_rows_equal(engine, oracle, list(folders), tolerance=1e-3)
-
-
-def test_stored_int8_takes_the_bytes_of_int8_made_at_load(llama: Path, stored: Path) -> None:
-    assert build(stored).spec.num_bytes == build(llama, quantization="int8").spec.num_bytes
 
 
 def assert_rows_equal(engine: LocalEngine, oracle: Any, adapters: list[str], tolerance: float) -> None:
@@ -159,8 +153,9 @@ def assert_rows_equal(engine: LocalEngine, oracle: Any, adapters: list[str], tol
 def test_all_linear_layers_but_the_head_are_quantised_and_may_be_targeted(
     name: str, tied: bool, tmp_path: Path
 ) -> None:
-    model = save_tiny_model("llama", tmp_path, tie_word_embeddings=tied)
-    loaded = load_model(Settings(model=str(model), quantization=name).part(ModelConfig))
+    model = save_tiny_model("llama", tmp_path / "plain", tie_word_embeddings=tied)
+    stored = save_quantised(model, tmp_path / "stored", name)
+    loaded = load_model(Settings(model=str(stored)).part(ModelConfig))
     assert len(loaded.spec.linears) == 2 * 7 + 1
     down = loaded.spec.linears["model.layers.1.mlp.down_proj"]
     assert (down.in_features, down.out_features) == (64, 32)
@@ -169,36 +164,11 @@ def test_all_linear_layers_but_the_head_are_quantised_and_may_be_targeted(
     assert not number_type.is_quantized(loaded.module.get_input_embeddings().weight)
 
 
-def test_bytes_told_are_those_of_the_packed_weights(llama: Path) -> None:
+def test_bytes_told_are_those_of_the_packed_weights(llama: Path, stored: Path) -> None:
     num_weights = 2 * (32 * (32 + 16 + 16 + 32) + 3 * 32 * 64)
     rows = 2 * (32 + 16 + 16 + 32 + 64 + 64 + 32)
-    plain = build(llama).spec.num_bytes
-    # int8: a byte each, per row a float32 scale and an int8 zero point
-    assert build(llama, quantization="int8").spec.num_bytes == plain - 4 * num_weights + num_weights + 5 * rows
-    # int4: half a byte each, per 32 a scale and a zero point of float32
-    int4 = build(llama, quantization="int4", dtype="float32").spec.num_bytes
-    assert int4 == plain - 4 * num_weights + num_weights // 2 + 8 * num_weights // 32
-
-
-def test_int4_takes_bfloat16_unless_told_otherwise(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    assert build(llama, quantization="int4").spec.dtype == "bfloat16"
-    assert "dtype: bfloat16 (for --quantization int4" in caplog.text
-    assert build(llama, quantization="int4", dtype="float32").spec.dtype == "float32"
-    assert "dtype: float32 (as asked); kernels: " in caplog.text
-
-
-def test_int4_rows_in_bfloat16_agree_with_peft_as_far_as_bfloat16_goes(llama: Path, tmp_path: Path) -> None:
-    folders = {"rank4": save_adapter(llama, tmp_path / "rank4", **ADAPTERS["rank4"])}
-    oracle = with_adapters(quantised_by_transformers(llama, "int4", torch.bfloat16), folders)
-    engine = LocalEngine(llama, folders, quantization="int4", max_model_len=56, kv_cache_memory="100KiB")
-    prompt = list(range(3, 40))
-    (answer,) = engine.run([engine.request(prompt, "rank4", max_tokens=1, prompt_logprobs=0)])
-    assert answer.prompt_logprobs is not None
-    found = torch.tensor([item.logprob for item in answer.prompt_logprobs if item is not None])
-    truth = logprobs_with_peft(oracle, "rank4", prompt)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
-    assert torch.allclose(found, truth, atol=0.3)
-    assert (found - truth).abs().mean() < 0.05
+    # a byte each, per row a float32 scale and an int8 zero point
+    assert build(stored).spec.num_bytes == build(llama).spec.num_bytes - 4 * num_weights + num_weights + 5 * rows
 
 
 def test_int4_on_a_gpu_multiplies_bfloat16_only(llama: Path) -> None:
@@ -210,7 +180,7 @@ def test_int4_on_a_gpu_multiplies_bfloat16_only(llama: Path) -> None:
 def test_gpu_layout_of_int4_needs_no_further_package() -> None:
     from torchao.quantization.quantize_.workflows import Int4PackingFormat
 
-    scheme = torchao_scheme("int4", torch.device("cuda"))
+    scheme = torchao_scheme("int4")
     assert type(scheme).__name__ == "Int4WeightOnlyConfig"
     assert scheme.int4_packing_format == Int4PackingFormat.TILE_PACKED_TO_4D
 
@@ -241,8 +211,9 @@ def test_bitsandbytes_checkpoint_contradicts_every_flag(llama: Path, tmp_path: P
 
 def test_missing_torchao_names_the_extra(llama: Path, stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(number_type, "is_torchao_available", lambda: False)
+    config = Settings(model=str(llama), quantization="int8").part(ModelConfig)
     with pytest.raises(ConfigError, match=r"--quantization int8: needs torchao.*lora-serve\[quantization\]"):
-        build(llama, quantization="int8")
+        number_type.plan_quantization(config, object(), torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"quantised with torchao: needs torchao.*lora-serve\[quantization\]"):
         build(stored)
 
@@ -283,14 +254,16 @@ def test_quantised_checkpoint_in_an_unsafe_form_is_refused_in_words(stored: Path
         build(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_model_without_a_layer_to_quantise_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"--quantization {name}: no layer of .* can be quantised .*GPT2LMHeadModel"):
-        build(save_tiny_model("gpt2", tmp_path), quantization=name)
+def test_model_of_which_torchao_quantises_nothing_on_a_gpu_is_refused(tmp_path: Path) -> None:
+    model = save_tiny_model("gpt2", tmp_path)
+    config = Settings(model=str(model), quantization="int8").part(ModelConfig)
+    plan = number_type.plan_quantization(config, object(), torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"--quantization int8: no layer of .* can be quantised .*GPT2LMHeadModel"):
+        plan.settle(load_plain(model), torch.device("cuda"))
 
 
-def test_float32_products_keep_their_precision(llama: Path) -> None:
-    build(llama, quantization="int4")  # torchao would set "high", which rounds to 10 bits on GPUs
+def test_float32_products_keep_their_precision(stored: Path) -> None:
+    build(stored)  # torchao would set "high", which rounds to 10 bits on GPUs
     assert torch.get_float32_matmul_precision() == "highest"
 
 
