@@ -64,6 +64,10 @@ class Float4Scheme(Scaled):
             unused,
         )
 
+    @property
+    def kind(self) -> str:
+        return "fp4"
+
     def size(self, layer: StoredLayer) -> tuple[int, int]:
         num_outputs, num_bytes = layer.forms[self.numbers][1]
         return num_outputs, num_bytes * 2

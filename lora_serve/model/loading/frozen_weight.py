@@ -104,7 +104,7 @@ class Panels(FrozenWeight):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.packed(x.to(self.dtype), bias)
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Tensor | None:
         return self.packed.dense()
 
     @classmethod

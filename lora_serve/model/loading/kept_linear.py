@@ -66,9 +66,10 @@ class KeptWeight(nn.Module, FrozenWeight):
         of_zeros = None if any(part is None for part in zeros) else joined_rows(zeros)  # type: ignore[arg-type]
         if of_codes is None or of_scales is None or (of_zeros is None and any(part is not None for part in zeros)):
             return None
+        beside: Sequence[Tensor | None] = of_zeros or [None] * len(of_codes)
         return [
             cls(PackedWeight(codes, Scales(scales, first.group_size, zero, first.groups)), first.dtype)  # type: ignore[arg-type]
-            for codes, scales, zero in zip(of_codes, of_scales, of_zeros or [None] * len(of_codes), strict=True)
+            for codes, scales, zero in zip(of_codes, of_scales, beside, strict=True)
         ]
 
 

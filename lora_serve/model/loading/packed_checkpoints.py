@@ -78,7 +78,8 @@ def plan_packed(config: ModelConfig, hf_config: Any, device: torch.device) -> Qu
         return None  # that library's product keeps them packed
     with reported(f"--model {config.model}", ModelError):
         schemes = find(stored)
-    check_asked(config, schemes[0].words if file is None else "GGUF", *(scheme.kind for scheme in schemes))
+    kinds = [scheme.kind for scheme in schemes] if file is None else []
+    check_asked(config, schemes[0].words if file is None else "GGUF", *kinds)
     plain = copy.deepcopy(hf_config)
     for part in (plain, plain.get_text_config()):
         vars(part).pop("quantization_config", None)

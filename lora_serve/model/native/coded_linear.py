@@ -189,10 +189,11 @@ def _parts(
     end = depth * outputs // (2 if form is Form.NIBBLES else 1)
     after = end + pieces * outputs * scale.itemsize
     words = {Form.NIBBLES: torch.int32, Form.BYTES: torch.int8, Form.FLOAT8S: torch.int16}[form]
-    codes = raw[:, :end].view(words).unflatten(1, (-1, outputs))
-    scales = raw[:, end:after].view(scale).unflatten(1, (pieces, outputs))
+    count = len(panels)
+    codes = raw[:, :end].view(words).view(count, -1, outputs)
+    scales = raw[:, end:after].view(scale).view(count, pieces, outputs)
     zeros = raw[:, after : after + pieces * outputs]
-    return codes, scales, zeros.unflatten(1, (pieces, outputs)) if zeros.shape[1] == pieces * outputs else zeros
+    return codes, scales, zeros.view(count, pieces, outputs) if zeros.shape[1] == pieces * outputs else zeros
 
 
 def _kernels(dtype: torch.dtype) -> Any:

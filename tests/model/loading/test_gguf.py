@@ -22,7 +22,7 @@ from lora_serve.model.loading.packed_format import StoredLayer
 from lora_serve.text.tokenizer import TextModel
 from tests.gguf_packer import ARCHITECTURES, WIDE, save_gguf
 from tests.oracle import load_plain, save_tiny_model
-from tests.packed_place import NEAR, PackedPlace, save_adapters
+from tests.packed_place import NEAR, PackedPlace, numbers_of, save_adapters
 from tests.tiers import mostly_nightly
 
 MODEL = Path(__file__).parents[3] / "lora_serve/demo_data/model"
@@ -62,9 +62,9 @@ def test_numbers_of_random_blocks_are_the_librarys(kind: str) -> None:
 @pytest.mark.parametrize("kind", mostly_nightly(KINDS, "Q5_K", "Q6_K", "BF16"))
 def test_whole_file_is_the_plain_model_of_its_numbers(kind: str, llama: Path, tmp_path: Path) -> None:
     file, dequantized = save_gguf(llama, tmp_path, kind)
-    found, wanted = loaded(file), load_plain(dequantized)
-    assert found.state_dict().keys() == wanted.state_dict().keys()
-    assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in wanted.state_dict().items())
+    found, wanted = numbers_of(loaded(file)), load_plain(dequantized).state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor.to(found[name].dtype)) for name, tensor in wanted.items())
 
 
 @pytest.mark.parametrize("architecture", mostly_nightly(ARCHITECTURES, "gemma3_text", "mixtral", "qwen3_moe"))

@@ -200,20 +200,20 @@ def test_flag_that_contradicts_the_checkpoint_is_refused_naming_both(stored: Pat
         build(stored, quantization="int4")
 
 
-def test_bitsandbytes_checkpoint_contradicts_every_flag(llama: Path, tmp_path: Path) -> None:
+def test_bitsandbytes_checkpoint_contradicts_a_flag_of_another_kind(llama: Path, tmp_path: Path) -> None:
     folder = edit_config(
         save_tiny_model("llama", tmp_path),
         quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     )
-    with pytest.raises(ConfigError, match=r"--quantization int4: .*\(bitsandbytes, 4 bits\)"):
-        build(folder, quantization="int4")
+    with pytest.raises(ConfigError, match=r"--quantization int8: .*\(bitsandbytes, 4 bits\)"):
+        build(folder, quantization="int8")
 
 
 def test_missing_torchao_names_the_extra(llama: Path, stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(number_type, "is_torchao_available", lambda: False)
     config = Settings(model=str(llama), quantization="int8").part(ModelConfig)
     with pytest.raises(ConfigError, match=r"--quantization int8: needs torchao.*lora-serve\[quantization\]"):
-        number_type.plan_quantization(config, object(), torch.device("cuda"))
+        number_type.plan_quantization(config, PretrainedConfig(), torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"quantised with torchao: needs torchao.*lora-serve\[quantization\]"):
         build(stored)
 
@@ -257,7 +257,7 @@ def test_quantised_checkpoint_in_an_unsafe_form_is_refused_in_words(stored: Path
 def test_model_of_which_torchao_quantises_nothing_on_a_gpu_is_refused(tmp_path: Path) -> None:
     model = save_tiny_model("gpt2", tmp_path)
     config = Settings(model=str(model), quantization="int8").part(ModelConfig)
-    plan = number_type.plan_quantization(config, object(), torch.device("cuda"))
+    plan = number_type.plan_quantization(config, PretrainedConfig(), torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"--quantization int8: no layer of .* can be quantised .*GPT2LMHeadModel"):
         plan.settle(load_plain(model), torch.device("cuda"))
 
