@@ -96,7 +96,7 @@ class Row:
 
     @property
     def tables(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Its blocks by kind of layers."""
+        """The blocks of it, by kind of layers."""
         return self.block_table, self.windowed_table or self.block_table
 
     @property

@@ -90,7 +90,7 @@ class Sequence:
 
     @property
     def tables(self) -> tuple[list[int], list[int]]:
-        """Its blocks by kind of layers."""
+        """The blocks of it, by kind of layers."""
         return self.blocks, self.windowed_blocks
 
     @property

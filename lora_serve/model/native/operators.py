@@ -99,7 +99,7 @@ class PackedLinear:
 
     @property
     def places(self) -> tuple[Any, ...]:
-        """What the function is told beside the sizes."""
+        """The arguments of the function beside the sizes."""
         return ()
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
