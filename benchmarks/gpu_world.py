@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lora_serve.core.batch import Batch, Row, RowAdapter, SampleInput, SlotRef
@@ -15,7 +16,7 @@ from lora_serve.core.request import SamplingParams
 from lora_serve.model.base_model import BaseModel, described
 from lora_serve.model.experts import is_experts
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading.float8 import quantize_linears
+from lora_serve.model.loading.float8 import Float8Linear, can_multiply, quantized
 from lora_serve.model.loading.frozen_model import FrozenModule
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
@@ -121,7 +122,9 @@ def make_world(
     module = random_model(shape, device, dtype)
     experts = [part for part in module.modules() if is_experts(part)]
     if float8:
-        quantize_linears(module, device)
+        for path, layer in list(module.named_modules()):
+            if type(layer) is nn.Linear and layer is not module.lm_head and can_multiply(layer, device):
+                module.set_submodule(path, Float8Linear(layer, *quantized(layer.weight.detach())))
     loaded = described(config, FrozenModule(module, (), dtype, device, None))
     num_blocks = 1 + num_rows * -(-(context + steps) // block_size)
     cache = KVCache(loaded.observation.kv_shape, num_blocks, block_size, device, num_spare=1)

@@ -64,7 +64,10 @@ def _quantize(model: str, out: Path, kind: str, group_size: int | None) -> str:
     from lora_serve.model.pooling import loading
     from lora_serve.model.pooling.plan import plan_pooling
 
-    check_hub(model)
+    try:
+        check_hub(model)
+    except ValueError as error:
+        raise ModelError(f"MODEL {model}: it is no folder, and no hub id: {first_line(error)}") from error
     config = Settings(model=model).part(ModelConfig)
     hf_config, pooling = read_model_config(config), plan_pooling(config)
     if getattr(hf_config, "quantization_config", None) is not None:

@@ -18,7 +18,9 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
 from lora_serve.model.exactness import plain_logprobs, probe_tokens
-from lora_serve.model.loading.frozen_model import SkipInit
+from lora_serve.model.loading import packed_checkpoints
+from lora_serve.model.loading.checkpoint_files import SkipInit
+from lora_serve.model.loading.transformers_import import READ_ALONE
 from lora_serve.model.system.process import read_weights
 from tests.canary.house import House
 
@@ -112,11 +114,18 @@ def test_neither_a_server_nor_a_command_needs_an_extra_that_it_was_not_asked_for
     assert EXTRAS & set(started["served"]) == set()
 
 
-@pytest.mark.nightly  # by day: tests/model/loading/test_quantization.py
-def test_start_with_quantized_weights_finds_torchao(model: Path) -> None:
-    facts = start(model, "int8")
+@pytest.mark.nightly
+def test_start_imports_torchao_for_its_own_checkpoints_alone(model: Path, tmp_path: Path) -> None:
+    assert "torchao" not in start(model, "int8")["imported"], "on a CPU --quantization needs no package"
+    config = json.loads((model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "torchao"}}))
+    facts = start(tmp_path, "int8")
     assert facts["has_torchao"]
     assert "torchao" in facts["imported"]
+
+
+def test_what_is_read_without_a_package_is_what_there_are_readers_of() -> None:
+    assert packed_checkpoints._FORMATS.keys() == READ_ALONE | {"gguf", "bitsandbytes"}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ SKIPPED = {
     ("docs/how-to/overflow.md", "needs a neighbour and a model of yours"),
     ("docs/how-to/production.md", "needs docker"),
     ("docs/how-to/production.md", "installs packages"),
-    ("docs/how-to/quantised-base.md", "installs packages"),
     ("docs/tutorial/first-server.md", "installs packages"),
 }
 RUNNING = [

@@ -111,9 +111,9 @@ def test_the_measure_sees_a_layer_that_is_a_little_wrong(tmp_path: Path, monkeyp
     """Keys and values of three bits less than bfloat16 has are not near enough."""
     stored = LayerKernels.rotate_store
 
-    def coarsely(self: LayerKernels, q: Any, k: Any, v: Any, cos: Any, sin: Any, places: Any, pools: Any) -> None:
-        stored(self, q, k, v, cos, sin, places, pools)
-        for pool in pools:
+    def coarsely(self: LayerKernels, *arguments: Any) -> None:
+        stored(self, *arguments)
+        for pool in arguments[6]:
             pool.view(torch.int16).bitwise_and_(-8)
 
     model = save_rounded("llama", tmp_path, **SHAPE)

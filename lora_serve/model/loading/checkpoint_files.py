@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import torch
 from safetensors import safe_open
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+from lora_serve.model.loading.transformers_import import without_compiler
+
+
+class SkipInit(TorchFunctionMode):
+    """Leaves tensors of the meta device uninitialised, as a checkpoint will fill them; others are initialised as ever.
+
+    `torch.arange`, from which models compute the frequencies of their positions, counts on the CPU: on that device it,
+    and each division by its numbers, would import torch's symbolic shapes and sympy, a third of a second.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            tensor = named.get("tensor", args[0] if args else None)
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        if func is torch.arange and _is_meta(named.get("device")):
+            named = {**named, "device": "cpu"}
+        return func(*args, **named)
+
+
+def _is_meta(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "meta"
+
+
+def without_numbers(auto_class: Any, config: Any) -> Any:
+    """The model of a config, on the meta device."""
+    with SkipInit(), without_compiler(), torch.device("meta"):
+        return auto_class.from_config(config)
 
 
 def weight_files(model: str) -> Sequence[Path]:

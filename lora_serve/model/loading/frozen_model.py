@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, PreTrainedModel
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError, on_one_line
 from lora_serve.core.gguf_file import gguf_of, read_gguf
 from lora_serve.core.model_spec import KernelDescription, ModelSpec
+from lora_serve.model.loading.checkpoint_files import SkipInit
 from lora_serve.model.loading.gguf_models import config_of
 from lora_serve.model.loading.number_type import (
     NumberType,
@@ -81,34 +81,6 @@ def check_nothing_missing(model: str, missing: Iterable[str]) -> None:
 
 def _others(names: list[Any]) -> str:
     return f" (and {len(names) - 1} others)" if len(names) > 1 else ""
-
-
-class SkipInit(TorchFunctionMode):
-    """Leaves tensors of the meta device uninitialised, as a checkpoint will fill them; others are initialised as ever.
-
-    `torch.arange`, from which models compute the frequencies of their positions, counts on the CPU: on that device it,
-    and each division by its numbers, would import torch's symbolic shapes and sympy, a third of a second.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        named = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            tensor = named.get("tensor", args[0] if args else None)
-            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
-                return tensor
-        if func is torch.arange and _is_meta(named.get("device")):
-            named = {**named, "device": "cpu"}
-        return func(*args, **named)
-
-
-def _is_meta(device: Any) -> bool:
-    return device is not None and torch.device(device).type == "meta"
 
 
 @dataclass(frozen=True, slots=True)

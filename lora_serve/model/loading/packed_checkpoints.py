@@ -35,7 +35,7 @@ from lora_serve.model.loading import (
     gguf_models,
     gptq,
 )
-from lora_serve.model.loading.checkpoint_files import places_in, reported, tensors_of
+from lora_serve.model.loading.checkpoint_files import places_in, reported, tensors_of, without_numbers
 from lora_serve.model.loading.frozen_weight import StoredLinear
 from lora_serve.model.loading.number_type import (
     QuantizationPlan,
@@ -138,12 +138,11 @@ class _Checkpoint:
                     self._read()
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"--model {self.model}: its weights cannot be read: {first_line(error)}") from error
-        _log.warning("--model %s: %s", self.model, self._words())
+        _log.warning("--model %s: %s; a start tells how many layers stay so", self.model, self._words())
 
     def open(self, auto_class: Any, dtype: torch.dtype) -> Source:
         """The plain checkpoint that the files stand for. Raises ModelError."""
-        with torch.device("meta"):
-            model = auto_class.from_config(self.plain)
+        model = without_numbers(auto_class, self.plain)
         with reported(f"--model {self.model}", ModelError):
             layers, tensors = self._read()
             self._place(layers, tensors, model, dtype)
@@ -153,7 +152,11 @@ class _Checkpoint:
         """Gives a loaded model the layers that stay packed, and what `from_pretrained` reads beside weights."""
         for path, make in self.kept.items():
             module.set_submodule(path, make(module.get_submodule(path)))
-        _log.info("%d packed layers, of which %d stay so: %s", len(self.layers), len(self.kept), self._words())
+        others = (
+            "" if len(self.kept) == len(self.layers) else "; the others are dequantised, and take what plain ones do"
+        )
+        words = self._words()
+        _log.info("%d of %d packed linear layers stay so%s (%s)", len(self.kept), len(self.layers), others, words)
         self.kept.clear()
         self.layers = ()
         if module.can_generate() and self.file is None:
@@ -162,8 +165,7 @@ class _Checkpoint:
 
     def _words(self) -> str:
         found = [layer.scheme for layer in self.layers] or ([] if self.file else self.schemes)
-        kinds = ", ".join(dict.fromkeys(scheme.words for scheme in found)) or "GGUF's floats"
-        return f"{kinds}; layers that do not stay packed are dequantised at load, and take the memory of plain ones"
+        return ", ".join(dict.fromkeys(scheme.words for scheme in found)) or "GGUF's floats"
 
     def _read(self) -> tuple[list[_Packed], dict[str, Any]]:
         """The layers that are packed, and all other tensors by name. Raises ValueError."""

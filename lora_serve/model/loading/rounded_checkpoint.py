@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from lora_serve.adapters.stores.files import flush
-from lora_serve.model.loading.checkpoint_files import places_in, read_header, reported, weight_files
+from lora_serve.model.loading.checkpoint_files import places_in, read_header, reported, weight_files, without_numbers
 from lora_serve.model.loading.number_type import FLOAT8
 from lora_serve.model.loading.rounding import Rounding
 
@@ -61,8 +61,7 @@ class PlainCheckpoint:
         cls, model: str, hf_config: Any, auto_class: Any, kind: str, group_size: int | None = None
     ) -> PlainCheckpoint:
         """Looks at all files of a folder or hub id, short of the weights. Raises OSError and ValueError."""
-        with torch.device("meta"):
-            module = auto_class.from_config(hf_config)
+        module = without_numbers(auto_class, hf_config)
         files, is_expert_of = weight_files(model), _kinds_in(module)
         found, experts, plain = dict[str, Rounding | None](), set[str](), set[str]()
         for name, entry in (item for file in files for item in _table_of(file).items()):

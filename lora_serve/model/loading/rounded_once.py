@@ -54,6 +54,8 @@ def rounded_once(config: ModelConfig, hf_config: Any, auto_class: Any, ends: Exi
                 for old in (*cache.glob(f".{name}-*"), cache / name):  # of a start that was killed; cut off
                     shutil.rmtree(old, ignore_errors=True)
                 _make(config, hf_config, auto_class, cache / name)
+            else:
+                _log.info("%s: an earlier start rounded this model, into %s", words, cache / name)
             return cache / name
     except (OSError, RuntimeError) as error:
         reason = first_line(error)

@@ -28,15 +28,17 @@ _COMPILER = "torch._dynamo"
 _TRACING = f"{_COMPILER}._trace_wrapped_higher_order_op"
 _UNUSED = ("scipy", "sklearn")  # losses of tasks that are not served, measures of generation's output
 _OF_QUANTIZED = ("torchao", "accelerate", "bitsandbytes")
+# Values of `quant_method` that this project reads without them (`packed_checkpoints.py`).
+READ_ALONE = frozenset({"awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt"})
 _MARKS = ("allow_in_graph", "assume_constant_result", "disable")
 _ENTRANCES = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto", "transformers.generation.utils")
 
 
 def import_transformers(quantization: str, model: str) -> None:
-    """Imports transformers once per process, before any other import of it. torchao is not hidden if the model may be
-    quantised.
+    """Imports transformers once per process, before any other import of it. Packages that quantise are not hidden if
+    the model may need them.
     """
-    hidden = _UNUSED if _may_be_quantized(quantization, model) else _UNUSED + _OF_QUANTIZED
+    hidden = _UNUSED if _needs_quantizers(quantization, model) else _UNUSED + _OF_QUANTIZED
     try:
         with _lean(hidden):
             _import()
@@ -60,15 +62,18 @@ def _known_structure(module_path: str, prefix: str | None = None) -> dict[frozen
     return {frozenset(): {name.removeprefix("models."): what for name, what in of_models.items()}}
 
 
-def _may_be_quantized(quantization: str, model: str) -> bool:
-    """True for a model that is not downloaded yet, too. GGUF is read without those packages."""
+def _needs_quantizers(quantization: str, model: str) -> bool:
+    """True if other packages may have to quantise the model, or to read it; also if it is not downloaded yet."""
     if gguf_of(model) is not None:
         return False
     try:
         config = json.loads((Path(model) / "config.json").read_text())
     except (OSError, ValueError):
         return True
-    return quantization != "none" or not isinstance(config, dict) or "quantization_config" in config
+    stored = config.get("quantization_config") if isinstance(config, dict) else {}
+    if stored is None:
+        return quantization != "none" and torch.cuda.is_available()
+    return not isinstance(stored, dict) or stored.get("quant_method") not in READ_ALONE
 
 
 @contextmanager

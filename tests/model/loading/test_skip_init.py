@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lora_serve.model.loading.frozen_model import SkipInit
+from lora_serve.model.loading.checkpoint_files import SkipInit
 
 RANGES = [((5,), {}), ((0, 7, 2), {"dtype": torch.int64}), ((1.0, 2.0, 0.3), {}), ((0, 8, 2), {"dtype": torch.float16})]
 
