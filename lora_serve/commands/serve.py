@@ -140,7 +140,7 @@ def run_check(arguments: list[str]) -> int:
     parser.add_argument(
         "adapter_dir", metavar="ADAPTER_DIR", nargs="?", help="folder with adapter_config.json and its weights"
     )
-    parser.add_argument("--base", action="store_true", help="try the base model instead, by its config.json alone")
+    parser.add_argument("--base", action="store_true", help="try the base model instead, without its weights")
     values = parser.values(arguments)
     given, is_base = values.pop("adapter_dir"), values.pop("base")
     folder, settings = Path(given or ""), resolve_settings(values)

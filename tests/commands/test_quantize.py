@@ -52,7 +52,7 @@ NAN = float("nan")
 MODELS: dict[str, tuple[Callable[[Path, Path], Path], list[str], str]] = {
     "packed already": (save_float8, [], "it is quantised already, says its config.json"),
     "packed and its config is silent": (without_config, [], "it is quantised already: its files hold .*weight_scale"),
-    "no safetensors": (in_another_form, [], "model.safetensors"),
+    "no safetensors": (in_another_form, [], "no weights in safetensors"),
     "no number": (changed(lambda x: x * NAN), [], rf"{Q}.weight: its numbers are not all finite"),
     "of another type": (changed(Tensor.double), [], rf"{Q}: its weight is F64, not F32, BF16, F16"),
     "groups that do not divide": (
@@ -62,6 +62,7 @@ MODELS: dict[str, tuple[Callable[[Path, Path], Path], list[str], str]] = {
         lambda model, folder: save_tiny_model("gpt2", folder), [], r"no layer can be quantised \(GPT2LMHeadModel",
     ),
     "no model": (lambda model, folder: folder.parent, [], "config.json"),
+    "no folder": (lambda model, folder: folder, [], "it is no folder, and no hub id"),
 }  # fmt: skip
 
 

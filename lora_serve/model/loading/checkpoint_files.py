@@ -56,6 +56,8 @@ def without_numbers(auto_class: Any, config: Any) -> Any:
 
 def weight_files(model: str) -> Sequence[Path]:
     """The files of weights of a folder or hub id, as transformers chooses them. Raises OSError."""
+    if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
+        raise OSError("it has no weights in safetensors, the one form that is read")
     if (whole := cached_file(model, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)) is not None:
         return [Path(whole)]
     index = cached_file(model, SAFE_WEIGHTS_INDEX_NAME)

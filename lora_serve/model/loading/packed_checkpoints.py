@@ -260,10 +260,15 @@ class _Rounded:
     def open(self, auto_class: Any, dtype: torch.dtype) -> Source:
         """Raises ConfigError and ModelError."""
         folder = rounded_once(self.config, self.hf_config, auto_class, self.ends)
-        stored = json.loads((folder / "config.json").read_bytes())["quantization_config"]
-        schemes = compressed_tensors.schemes(stored)
-        self.checkpoint = _Checkpoint(self.config.model, None, self.hf_config, schemes, self.device, str(folder))
-        return self.checkpoint.open(auto_class, dtype)
+        try:
+            schemes = compressed_tensors.schemes(
+                json.loads((folder / "config.json").read_bytes())["quantization_config"]
+            )
+            self.checkpoint = _Checkpoint(self.config.model, None, self.hf_config, schemes, self.device, str(folder))
+            return self.checkpoint.open(auto_class, dtype)
+        except (KeyError, ValueError, ModelError) as error:
+            reason = f"it was rounded into {folder}, which is damaged now: delete that, and start again"
+            raise ModelError(f"--model {self.config.model}: {reason} ({first_line(error)})") from error
 
     def settle(self, module: Any, device: torch.device) -> None:
         assert self.checkpoint is not None, "it was opened"

@@ -104,6 +104,13 @@ def test_file_that_is_cut_off_or_gone_is_made_anew(
     assert len(made) == 2
 
 
+def test_damaged_numbers_are_told_with_the_folder_to_delete(model: Path, made: list[Path]) -> None:
+    load(model)
+    (made[0] / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=f"rounded into {made[0]}, which is damaged now: delete that"):
+        load(model)
+
+
 def test_what_a_killed_start_left_is_cleared_away(model: Path, cache: Path, made: list[Path]) -> None:
     load(model)
     left = cache / f".{made[0].name}-x1"
