@@ -28,7 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_says_what_it_did(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", str(model), str(tmp_path / "out")]) == 0
     words = capsys.readouterr().out
-    assert words.startswith(f"{tmp_path / 'out'}: 14 linear layers (12 in int4 in groups of 32, 2 in int4 in groups of 64), ")
+    kinds = "12 in int4 in groups of 32, 2 in int4 in groups of 64"
+    assert words.startswith(f"{tmp_path / 'out'}: 14 linear layers ({kinds}), ")
     assert "74% of all weights, with an error of 9." in words
     assert set(load_file(tmp_path / "out" / WEIGHTS)) >= {f"{Q}.weight_packed", "lm_head.weight"}
 

@@ -112,8 +112,8 @@ class PlainCheckpoint:
         kinds = (f"{count} in {rule}" for rule, count in Counter(self.roundings.values()).most_common())
         error = math.sqrt(total["errors"] / max(total["squares"], 1e-45))
         return (
-            f"{len(self.roundings)} linear layers ({', '.join(kinds)}), {total['rounded'] / total['numbers']:.0%} of all "
-            f"weights, with an error of {error:.2%} (root mean square); {total['bytes'] / 2**20:.1f} MiB"
+            f"{len(self.roundings)} linear layers ({', '.join(kinds)}), {total['rounded'] / total['numbers']:.0%} of "
+            f"all weights, with an error of {error:.2%} (root mean square); {total['bytes'] / 2**20:.1f} MiB"
         )
 
     def _write_file(self, source: Path, target: Path, total: dict[str, float]) -> list[str]:
