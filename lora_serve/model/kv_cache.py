@@ -133,11 +133,15 @@ class KVCache:
         )
         return [form.decode(rows, head_dim, dtype) for rows in found]
 
-    def read(self, positions: Tensor) -> Tensor:
-        """K and V of all layers at flat positions: a copy [num_layers, 2, num_tokens, numbers of the widest layer]."""
+    def read(self, positions: Tensor, windowed: Tensor | None = None) -> Tensor:
+        """K and V of all layers at flat positions: a copy [num_layers, 2, num_tokens, numbers of the widest layer].
+        `windowed`: those in the second kind of layers; None: the same.
+        """
+        by_kind = positions, positions if windowed is None else windowed
         widest = max(heads.num_heads * heads.head_dim for heads in self.shape.layers)
         layers = range(len(self._layers))
-        found = [[one.flatten(1) for one in self.gather(layer, positions, by_block=False)] for layer in layers]
+        places = [by_kind[self.shape.kind_of(layer)] for layer in layers]
+        found = [[one.flatten(1) for one in self.gather(layer, places[layer], by_block=False)] for layer in layers]
         return torch.stack([F.pad(torch.stack(each), (0, widest - each[0].shape[1])) for each in found])
 
     def spare_blocks(self, num_rows: int, num_tokens: int, kind: int = 0) -> list[tuple[int, ...]]:

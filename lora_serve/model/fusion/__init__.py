@@ -21,7 +21,9 @@ from lora_serve.model.fusion import kinds
 from lora_serve.model.fusion.parts import (
     FusionParts,
     ModuleCall,
+    cached_of,
     calls_of,
+    clear_probe,
     in_float32,
     is_close,
     is_close_rounded,
@@ -50,7 +52,7 @@ def _fuse_stage(
     }
     with calls_of(list(members)) as calls:
         run(step)
-    written = parts.cache.read(step.cache_positions)
+    written = cached_of(parts.cache, step)
     done: Counter[str] = Counter()
     with parts.context.running(step):
         for module, name in members.items():
@@ -101,10 +103,10 @@ def _recorded(module: nn.Module, call: ModuleCall, written: Tensor) -> _Truth:
 def _repeated(parts: FusionParts, module: nn.Module, kind: Any, call: ModuleCall, step: StepInputs) -> _Truth | None:
     """The result of the module's own code on the arguments of one call."""
     is_wide = _is_wide(kind)
-    _forget(parts, step)
+    clear_probe(parts.cache, step)  # so that none is found that this run has not written
     with _wide(module, kind, parts.kernels.dtype) if is_wide else nullcontext():
         output = repeated(call, module.forward, is_wide=is_wide)
-    return None if output is None else _Truth(output, parts.cache.read(step.cache_positions))
+    return None if output is None else _Truth(output, cached_of(parts.cache, step))
 
 
 @contextmanager
@@ -122,9 +124,9 @@ def _agrees(
     """True if `forward` gives the truth from the call's arguments and, as it rounds less there, from wide ones."""
     own_type = truth.cached.dtype
     for is_wide in (False, True) if kind.STAGE == 1 and own_type != torch.float32 else (False,):
-        _forget(parts, step)
+        clear_probe(parts.cache, step)  # so that none is found that this run has not written
         found = repeated(call, forward, is_wide=is_wide)
-        pairs = (found, truth.output), (parts.cache.read(step.cache_positions), truth.cached)
+        pairs = (found, truth.output), (cached_of(parts.cache, step), truth.cached)
         if not all(one is not None and _is_close(kind, one, other) for one, other in pairs):
             return False
     return True
@@ -132,8 +134,3 @@ def _agrees(
 
 def _is_close(kind: Any, found: Tensor, expected: Tensor) -> bool:
     return (is_close if kind.STAGE == 2 or found.dtype == torch.float32 else is_close_rounded)(found, expected)
-
-
-def _forget(parts: FusionParts, step: StepInputs) -> None:
-    """Clears K and V of the probe, so that none is found that this run has not written."""
-    parts.cache.zero([block for row in step.prefill for block in row.blocks.tolist()])

@@ -25,7 +25,16 @@ from transformers import PreTrainedModel
 
 from lora_serve.model.attention import over_rows
 from lora_serve.model.fusion.layer_operators import Attend, RunningLayer
-from lora_serve.model.fusion.parts import ModuleCall, calls_of, is_close, is_close_rounded, probe_step, repeated
+from lora_serve.model.fusion.parts import (
+    ModuleCall,
+    cached_of,
+    calls_of,
+    clear_probe,
+    is_close,
+    is_close_rounded,
+    probe_step,
+    repeated,
+)
 from lora_serve.model.fusion.tracing import (
     INDEX,
     MAX_TOKENS,
@@ -185,8 +194,8 @@ def results_of(parts: LayerParts, forward: Callable[..., Any], probes: Sequence[
     found = []
     for call, step in probes:
         with parts.context.running(step):
-            parts.cache.zero([block for row in step.prefill for block in row.blocks.tolist()])
-            found.append((repeated(call, forward), parts.cache.read(step.cache_positions)))
+            clear_probe(parts.cache, step)
+            found.append((repeated(call, forward), cached_of(parts.cache, step)))
     return found
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,22 +58,38 @@ class ModuleCall:
 
 def probe_step(cache: KVCache, vocab_size: int, max_model_len: int, num_tokens: int = NUM_TOKENS) -> StepInputs:
     """A step of one row of the base model in the cache's spare blocks, at positions near and far."""
-    blocks, *others = (cache.spare_blocks(1, num_tokens, kind)[0] for kind in range(cache.shape.num_kinds))
-    assert all(other == blocks for other in others), "the pools of two kinds of layers are of two sizes already"
     positions = torch.arange(num_tokens, device=cache.device)
-    table = torch.tensor(blocks, device=cache.device)
-    size = cache.block_size
     nothing = torch.zeros(0, dtype=torch.int64, device=cache.device)
-    return StepInputs(
-        token_ids=(positions * 7919 % vocab_size)[None],
-        position_ids=(positions * (max_model_len - 1) // max(num_tokens - 1, 1))[None],
-        cache_positions=table[positions // size] * size + positions % size,
-        decode=DecodeRows(0, nothing.view(0, 0), nothing),
-        prefill=(PrefillRow(0, num_tokens, 0, table),),
-        logit_positions=positions[-1:],
-        lora=(),
-        lora_logits=(),
-    )
+
+    def step_in(kind: int) -> StepInputs:
+        table, size = torch.tensor(cache.spare_blocks(1, num_tokens, kind)[0], device=cache.device), cache.block_size
+        return StepInputs(
+            token_ids=(positions * 7919 % vocab_size)[None],
+            position_ids=(positions * (max_model_len - 1) // max(num_tokens - 1, 1))[None],
+            cache_positions=table[positions // size] * size + positions % size,
+            decode=DecodeRows(0, nothing.view(0, 0), nothing),
+            prefill=(PrefillRow(0, num_tokens, 0, table),),
+            logit_positions=positions[-1:],
+            lora=(),
+            lora_logits=(),
+        )
+
+    step, *windowed = map(step_in, range(cache.shape.num_kinds))
+    return replace(step, windowed=windowed[0]) if windowed else step
+
+
+def clear_probe(cache: KVCache, step: StepInputs) -> None:
+    """Zeroes the blocks of a probe's step."""
+    cache.zero(*([block for row in own.prefill for block in row.blocks.tolist()] for own in _by_kind(step)))
+
+
+def cached_of(cache: KVCache, step: StepInputs) -> Tensor:
+    """K and V that a probe's step has in the cache, see `KVCache.read`."""
+    return cache.read(*(own.cache_positions for own in _by_kind(step)))
+
+
+def _by_kind(step: StepInputs) -> tuple[StepInputs, ...]:
+    return (step,) if step.windowed is None else (step, step.windowed)
 
 
 @contextmanager

@@ -58,9 +58,7 @@ def test_no_work_has_less_room_than_in_pools_of_one_size_and_one_row_always_runs
         st.sampled_from([(None,), (data.draw(st.integers(1, 4100)),), (None, length // 3 + 1)]), "windows"
     )
     costs = tuple(data.draw(st.integers(1, 60)) for _ in windows)
-    config = config_of(
-        max_num_seqs=rows, max_num_batched_tokens=data.draw(st.integers(16, 3000).map(lambda n: max(n, 16)))
-    )
+    config = config_of(max_num_seqs=rows, max_num_batched_tokens=data.draw(st.integers(max(rows, 16), 3000)))
     need = BlockNeeds.of(spec_of(length, *windows), config)
     least = sum(map(int.__mul__, need.least, costs))
     num_bytes = data.draw(st.integers(least, 40 * least), "bytes")
