@@ -29,10 +29,8 @@ def numbers_of(model: nn.Module) -> dict[str, Tensor]:
     found = dict(model.state_dict())
     for path, layer in model.named_modules():
         if isinstance(layer, KeptLinear):
-            found = {
-                name: value for name, value in found.items() if not name.startswith((f"{path}._", f"{path}.panels"))
-            }
-            found[f"{path}.weight"] = torch.cat(list(layer.frozen_weight.dequantized()))
+            del found[f"{path}.panels"]
+            found[f"{path}.weight"] = torch.cat(list(layer.frozen_weight.packed.dequantized()))
     return found
 
 

@@ -55,10 +55,6 @@ def schemes(stored: Mapping[str, Any]) -> Sequence[Scheme]:
 class _EightBits(Scaled):
     words, bits, numbers, types = "bitsandbytes, 8 bits", 8, "weight", ("I8",)
 
-    def size(self, layer: StoredLayer) -> tuple[int, int]:
-        num_outputs, num_inputs = layer.forms["weight"][1]
-        return num_outputs, num_inputs
-
     def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
         return {"SCB": Part(("F32",), ((num_outputs,),)), "weight_format": Part(("U8",), ((), (1,)), is_needed=False)}
 

@@ -156,8 +156,7 @@ class _Integers(Scaled):
 
     def size(self, layer: StoredLayer) -> tuple[int, int]:
         if not self._is_packed:
-            num_outputs, num_inputs = layer.forms["weight"][1]
-            return num_outputs, num_inputs
+            return super().size(layer)
         if layer.forms.get("weight_shape", ("", []))[1] != [2]:
             raise ValueError("the files lack weight_shape, two numbers")
         num_outputs, num_inputs = layer.read("weight_shape").tolist()

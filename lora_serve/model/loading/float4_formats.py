@@ -56,13 +56,8 @@ class Float4Scheme(Scaled):
         """`numbers`, `whole`, `unused`: last names of the numbers, of the whole layer's scale, if there is one, and of
         what is ignored.
         """
-        self.words, self.numbers, self._group_size, self._whole, self._unused = (
-            words,
-            numbers,
-            group_size,
-            whole,
-            unused,
-        )
+        self.words, self.numbers = words, numbers
+        self._group_size, self._whole, self._unused = group_size, whole, unused
 
     @property
     def kind(self) -> str:

@@ -7,14 +7,14 @@ vLLM's tools, with a `weight_scale` and an `input_scale` a layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lora_serve.model.loading import float8
-from lora_serve.model.loading.frozen_weight import StoredLinear
+from lora_serve.model.loading.kept_linear import Keep
 from lora_serve.model.loading.packed_format import (
     ANY,
     FLOATS,
@@ -26,7 +26,7 @@ from lora_serve.model.loading.packed_format import (
     StoredLayer,
     check_fields,
 )
-from lora_serve.model.loading.packed_weight import PackedWeight, Scales
+from lora_serve.model.loading.packed_weight import Scales
 
 _POWERS = "F8_E8M0"  # scales that are powers of two, in a byte
 _FIELDS: Fields = {
@@ -71,10 +71,6 @@ class Float8Scheme(Scaled):
         self.words = words
         self._block, self._scale, self._inputs, self._rounds_tokens = block, scale, inputs, rounds_tokens
 
-    def size(self, layer: StoredLayer) -> tuple[int, int]:
-        num_outputs, num_inputs = layer.forms["weight"][1]
-        return num_outputs, num_inputs
-
     def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
         shapes: tuple[tuple[int, ...], ...] = ((num_outputs, 1), (num_outputs,), (1, 1), (1,), ())
         if self._block:
@@ -93,9 +89,12 @@ class Float8Scheme(Scaled):
         return Scales(scales.reshape(-1, 1).expand(num_outputs, 1), num_inputs)
 
     def codes(self, layer: StoredLayer) -> Tensor:
-        return layer.read("weight")
+        codes = layer.read("weight")
+        if bool(codes.isnan().any()):
+            raise ValueError("weight has numbers that are none")
+        return codes
 
-    def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
+    def kept(self, like: nn.Linear, device: torch.device, dtype: torch.dtype) -> Keep | None:
         if self._rounds_tokens and float8.can_multiply(like, device):
             return lambda linear, weight: float8.Float8Linear(linear, weight.codes, weight.beside.scales)
-        return super().kept(like, device)
+        return super().kept(like, device, dtype)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.core.gguf_file import TYPES
-from lora_serve.model.loading.frozen_weight import StoredLinear
-from lora_serve.model.loading.kept_linear import kept_packed
+from lora_serve.model.loading.kept_linear import Keep, kept_packed
 from lora_serve.model.loading.packed_format import Part, Scheme, StoredLayer
 from lora_serve.model.loading.packed_weight import CodedWeight, PackedWeight, Scales
 
@@ -102,10 +101,6 @@ class _Blocks(Scheme):
         _, self._size, self._num_bytes = next(found for found in TYPES.values() if found[0] == kind)
         self._has_least = self._unpack(torch.zeros(1, self._num_bytes, dtype=torch.uint8))[2] is not None
 
-    def size(self, layer: StoredLayer) -> tuple[int, int]:
-        num_outputs, num_inputs = layer.forms["weight"][1]
-        return num_outputs, num_inputs
-
     def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
         return {}
 
@@ -121,8 +116,8 @@ class _Blocks(Scheme):
         beside.check(self.bits)
         return PackedWeight(codes.reshape(size), beside)
 
-    def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
-        return None if self._has_least else kept_packed(like, device)
+    def kept(self, like: nn.Linear, device: torch.device, dtype: torch.dtype) -> Keep | None:
+        return None if self._has_least else kept_packed(device, dtype)
 
     def _rows(self, data: Tensor) -> Tensor:
         numbers, scales, least = self._unpack(data.reshape(-1, self._num_bytes))

@@ -7,7 +7,6 @@ too. A format is an entry of `_FORMATS`.
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +35,7 @@ from lora_serve.model.loading import (
     gptq,
 )
 from lora_serve.model.loading.checkpoint_files import places_in, reported, tensors_of, without_numbers
-from lora_serve.model.loading.frozen_weight import StoredLinear
+from lora_serve.model.loading.kept_linear import Keep
 from lora_serve.model.loading.number_type import (
     QuantizationPlan,
     Source,
@@ -128,7 +127,7 @@ class _Checkpoint:
     device: torch.device
     folder: str | None = None  # of the weights, where they lie beside the model
     layers: Sequence[_Packed] = ()  # as far as the files were read
-    kept: dict[str, Callable[[nn.Linear], nn.Linear]] = field(default_factory=dict)  # by path: what makes the layer
+    kept: dict[str, tuple[_Packed, Keep]] = field(default_factory=dict)  # by path: the layer, and what makes it
 
     def check(self) -> None:
         """Looks at all that the files of a folder hold, but for the codes. Raises ModelError."""
@@ -150,13 +149,16 @@ class _Checkpoint:
 
     def settle(self, module: Any, device: torch.device) -> None:
         """Gives a loaded model the layers that stay packed, and what `from_pretrained` reads beside weights."""
-        for path, make in self.kept.items():
-            module.set_submodule(path, make(module.get_submodule(path)))
-        others = (
-            "" if len(self.kept) == len(self.layers) else "; the others are dequantised, and take what plain ones do"
-        )
-        words = self._words()
-        _log.info("%d of %d packed linear layers stay so%s (%s)", len(self.kept), len(self.layers), others, words)
+        num_kept = 0
+        for path, (packed, make) in self.kept.items():
+            like, weight = module.get_submodule(path), packed.weight()
+            if (own := make(like, weight)) is None:
+                like.weight = nn.Parameter(weight.dequantized(like.weight.dtype), requires_grad=False)
+            else:
+                module.set_submodule(path, own)
+                num_kept += 1
+        others = "; the others are dequantised" if num_kept < len(self.layers) else ""
+        _log.info("%d of %d packed linear layers stay so (%s)%s", num_kept, len(self.layers), self._words(), others)
         self.kept.clear()
         self.layers = ()
         if module.can_generate() and self.file is None:
@@ -232,9 +234,9 @@ class _Checkpoint:
                 )
             if "bias" in layer.forms and f"{path}.bias" not in names and bool(layer.read("bias").any()):
                 raise ValueError(f"{layer.path}.bias is not zero, and the model has no such bias")
-            make = packed.scheme.kept(linear, self.device) if type(linear) is nn.Linear else None
+            make = packed.scheme.kept(linear, self.device, dtype) if type(linear) is nn.Linear else None
             if make is not None:
-                self.kept[path] = functools.partial(_kept, packed, make)
+                self.kept[path] = packed, make
                 tensors[name] = torch.zeros((), dtype=dtype).expand(packed.size)
 
 
@@ -274,7 +276,3 @@ class _Rounded:
         assert self.checkpoint is not None, "it was opened"
         self.checkpoint.settle(module, device)
         self.ends.close()
-
-
-def _kept(packed: _Packed, make: Callable[[nn.Linear, PackedWeight], StoredLinear], like: nn.Linear) -> StoredLinear:
-    return make(like, packed.weight())

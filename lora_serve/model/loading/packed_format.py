@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lora_serve.model.loading.frozen_weight import StoredLinear
-from lora_serve.model.loading.kept_linear import kept_packed
+from lora_serve.model.loading.kept_linear import Keep, kept_packed
 from lora_serve.model.loading.packed_weight import CodedWeight, PackedWeight, Scales
 
 FLOATS = ("F32", "BF16", "F16")
@@ -111,9 +110,10 @@ class Scheme(ABC):
             raise ValueError(f"{min(unknown)} is not known of it")
         return size
 
-    @abstractmethod
     def size(self, layer: StoredLayer) -> tuple[int, int]:
-        """Outputs and inputs. Raises ValueError."""
+        """Outputs and inputs, where the tensor of codes has as many. Raises ValueError."""
+        num_outputs, num_inputs = layer.forms[self.numbers][1]
+        return num_outputs, num_inputs
 
     @abstractmethod
     def parts(self, num_outputs: int, num_inputs: int, layer: StoredLayer) -> Mapping[str, Part]:
@@ -127,8 +127,10 @@ class Scheme(ABC):
     def weight(self, layer: StoredLayer) -> PackedWeight | CodedWeight:
         """The layer's weight. Raises ValueError."""
 
-    def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
-        """A function that makes such a layer with the weight as it is packed; None: the device has no product of it."""
+    def kept(self, like: nn.Linear, device: torch.device, dtype: torch.dtype) -> Keep | None:
+        """A function that makes such a layer of the model's `dtype` with the weight as it is packed; None: there is no
+        product of it.
+        """
         return None
 
 
@@ -149,8 +151,8 @@ class Scaled(Scheme):
     def weight(self, layer: StoredLayer) -> PackedWeight:
         return PackedWeight(self.codes(layer), self.scales(layer))
 
-    def kept(self, like: nn.Linear, device: torch.device) -> Callable[[nn.Linear, PackedWeight], StoredLinear] | None:
-        return kept_packed(like, device)
+    def kept(self, like: nn.Linear, device: torch.device, dtype: torch.dtype) -> Keep | None:
+        return kept_packed(device, dtype)
 
 
 def num_groups(num_inputs: int, group_size: int | None) -> int:

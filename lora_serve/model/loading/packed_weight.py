@@ -54,12 +54,6 @@ class PackedWeight:
             numbers -= self._spread(self.beside.zeros[which])
         return numbers.mul_(self._spread(self.beside.scales[which]))
 
-    def rows(self, which: slice) -> PackedWeight:
-        """Some outputs of it, as views."""
-        beside = self.beside
-        zeros = None if beside.zeros is None else beside.zeros[which]
-        return PackedWeight(self.codes[which], Scales(beside.scales[which], beside.group_size, zeros, beside.groups))
-
     def _spread(self, numbers: Tensor) -> Tensor:
         """[rows, num_groups] -> [rows, in] float32; a single group stays one column."""
         numbers, groups = numbers.float(), self.beside.groups

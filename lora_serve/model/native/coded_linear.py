@@ -94,14 +94,12 @@ class CodedLinear(PackedLinear):
 def code(codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor, dtype: torch.dtype) -> CodedLinear | None:
     """Lays out W [out, in] = (codes - zeros[:, groups]) * scales[:, groups] for inputs of `dtype`.
 
-    codes int8 or e4m3; scales, zeros [out, num_groups]; groups [in]. None: panels have no room for its numbers.
-    Raises OSError.
+    codes int8, or e4m3 without NaN; scales, zeros [out, num_groups]; groups [in]. None: panels have no room for its
+    numbers. Raises OSError.
     """
     kernels = _kernels(dtype)
     outputs, unit = kernels.panel_outputs(), kernels.code_unit()
     if zeros is not None and not bool((zeros.int().abs() <= _MAX_ZERO + (zeros < 0)).all()):
-        return None
-    if codes.is_floating_point() and bool(codes.isnan().any()):
         return None
     (num_outputs, num_inputs), num_groups = codes.shape, scales.shape[1]
     counts = groups.bincount(minlength=num_groups)

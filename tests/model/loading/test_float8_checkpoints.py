@@ -205,7 +205,7 @@ def _scaled(
 
 
 def _with(value: float) -> Callable[[Tensor], Tensor]:
-    return lambda scale: torch.cat([scale[:-1], torch.full_like(scale[-1:], value)])
+    return lambda found: torch.cat([found[:-1], torch.full(found[-1:].shape, value).to(found.dtype)])
 
 
 def _in_e5m2(weight: Tensor) -> Tensor:
@@ -244,6 +244,7 @@ LIES: Mapping[str, tuple[Callable[[str, Tensor], dict[str, Tensor]], str]] = {
         _scaled(_in_e4m3, "model.embed_tokens.weight"),
         "embed_tokens: the files lack weight_scale",
     ),
+    "a number that is none": (_scaled(_with(float("nan")), Q), LAYER + "weight has numbers that are none"),
     "nothing in FP8": (_all_plain, "config.json says that weights are fp8, and its files hold none"),
 }
 

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.settings import Settings
+from lora_serve.model.loading import kept_linear
 from lora_serve.model.loading.frozen_model import load_frozen
 from lora_serve.model.loading.number_type import quantization_of
 from tests.float4_packer import four_bits, nvfp4
@@ -64,6 +65,20 @@ def test_experts_that_become_one_stack_are_packed_one_by_one(architecture: str, 
     packed, dequantized = save_packed(KINDS["w4a16_asymmetric"], plain, tmp_path)
     found, wanted = numbers_of(loaded(packed, dtype="float32")), load_plain(dequantized).state_dict()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_layers_without_a_product_of_packed_weights_are_dequantised_once(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    packed, dequantized = save_packed(KINDS["awq"], llama, tmp_path)
+    with caplog.at_level(logging.INFO):
+        by_type = loaded(packed, dtype="float16")
+        monkeypatch.setattr(kept_linear, "code", lambda *_: None)
+        without_room = loaded(packed, dtype="float32")
+    assert caplog.text.count("0 of 14 packed linear layers stay so (awq, 4 bits); the others are dequantised") == 2
+    wanted = load_plain(dequantized).state_dict()
+    assert all(torch.equal(own, wanted[name].half()) for name, own in by_type.state_dict().items())
+    assert all(torch.equal(own, wanted[name]) for name, own in without_room.state_dict().items())
 
 
 def test_log_says_how_many_layers_stay_packed(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

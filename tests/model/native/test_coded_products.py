@@ -213,7 +213,6 @@ def test_weights_of_other_groups_orders_or_codes_are_not_joined() -> None:
 
 NO_ROOM: Mapping[str, Callable[[], Weight]] = {
     "a zero of 128": lambda: _with(zeros=torch.full((32, 4), 128, dtype=torch.int16)),
-    "NaN": lambda: _with(codes=torch.full((32, 64), float("nan")).to(FLOAT8)),
     "every input in one group of many": lambda: _with(groups=torch.zeros(64, dtype=torch.int64)),
 }
 
