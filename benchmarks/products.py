@@ -40,17 +40,24 @@ LEAST_FLOPS = 4e8  # of a round: fewer are lost in the clock
 MOST_OF_HEAD = 64  # rows: a step asks for few logits
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def settings_of(arguments: Sequence[str] | None, words: str | None, **defaults: Any) -> argparse.Namespace:
+    """What is asked of a benchmark of products, which `words` describe; threads and memory are set by it."""
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    parser.add_argument("--rows", type=lambda text: [int(n) for n in text.split(",")], default=list(ROWS))
+    parser.add_argument("--rows", type=lambda text: [int(n) for n in text.split(",")])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall", help=CLOCK_HELP)
     parser.add_argument("--out", type=Path)
+    parser.set_defaults(**defaults)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(asked.threads)
     keep_freed_memory()  # as the server does
+    return asked
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    asked = settings_of(arguments, __doc__, rows=list(ROWS))
     dtype = getattr(torch, asked.dtype)
     level = library.description(dtype).level
     print(f"{asked.dtype} by {level} kernels; GFLOP/s and GB/s of weights, ours and oneDNN's, and their ratio")

@@ -10,25 +10,23 @@ output.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.alternating import CLOCK_HELP, CLOCKS, Clock, median_ratio, time_alternating
+from benchmarks.alternating import CLOCKS, Clock, median_ratio, time_alternating
+from benchmarks.products import settings_of
 from benchmarks.report import RESULTS, machine
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.native import library
 from lora_serve.model.native.coded_linear import code
 from lora_serve.model.native.operators import PackedLinear, alone
-from lora_serve.model.system.process import keep_freed_memory
 
 SHAPES = {
     "135M output": LinearShape(576, 576),
@@ -48,16 +46,8 @@ PLAIN = "plain"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    parser.add_argument("--rows", type=lambda text: [int(n) for n in text.split(",")], default=list(ROWS))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--clock", choices=sorted(CLOCKS), default="processor", help=CLOCK_HELP)
-    parser.add_argument("--out", type=Path, default=RESULTS / "quantized-products.json")
-    asked = parser.parse_args(arguments)
-    torch.set_num_threads(asked.threads)
-    keep_freed_memory()  # as the server does
+    out = RESULTS / "quantized-products.json"
+    asked = settings_of(arguments, __doc__, rows=list(ROWS), clock="processor", out=out)
     dtype = getattr(torch, asked.dtype)
     found = []
     for name, shape in SHAPES.items():

@@ -12,7 +12,7 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.blocks import BlockManager, BlockTables
 from lora_serve.engine.sequence import Sequence
 from tests.engine.fake_launcher import FakeLauncher
-from tests.engine.test_swapping import check_tables, drain, flood, swapping_world
+from tests.engine.test_swapping import check_tables, drain, flood, go_on_and_abort, swapping_world
 from tests.engine.world import World, adapter
 
 WINDOW = 10
@@ -113,28 +113,6 @@ def test_prompt_whose_beginning_the_first_kind_has_lost_is_computed() -> None:
     world.run()
     world.check_answers()
     assert world.prompts["second"].num_cached_tokens == 12
-
-
-def test_row_that_finds_its_prompt_takes_of_a_full_pool_what_it_needs_alone() -> None:
-    """All of the second pool is cached or held: nobody fails, and nothing is let in that has no room."""
-    world = World(200, window=WINDOW, num_windowed=56, max_num_batched_tokens=16, max_model_len=256)
-    prompt = [50 + i % 40 for i in range(200)]
-    world.add("cached", prompt, max_tokens=1)
-    world.run()
-    for i in range(3):
-        world.add(f"r{i}", [i] * 9, max_tokens=60)
-    for _ in range(4):
-        world.step()
-    world.add("found", [*prompt, 1, 2, 3], max_tokens=20)
-    most = 0
-    while world.step():
-        check_tables(world)
-        most = max([most, *(count for _, count in held(world))])
-    world.check_answers()
-    assert world.prompts["found"].num_cached_tokens > 100
-    assert most <= windowed_that_one_row_needs(WINDOW, 16)
-    assert world.scheduler.num_preemptions == 0
-    world.check_nothing_held()
 
 
 def test_row_that_ends_with_an_error_leaves_nothing_that_can_be_found_in_any_kind() -> None:
@@ -249,13 +227,7 @@ def test_any_traffic_is_answered_right_in_pools_of_any_size(data: st.DataObject)
         )  # fmt: skip
         if not is_ahead:
             world.runner.max_tokens = data.draw(st.sampled_from([None, None, None, 5]))
-        for _ in range(data.draw(st.integers(0, 4))):
-            world.step()
-            check_tables(world)
-        victim = f"r{data.draw(st.integers(0, index))}"
-        if data.draw(st.integers(0, 5)) == 0 and victim not in world.ends:
-            aborted.add(victim)
-            world.scheduler.abort(victim)
+        go_on_and_abort(world, data, index, aborted)
     world.run()
     check_tables(world)
     world.check_answers()

@@ -39,6 +39,17 @@ def swapping_world(num_blocks: int, num_host_blocks: int = 64, **arguments: Any)
     return world
 
 
+def go_on_and_abort(world: World, data: st.DataObject, index: int, aborted: set[str]) -> None:
+    """Some steps, and perhaps an end of one of the requests up to `index`, by its caller."""
+    for _ in range(data.draw(st.integers(0, 4))):
+        world.step()
+        check_tables(world)
+    victim = f"r{data.draw(st.integers(0, index))}"
+    if data.draw(st.integers(0, 5)) == 0 and victim not in world.ends:
+        aborted.add(victim)
+        world.scheduler.abort(victim)
+
+
 def check_tables(world: World) -> None:
     """Who holds which block and host block, as an outsider counts it between two steps."""
     scheduler = world.scheduler
@@ -277,13 +288,7 @@ def test_any_traffic_over_a_swap_space_of_any_size_is_answered_right(data: st.Da
         uses = () if name is None else (AdapterUse(adapter(name), start=min(5 * (index % 2), length - 1)),)
         world.add(f"r{index}", prompt, uses, max_tokens=data.draw(st.integers(1, 16)))
         world.runner.max_tokens = data.draw(st.sampled_from([None, None, None, 5]))
-        for _ in range(data.draw(st.integers(0, 4))):
-            world.step()
-            check_tables(world)
-        victim = f"r{data.draw(st.integers(0, index))}"
-        if data.draw(st.integers(0, 5)) == 0 and victim not in world.ends:
-            aborted.add(victim)
-            world.scheduler.abort(victim)
+        go_on_and_abort(world, data, index, aborted)
     drain(world)
     world.run()
     world.check_answers()

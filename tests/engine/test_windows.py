@@ -19,8 +19,8 @@ PROMPT = list(range(50, 91))
 
 
 def held(world: World) -> list[int]:
-    """How many blocks each running row holds."""
-    return [sum(block > 0 for block in sequence.blocks) for sequence in world.scheduler.running]
+    """How many blocks each running row holds in layers with a window."""
+    return [sum(block > 0 for block in one.windowed_blocks or one.blocks) for one in world.scheduler.running]
 
 
 @pytest.mark.parametrize("window", [1, 4, 5, 8, 11, 50])
@@ -161,9 +161,10 @@ def test_row_whose_beginning_was_found_and_lost_again_is_computed_again() -> Non
     assert (sequence.blocks, sequence.num_computed, sequence.swapped) == ([], 0, None)
 
 
-def test_row_that_finds_its_prompt_takes_its_window_alone_where_others_hold_the_rest() -> None:
+@pytest.mark.parametrize("pools", [{"num_blocks": 64}, {"num_blocks": 200, "num_windowed": 56}])
+def test_row_that_finds_its_prompt_takes_its_window_alone_where_others_hold_the_rest(pools: dict[str, int]) -> None:
     """All of the pool is cached or held: nobody fails, and nothing is let in that has no room."""
-    world = World(64, window=WINDOW, max_num_batched_tokens=16, max_model_len=256)
+    world = World(**pools, window=WINDOW, max_num_batched_tokens=16, max_model_len=256)  # type: ignore[arg-type]
     prompt = [50 + i % 40 for i in range(200)]
     world.add("cached", prompt, max_tokens=1)
     world.run()
